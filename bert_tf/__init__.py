@@ -1,0 +1,34 @@
+"""BERT in TensorFlow: the model, its text, its training. Names below are loaded when first used.
+
+`import bert_tf` is cheap: TensorFlow comes with the first name that needs it, so that commands can check
+their flags before.
+"""
+
+import importlib
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+_HOME = {
+    "AdamW": "bert_tf.train.optimizer",
+    "BertConfig": "bert_tf.config",
+    "Encoder": "bert_tf.model.encoder",
+    "PRESETS": "bert_tf.config",
+    "Tokenizer": "bert_tf.text.tokenizer",
+    "UserError": "bert_tf.errors",
+    "Vocabulary": "bert_tf.text.vocabulary",
+    "WarmupLinearDecay": "bert_tf.train.optimizer",
+    "pack": "bert_tf.text.packing",
+    "read_pretrained": "bert_tf.weights.sources",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module 'bert_tf' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,144 @@
+"""Starts every command: flags, quiet, one clear line for a mistake, an exit status.
+
+A command is a frozen dataclass of settings and a function that takes one. Its flags are the dataclass' fields, so the
+two cannot drift apart, and train.json can hold "every flag of the run".
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+import types
+import typing
+
+from absl import flags
+from absl import logging as absl_logging
+
+from bert_tf.errors import UserError
+
+STATUS_MISTAKE = 2
+STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
+
+
+def setting(help, default=dataclasses.MISSING, *, choices=None, repeated=False):
+    """A field of a settings dataclass. Without a default the flag is required."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "repeated": repeated})
+
+
+def say(line):
+    """Prints a line of progress. Results go to stdout, what one reads while waiting to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def start(main, settings_class, doc):
+    """Parses sys.argv into `settings_class`, calls main(settings) and exits.
+
+    Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and 143 after Ctrl-C
+    and SIGTERM. Flags are checked before TensorFlow is imported; its start-up noise is kept back unless --verbosity
+    is given.
+    """
+    if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
+        print(_help(settings_class, doc))
+        sys.exit(0)
+    try:
+        settings, verbose = parse(settings_class, sys.argv)
+        signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
+        _import_tensorflow(verbose)
+        main(settings)
+    except (UserError, flags.Error) as error:
+        _fail(str(error), STATUS_MISTAKE)
+    except KeyboardInterrupt as error:  # The training loop's own kind says how to go on.
+        _fail(str(error) or "interrupted", STATUS_INTERRUPTED + getattr(error, "signum", signal.SIGINT))
+
+
+def parse(settings_class, argv):
+    """argv -> (settings, whether --verbosity was given). Raises flags.Error or UserError."""
+    values = flags.FlagValues()
+    for field, kind in _fields(settings_class):
+        _define(values, field, kind)
+    flags.DEFINE_integer("verbosity", None, "how much TensorFlow may say, from 0 (all)", flag_values=values)
+    rest = values(argv)
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+    chosen = {}
+    for field, kind in _fields(settings_class):
+        value = values[_flag_name(field)].value
+        if value is None and field.default is dataclasses.MISSING:
+            raise UserError(f"--{_flag_name(field)} is required: {field.metadata['help']}")
+        chosen[field.name] = tuple(value) if kind is tuple and value is not None else value
+    if values.verbosity is not None:
+        absl_logging.set_verbosity(values.verbosity)
+    return settings_class(**chosen), values.verbosity is not None
+
+
+def _fields(settings_class):
+    """(field, its type without "| None" and type arguments) of each field."""
+    hints = typing.get_type_hints(settings_class)
+    for field in dataclasses.fields(settings_class):
+        kinds = [kind for kind in typing.get_args(hints[field.name]) if kind is not types.NoneType]
+        is_union = isinstance(hints[field.name], types.UnionType)
+        kind = kinds[0] if is_union else hints[field.name]
+        yield field, typing.get_origin(kind) or kind
+
+
+def _flag_name(field):
+    return field.name.rstrip("_")  # `from_`, since `from` is a word of Python's.
+
+
+def _define(values, field, kind):
+    default = None if field.default is dataclasses.MISSING else field.default
+    arguments = (_flag_name(field), list(default) if isinstance(default, tuple) else default, field.metadata["help"])
+    if field.metadata["choices"]:
+        flags.DEFINE_enum(arguments[0], arguments[1], list(field.metadata["choices"]), arguments[2], flag_values=values)
+    elif field.metadata["repeated"]:
+        flags.DEFINE_multi_string(*arguments, flag_values=values)
+    else:
+        define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float,
+                  bool: flags.DEFINE_bool, tuple: flags.DEFINE_list}[kind]
+        define(*arguments, flag_values=values)
+
+
+def _help(settings_class, doc):
+    lines = [doc.strip(), "", "Flags:"]
+    for field, kind in _fields(settings_class):
+        if field.default is dataclasses.MISSING:
+            note = "required"
+        elif field.default in (None, ()):
+            note = "optional"
+        else:
+            note = f"default {','.join(map(str, field.default)) if kind is tuple else field.default}"
+        choices = field.metadata["choices"]
+        lines.append(f"  --{_flag_name(field)}  ({note}) {field.metadata['help']}"
+                     + (f" [{'|'.join(choices)}]" if choices else ""))
+    return "\n".join(lines)
+
+
+def _import_tensorflow(verbose):
+    """Imports TensorFlow; what it prints to the terminal on the way is shown only on failure or if asked for."""
+    if verbose:
+        import tensorflow  # noqa: F401
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # TensorFlow's first lines are written by C++ before any log level applies, hence the file descriptor.
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as noise:
+        os.dup2(noise.fileno(), 2)
+        try:
+            import tensorflow as tf
+            import tensorflow_text  # noqa: F401
+
+            tf.config.list_physical_devices()
+        except BaseException:
+            noise.seek(0)
+            os.write(kept, noise.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _fail(message, status):
+    say(" ".join(message.split()))
+    sys.exit(status)

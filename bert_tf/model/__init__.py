@@ -1,0 +1,1 @@
+"""The encoder and what it is made of."""

@@ -1,0 +1,77 @@
+"""Packing: one or two segments of tokens -> [CLS] A [SEP] B [SEP], cut to fit.
+
+Legend: B rows, (L) tokens of a packed row, ragged.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from bert_tf.text.tokenizer import Tokens
+
+
+class Packed(NamedTuple):
+    """Ragged int32 [B, (L)] each. starts and ends count characters of the token's own segment, -1 at specials."""
+
+    input_ids: tf.RaggedTensor
+    segment_ids: tf.RaggedTensor
+    starts: tf.RaggedTensor | None = None
+    ends: tf.RaggedTensor | None = None
+
+
+def pack(segments, vocabulary, max_seq_length):
+    """Joins one or two Tokens a row, cutting the longer segment first (released _truncate_seq_pair).
+
+    [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
+                                              segment_ids [ 0  0 0  0  1  1 ]
+    """
+    segments = _truncate(segments, max_seq_length - len(segments) - 1)
+    cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    num_rows = segments[0].ids.nrows()
+
+    def column(value):
+        return tf.fill([num_rows, 1], value)
+
+    def joined(pieces, first, between):
+        row = [column(first)]
+        for piece in pieces:
+            row += [piece, column(between)]
+        return tf.concat(row, axis=1)
+
+    segment_ids = [column(0)]
+    for number, segment in enumerate(segments):
+        segment_ids += [tf.ones_like(segment.ids) * number, column(number)]
+    return Packed(
+        joined([segment.ids for segment in segments], cls_id, sep_id),
+        tf.concat(segment_ids, axis=1),
+        *(None if segments[0].starts is None else joined([getattr(segment, name) for segment in segments], -1, -1)
+          for name in ("starts", "ends")))
+
+
+def padded(packed, vocabulary, length=None):
+    """Packed -> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or `length`."""
+    shape = [None, length]
+    return {
+        "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
+        "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
+        "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
+    }
+
+
+def _truncate(segments, budget):
+    """Keeps as many tokens a segment as popping one at a time from the end of the longer (of B on a tie) would."""
+    if len(segments) == 1:
+        return [_head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
+    length_a, length_b = (segment.ids.row_lengths() for segment in segments)
+    # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if it has so much.
+    keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
+    keep_b = tf.minimum(length_b, budget - keep_a)
+    return [_head(segments[0], keep_a), _head(segments[1], keep_b)]
+
+
+def _head(segment, keep):
+    def cut(ragged):
+        position = tf.range(tf.size(ragged.flat_values, out_type=tf.int64)) - tf.gather(ragged.row_starts(), ragged.value_rowids())
+        return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(position < tf.gather(keep, ragged.value_rowids())))
+
+    return Tokens(*(None if ragged is None else cut(ragged) for ragged in segment))

@@ -1,0 +1,67 @@
+"""Pretrained weights from wherever they are: recognised by the files, read into one form."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from bert_tf import checkpoints
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.run import Run
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights import google, huggingface, keras_preset, names
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """An encoder's configuration, vocabulary and {our name: float32 array}; `origin` says from where, in a line."""
+
+    config: BertConfig
+    vocabulary: Vocabulary
+    weights: dict[str, np.ndarray]
+    origin: str
+
+    def assign_to(self, model):
+        """Sets all weights of the encoder in a model of this configuration, or of an Encoder alone."""
+        variables = checkpoints.model_variables(model)
+        checkpoints.assign({name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin)
+
+
+def read_pretrained(path, do_lower_case=None):
+    """Reads a run directory, a Hugging Face directory, a Google release, or a keras-nlp preset (directory or name).
+
+    `do_lower_case` overrides what the source says of its case. Raises UserError naming what is missing, left over or of
+    the wrong shape.
+    """
+    config, vocabulary, weights, origin = _read(path)
+    if do_lower_case is not None:
+        config = dataclasses.replace(config, do_lower_case=do_lower_case)
+    return Pretrained(config, vocabulary, weights, origin)
+
+
+def _read(path):
+    folder = pathlib.Path(path)
+    if Run.is_at(folder):
+        run = Run.open(folder)
+        chosen = run.checkpoints.folder(run.checkpoints.chosen_step())
+        values = checkpoints.read(chosen)
+        wanted = names.shapes(run.config)
+        missing = sorted(set(wanted) - set(values))
+        if missing:
+            raise UserError(f"{chosen}: {len(missing)} weights are missing, the first {missing[0]}")
+        return run.config, run.vocabulary, {name: values[name] for name in wanted}, f"run {chosen}"
+    for kind, reader in (("Google release", google), ("Hugging Face directory", huggingface), ("keras-nlp preset", keras_preset)):
+        if reader.is_directory_of(folder):
+            return _described(reader.read(folder), f"{kind} {folder.resolve().name}")
+    if folder.exists():
+        raise UserError(f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, checkpoints/), a Hugging "
+                        "Face directory (model.safetensors), a Google release (bert_config.json) or a keras-nlp preset")
+    if "/" in str(path) and "://" not in str(path):
+        raise UserError(f"{folder}: no such directory")
+    return _described(keras_preset.read(str(path)), f"keras-nlp preset {path}")
+
+
+def _described(read, origin):
+    config, vocabulary, weights, passed_over = read
+    return config, vocabulary, weights, origin + (f" (not used: {', '.join(passed_over)})" if passed_over else "")

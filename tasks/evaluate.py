@@ -1,0 +1,33 @@
+"""Measures a fine-tuned run on labelled rows; the last line printed is a JSON object of metrics.
+
+    python -m tasks.evaluate --run=RUN --data=dev.csv
+"""
+
+import dataclasses
+import json
+
+from bert_tf import command
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateSettings:
+    run: str = command.setting("run directory")
+    data: str = command.setting("labelled rows: .csv, .tsv or .jsonl, with the columns of the training")
+    checkpoint: str | None = command.setting("a folder of RUN/checkpoints; by default the best, else the newest", None)
+
+
+def main(settings):
+    from bert_tf.train.distribution import make_strategy
+    from tasks.evaluation import Evaluator
+    from tasks.examples import EncodedExamples
+    from tasks.trained import Trained
+
+    trained = Trained.open(settings.run, settings.checkpoint)
+    command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
+    encoded = EncodedExamples(trained.task.read(settings.data), trained.pipeline)
+    evaluator = Evaluator(trained.task, trained.pipeline.model, make_strategy("none"))
+    print(json.dumps(evaluator.metrics(encoded)))
+
+
+if __name__ == "__main__":
+    command.start(main, EvaluateSettings, __doc__)
