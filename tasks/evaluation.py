@@ -33,7 +33,7 @@ class Evaluator:
             result[name][order] = joined
         return result
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
         def on_replica(batch):
             inputs, _, weights = batch

@@ -17,7 +17,7 @@ class Pipeline(tf.Module):
         self.vocabulary = tokenizer.vocabulary
         names = tf.TensorSpec([None], tf.string)
         self._encode = tf.function(lambda *texts: self._pack(texts, self.tokenizer.tokenize),
-                                   input_signature=[names] * len(task.input_names))
+                                   input_signature=[names] * len(task.input_names), autograph=False)
 
     def encode(self, **texts):
         """{input name: [B] string} -> Packed ids, without offsets; a graph of its own, for encoding a data set."""

@@ -13,7 +13,7 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
     The file appears once it is whole.
     """
     examples = trained.task.read(input_path, labelled=False)
-    answer = tf.function(trained.pipeline.answer, reduce_retracing=True)
+    answer = tf.function(trained.pipeline.answer, reduce_retracing=True, autograph=False)
     lines = []
     for texts in examples.slices(rows_at_a_time):
         fields = {name: jsonable(values) for name, values in answer(**texts).items()}

@@ -18,7 +18,7 @@ class TrainStep:
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
         self.seed = seed
 
-    @tf.function
+    @tf.function(autograph=False)
     def __call__(self, iterator):
         """One update -> {"loss", "gradient_norm", "learning_rate", "examples"} scalars."""
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)

@@ -27,6 +27,12 @@ class Pretrained:
         variables = checkpoints.model_variables(model)
         checkpoints.assign({name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin)
 
+    def save(self, path):
+        """Writes these weights as a run directory, at step 0; returns the open Run."""
+        run = Run.create(path, self.config, self.vocabulary, train={"origin": self.origin})
+        run.checkpoints.save(0, self.weights)
+        return run
+
 
 def read_pretrained(path, do_lower_case=None):
     """Reads a run directory, a Hugging Face directory, a Google release, or a keras-nlp preset (directory or name).
@@ -64,4 +70,7 @@ def _read(path):
 
 def _described(read, origin):
     config, vocabulary, weights, passed_over = read
-    return config, vocabulary, weights, origin + (f" (not used: {', '.join(passed_over)})" if passed_over else "")
+    if passed_over:
+        more = f" and {len(passed_over) - 3} more" if len(passed_over) > 3 else ""
+        origin += f" (not used: {', '.join(passed_over[:3])}{more})"
+    return config, vocabulary, weights, origin

@@ -1,0 +1,28 @@
+"""Publishes a fine-tuned run as the next version of a SavedModel: strings in, answers out.
+
+    python -m export.export_saved_model --run=RUN --output_dir=MODELS/name
+
+It is published only if a fresh process without this project gives the trained model's answers from it.
+"""
+
+import dataclasses
+
+from bert_tf import command
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    run: str = command.setting("run directory")
+    output_dir: str = command.setting("directory of versions; the next number is made in it")
+    checkpoint: str | None = command.setting("a folder of RUN/checkpoints; by default the best, else the newest", None)
+
+
+def main(settings):
+    from export.publishing import publish
+    from tasks.trained import Trained
+
+    print(publish(Trained.open(settings.run, settings.checkpoint), settings.output_dir, command.say))
+
+
+if __name__ == "__main__":
+    command.start(main, ExportSettings, __doc__)

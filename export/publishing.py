@@ -1,0 +1,52 @@
+"""From a run to a numbered version that a server picks up: whole, checked, or not at all."""
+
+import os
+import pathlib
+import shutil
+
+from bert_tf.errors import UserError
+from bert_tf.files import sync
+from export import parity
+from export.signatures import write_saved_model
+
+
+def publish(trained, output_dir, say=lambda line: None, write=write_saved_model):
+    """Writes the SavedModel of a trained run as the next version under `output_dir`; returns its path.
+
+    `write(trained, directory)` makes the files. They come to stand under a name that no server reads, on the same file
+    system, pass the parity gate, and are renamed. Raises UserError, with nothing published, if they do not pass.
+    """
+    output_dir = pathlib.Path(output_dir)
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    temporary = output_dir / f".writing-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        say(f"writing the SavedModel of {trained.checkpoint}")
+        write(trained, temporary)
+        say("asking it in a process of its own, and comparing")
+        parity.check(temporary, trained)
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+        return _rename_to_next_version(temporary, output_dir)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def versions(directory):
+    """The published versions under a directory, oldest first."""
+    return sorted(int(path.name) for path in pathlib.Path(directory).iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+def _rename_to_next_version(temporary, output_dir):
+    version = max(versions(output_dir), default=0) + 1
+    while True:
+        try:
+            os.rename(temporary, output_dir / str(version))
+            sync(output_dir)
+            return output_dir / str(version)
+        except OSError:
+            if not (output_dir / str(version)).exists():
+                raise
+            version += 1  # Another export was quicker.

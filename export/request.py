@@ -1,0 +1,39 @@
+"""Asks a published model and prints its answer as JSON.
+
+    python -m export.request --model_dir=MODELS/name --input text="My invoice is wrong."
+
+An --input may be given several times: for several names, or for several texts of one.
+"""
+
+import dataclasses
+import json
+
+from bert_tf import command
+from bert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestSettings:
+    model_dir: str = command.setting("directory of versions; the newest is asked")
+    input: tuple[str, ...] = command.setting("NAME=VALUE", repeated=True)
+    signature: str = command.setting("which signature", "serving_default")
+
+    def inputs(self):
+        result = {}
+        for pair in self.input:
+            name, equals, value = pair.partition("=")
+            if not equals or not name:
+                raise UserError(f"--input={pair}: wanted NAME=VALUE")
+            result.setdefault(name, []).append(value)
+        return result
+
+
+def main(settings):
+    from export.served import ServedDirectory
+
+    inputs = settings.inputs()
+    print(json.dumps(ServedDirectory(settings.model_dir).ask(inputs, settings.signature), ensure_ascii=False, indent=2))
+
+
+if __name__ == "__main__":
+    command.start(main, RequestSettings, __doc__)
