@@ -1,7 +1,7 @@
 """BERT in TensorFlow: the model, its text, its training. Names below are loaded when first used.
 
-`import bert_tf` is cheap: TensorFlow comes with the first name that needs it, so that commands can check
-their flags before.
+`import bert_tf` is cheap: TensorFlow comes with the first name that needs it, so that commands can
+check their flags before.
 """
 
 import importlib

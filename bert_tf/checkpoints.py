@@ -1,10 +1,12 @@
 """Checkpoints: a flat {name: variable} dictionary in a folder that appears whole or not at all.
 
-    RUN/checkpoints/step-00000120/variables.index, variables.data-*    TensorFlow's tensor bundle, a tensor a name
-    RUN/checkpoints/step-00000120/checkpoint.json                      step, score and metrics (once evaluated)
+    RUN/checkpoints/step-00000120/variables.index, variables.data-*    TensorFlow's tensor bundle, a
+    tensor a name RUN/checkpoints/step-00000120/checkpoint.json                      step, score and
+    metrics (once evaluated)
 
-Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and "<path>/adam_v", and
-"step"; `tf.train.load_checkpoint(folder + "/variables")` reads them, each with a checksum.
+Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and
+"<path>/adam_v", and "step"; `tf.train.load_checkpoint(folder + "/variables")` reads them, each with
+a checksum.
 """
 
 import json
@@ -24,7 +26,8 @@ TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds be
 
 
 def model_variables(model):
-    """{name: variable} of a Keras model, or of an encoder alone: paths from the parts of the model on ("bert/...")."""
+    """{name: variable} of a Keras model, or of an encoder alone: paths from the parts of the model
+    on ("bert/...")."""
     prefix = f"{model.name}/" if isinstance(model, keras.Model) else ""
     names = [variable.path.removeprefix(prefix) for variable in model.variables]
     assert len(set(names)) == len(names), "two variables share a path"
@@ -33,28 +36,46 @@ def model_variables(model):
 
 def read(folder):
     """{name: array} of one checkpoint folder. Raises UserError if it is missing or damaged."""
-    prefix = str(pathlib.Path(folder) / "variables")
+    return read_bundle(pathlib.Path(folder) / "variables")
+
+
+def read_bundle(prefix):
+    """{name: array} of a TensorFlow checkpoint by its prefix. Raises UserError if it cannot be
+    read.
+
+    Every tensor's checksum is checked on the way.
+    """
     try:
-        reader = tf.train.load_checkpoint(prefix)
+        reader = tf.train.load_checkpoint(str(prefix))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder}: not a readable checkpoint: {error}") from None
+    # As which of these TensorFlow reports a missing, short or altered file depends on the place.
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {error}") from None
 
 
 def assign(variables, values, where, ignore=re.compile("(?!)")):
-    """Sets each of {name: variable} from {name: array}. Total on both sides, but for values whose name matches `ignore`.
+    """Sets each of {name: variable} from {name: array}. Total on both sides, but for values whose
+    name matches `ignore`.
 
-    Raises UserError naming a variable without value, a value without variable, or two shapes that differ.
+    Raises UserError naming a variable without value, a value without variable, or two shapes that
+    differ.
     """
     missing = sorted(set(variables) - set(values))
     left_over = sorted(name for name in set(values) - set(variables) if not ignore.fullmatch(name))
     if missing:
-        raise UserError(f"{where}: nothing there for {len(missing)} variables, the first {missing[0]}")
+        raise UserError(
+            f"{where}: nothing there for {len(missing)} variables, the first {missing[0]}"
+        )
     if left_over:
-        raise UserError(f"{where}: {len(left_over)} tensors have no variable here, the first {left_over[0]}")
+        raise UserError(
+            f"{where}: {len(left_over)} tensors have no variable here, the first {left_over[0]}"
+        )
     for name, variable in variables.items():
         if tuple(values[name].shape) != tuple(variable.shape):
-            raise UserError(f"{where}: {name} has shape {tuple(values[name].shape)}, the model wants {tuple(variable.shape)}")
+            raise UserError(
+                f"{where}: {name} has shape {tuple(values[name].shape)}, the model wants "
+                f"{tuple(variable.shape)}"
+            )
     for name, variable in variables.items():
         variable.assign(values[name])
 
@@ -73,7 +94,11 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
-        matches = (_FOLDER.fullmatch(path.name) for path in self.directory.iterdir() if (path / "checkpoint.json").is_file())
+        matches = (
+            _FOLDER.fullmatch(path.name)
+            for path in self.directory.iterdir()
+            if (path / "checkpoint.json").is_file()
+        )
         return sorted(int(match[1]) for match in matches if match)
 
     def info(self, step):
@@ -81,13 +106,14 @@ class Checkpoints:
         return json.loads((self.folder(step) / "checkpoint.json").read_text(encoding="utf-8"))
 
     def best_step(self):
-        """The step with the highest score, the earlier of equals; None if none was evaluated."""
+        """The step with the highest score, the later of equals; None if none was evaluated."""
         scores = {step: self.info(step).get("score") for step in self.steps()}
         scored = [step for step, score in scores.items() if score is not None]
-        return max(scored, key=lambda step: (scores[step], -step), default=None)
+        return max(scored, key=lambda step: (scores[step], step), default=None)
 
     def chosen_step(self):
-        """The checkpoint to use: the best where one was evaluated, else the newest. Raises UserError if none."""
+        """The checkpoint to use: the best where one was evaluated, else the newest. Raises
+        UserError if none."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no complete checkpoint there")
@@ -95,32 +121,43 @@ class Checkpoints:
         return steps[-1] if best is None else best
 
     def save(self, step, variables):
-        """Writes {name: variable} as the checkpoint of `step`; a crash at any moment leaves the others as they were."""
+        """Writes {name: variable} as the checkpoint of `step`; a crash at any moment leaves the
+        others as they were."""
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".writing-{step:08d}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        tf.raw_ops.SaveV2(prefix=str(temporary / "variables"), tensor_names=list(variables),
-                          shape_and_slices=[""] * len(variables),
-                          tensors=[tf.convert_to_tensor(variable) for variable in variables.values()])
+        tf.raw_ops.SaveV2(
+            prefix=str(temporary / "variables"),
+            tensor_names=list(variables),
+            shape_and_slices=[""] * len(variables),
+            tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
+        )
         replace_file(temporary / "checkpoint.json", json.dumps({"step": step}))
         for path in temporary.iterdir():
             sync(path)
         sync(temporary)
-        shutil.rmtree(self.folder(step), ignore_errors=True)  # Left by a run that was killed and came here again.
+        shutil.rmtree(
+            self.folder(step), ignore_errors=True
+        )  # Left by a run that was killed and came here again.
         os.rename(temporary, self.folder(step))
         sync(self.directory)
         self._sweep()
 
     def annotate(self, step, score, metrics):
         """Records what the evaluation of a saved step gave."""
-        replace_file(self.folder(step) / "checkpoint.json", json.dumps({"step": step, "score": score, "metrics": metrics}))
+        replace_file(
+            self.folder(step) / "checkpoint.json",
+            json.dumps({"step": step, "score": score, "metrics": metrics}),
+        )
         self._sweep()
 
     def restore_newest(self, variables, say):
-        """Restores {name: variable} from the newest readable checkpoint; returns its step, or None if there is none.
+        """Restores {name: variable} from the newest readable checkpoint; returns its step, or None
+        if there is none.
 
-        A damaged one is named and passed over. Raises UserError if there are some and none can be read.
+        A damaged one is named and passed over. Raises UserError if there are some and none can be
+        read.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -130,12 +167,15 @@ class Checkpoints:
             except UserError as error:
                 say(f"warning: {error}; trying the checkpoint before")
         if steps:
-            raise UserError(f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start anew in "
-                            "another --output_dir")
+            raise UserError(
+                f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "
+                "anew in "
+                "another --output_dir"
+            )
         return None
 
     def _sweep(self):
-        kept = {*self.steps()[-self.keep:], self.best_step()}
+        kept = {*self.steps()[-self.keep :], self.best_step()}
         for step in self.steps():
             if step not in kept:
                 shutil.rmtree(self.folder(step))

@@ -1,7 +1,7 @@
 """Starts every command: flags, quiet, one clear line for a mistake, an exit status.
 
-A command is a frozen dataclass of settings and a function that takes one. Its flags are the dataclass' fields, so the
-two cannot drift apart, and train.json can hold "every flag of the run".
+A command is a frozen dataclass of settings and a function that takes one. Its flags are the
+dataclass' fields, so the two cannot drift apart, and train.json can hold "every flag of the run".
 """
 
 import dataclasses
@@ -23,7 +23,9 @@ STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 C
 
 def setting(help, default=dataclasses.MISSING, *, choices=None, repeated=False):
     """A field of a settings dataclass. Without a default the flag is required."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "repeated": repeated})
+    return dataclasses.field(
+        default=default, metadata={"help": help, "choices": choices, "repeated": repeated}
+    )
 
 
 def say(line):
@@ -34,9 +36,9 @@ def say(line):
 def start(main, settings_class, doc):
     """Parses sys.argv into `settings_class`, calls main(settings) and exits.
 
-    Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and 143 after Ctrl-C
-    and SIGTERM. Flags are checked before TensorFlow is imported; its start-up noise is kept back unless --verbosity
-    is given.
+    Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and
+    143 after Ctrl-C and SIGTERM. Flags are checked before TensorFlow is imported; its start-up
+    noise is kept back unless --verbosity is given.
     """
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
         print(_help(settings_class, doc))
@@ -49,7 +51,10 @@ def start(main, settings_class, doc):
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_MISTAKE)
     except KeyboardInterrupt as error:  # The training loop's own kind says how to go on.
-        _fail(str(error) or "interrupted", STATUS_INTERRUPTED + getattr(error, "signum", signal.SIGINT))
+        _fail(
+            str(error) or "interrupted",
+            STATUS_INTERRUPTED + getattr(error, "signum", signal.SIGINT),
+        )
 
 
 def parse(settings_class, argv):
@@ -57,7 +62,9 @@ def parse(settings_class, argv):
     values = flags.FlagValues()
     for field, kind in _fields(settings_class):
         _define(values, field, kind)
-    flags.DEFINE_integer("verbosity", None, "how much TensorFlow may say, from 0 (all)", flag_values=values)
+    flags.DEFINE_integer(
+        "verbosity", None, "how much TensorFlow may say, from 0 (all)", flag_values=values
+    )
     rest = values(argv)
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; flags are written --name=value")
@@ -88,14 +95,29 @@ def _flag_name(field):
 
 def _define(values, field, kind):
     default = None if field.default is dataclasses.MISSING else field.default
-    arguments = (_flag_name(field), list(default) if isinstance(default, tuple) else default, field.metadata["help"])
+    arguments = (
+        _flag_name(field),
+        list(default) if isinstance(default, tuple) else default,
+        field.metadata["help"],
+    )
     if field.metadata["choices"]:
-        flags.DEFINE_enum(arguments[0], arguments[1], list(field.metadata["choices"]), arguments[2], flag_values=values)
+        flags.DEFINE_enum(
+            arguments[0],
+            arguments[1],
+            list(field.metadata["choices"]),
+            arguments[2],
+            flag_values=values,
+        )
     elif field.metadata["repeated"]:
         flags.DEFINE_multi_string(*arguments, flag_values=values)
     else:
-        define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float,
-                  bool: flags.DEFINE_bool, tuple: flags.DEFINE_list}[kind]
+        define = {
+            str: flags.DEFINE_string,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            bool: flags.DEFINE_bool,
+            tuple: flags.DEFINE_list,
+        }[kind]
         define(*arguments, flag_values=values)
 
 
@@ -107,20 +129,27 @@ def _help(settings_class, doc):
         elif field.default in (None, ()):
             note = "optional"
         else:
-            note = f"default {','.join(map(str, field.default)) if kind is tuple else field.default}"
+            note = (
+                f"default {','.join(map(str, field.default)) if kind is tuple else field.default}"
+            )
         choices = field.metadata["choices"]
-        lines.append(f"  --{_flag_name(field)}  ({note}) {field.metadata['help']}"
-                     + (f" [{'|'.join(choices)}]" if choices else ""))
+        lines.append(
+            f"  --{_flag_name(field)}  ({note}) {field.metadata['help']}"
+            + (f" [{'|'.join(choices)}]" if choices else "")
+        )
     return "\n".join(lines)
 
 
 def _import_tensorflow(verbose):
-    """Imports TensorFlow; what it prints to the terminal on the way is shown only on failure or if asked for."""
+    """Imports TensorFlow; what it prints to the terminal on the way is shown only on failure or if
+    asked for."""
     if verbose:
         import tensorflow  # noqa: F401
+
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # TensorFlow's first lines are written by C++ before any log level applies, hence the file descriptor.
+    # TensorFlow's first lines are written by C++ before any log level applies, hence the file
+    # descriptor.
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as noise:

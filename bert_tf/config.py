@@ -9,12 +9,15 @@ from bert_tf.errors import UserError
 ACTIVATIONS = ("gelu", "gelu_new")  # erf and tanh, as Hugging Face names them.
 
 # Keys of published configurations that change no number of the encoder.
-IGNORED_KEYS = frozenset("""
-    _name_or_path architectures bos_token_id chunk_size_feed_forward directionality dtype eos_token_id finetuning_task
-    gradient_checkpointing id2label label2id language model_type name output_attentions output_hidden_states
-    pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    problem_type return_dict tokenizer_class torch_dtype transformers_version use_cache
-""".split())
+IGNORED_KEYS = frozenset(
+    """
+    _name_or_path architectures bos_token_id chunk_size_feed_forward directionality dtype
+    eos_token_id finetuning_task gradient_checkpointing id2label label2id language model_type name
+    output_attentions output_hidden_states pad_token_id pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_size_per_head pooler_type problem_type return_dict tokenizer_class
+    torch_dtype transformers_version use_cache
+    """.split()
+)
 
 # Keys that are accepted with the one value under which they change nothing.
 NEUTRAL_VALUES = {
@@ -29,12 +32,13 @@ NEUTRAL_VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The keys of the published bert_config.json, and how text was normalized (Devlin et al. 2019, 3).
+    """The keys of the published bert_config.json, and how text was normalized (Devlin et al. 2019,
+    3).
 
-    `hidden_act` is "gelu" (erf) or "gelu_new" (tanh). The released code began with erf and has used tanh since
-    February 2019, under the one name "gelu"; `from_google` therefore reads "gelu" as "gelu_new". The two differ by at most
-    4.7e-4 an activation. `strip_accents` None follows `do_lower_case`. Raises UserError on values that make no
-    model.
+    `hidden_act` is "gelu" (erf) or "gelu_new" (tanh). The released code began with erf and has used
+    tanh since February 2019, under the one name "gelu"; `from_google` therefore reads "gelu" as
+    "gelu_new". The two differ by at most 4.7e-4 an activation. `strip_accents` None follows
+    `do_lower_case`. Raises UserError on values that make no model.
     """
 
     vocab_size: int
@@ -53,24 +57,39 @@ class BertConfig:
     strip_accents: bool | None = None
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                     "max_position_embeddings", "type_vocab_size"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"configuration: {name} is {value!r}, wanted a whole number from 1")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < 1:
-                raise UserError(f"configuration: {name} is {value!r}, wanted a share from 0 up to 1")
+                raise UserError(
+                    f"configuration: {name} is {value!r}, wanted a share from 0 up to 1"
+                )
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or value <= 0:
                 raise UserError(f"configuration: {name} is {value!r}, wanted a number over 0")
         if self.hidden_size % self.num_attention_heads:
-            raise UserError(f"configuration: hidden_size {self.hidden_size} does not divide by num_attention_heads "
-                            f"{self.num_attention_heads}")
+            raise UserError(
+                f"configuration: hidden_size {self.hidden_size} does not divide by "
+                "num_attention_heads "
+                f"{self.num_attention_heads}"
+            )
         if self.hidden_act not in ACTIVATIONS:
-            raise UserError(f"configuration: hidden_act is {self.hidden_act!r}, wanted one of {', '.join(ACTIVATIONS)}")
+            raise UserError(
+                f"configuration: hidden_act is {self.hidden_act!r}, wanted one of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
 
     @property
     def strips_accents(self):
@@ -78,17 +97,22 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values, where="configuration"):
-        """Reads the keys of a run's or a Hugging Face config.json; unknown keys are refused by name."""
+        """Reads the keys of a run's or a Hugging Face config.json; unknown keys are refused by
+        name."""
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
             raise UserError(f"{where}: model_type is {values['model_type']!r}, wanted 'bert'")
         for name, neutral in NEUTRAL_VALUES.items():
             if values.get(name, neutral) != neutral:
-                raise UserError(f"{where}: {name}={values[name]!r} is not supported, only {neutral!r} is")
+                raise UserError(
+                    f"{where}: {name}={values[name]!r} is not supported, only {neutral!r} is"
+                )
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - fields - IGNORED_KEYS - set(NEUTRAL_VALUES))
         if unknown:
-            raise UserError(f"{where}: unknown key {', '.join(unknown)}; remove it if it changes no number")
+            raise UserError(
+                f"{where}: unknown key {', '.join(unknown)}; remove it if it changes no number"
+            )
         if "vocab_size" not in values:
             raise UserError(f"{where}: vocab_size is missing")
         try:
@@ -105,7 +129,8 @@ class BertConfig:
 
     @classmethod
     def load(cls, path):
-        """Reads a file: by Google's reading if it is called bert_config.json, else by Hugging Face's and ours."""
+        """Reads a file: by Google's reading if it is called bert_config.json, else by Hugging
+        Face's and ours."""
         path = pathlib.Path(path)
         read = cls.from_google if path.name == "bert_config.json" else cls.from_dict
         return read(read_json_object(path), where=str(path))
@@ -115,7 +140,8 @@ class BertConfig:
 
 
 def read_json_object(path):
-    """The JSON object in a file. Raises UserError if the file is missing or holds something else."""
+    """The JSON object in a file. Raises UserError if the file is missing or holds something
+    else."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -129,8 +155,13 @@ def read_json_object(path):
 
 
 def _preset(layers, hidden, heads):
-    return BertConfig(vocab_size=30522, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-                      intermediate_size=4 * hidden)
+    return BertConfig(
+        vocab_size=30522,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+    )
 
 
 # Layers, hidden size, heads: Turc et al. 2019 (tiny to medium), Devlin et al. 2019 (base, large).

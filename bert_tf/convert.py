@@ -2,8 +2,9 @@
 
     python -m bert_tf.convert --from=PATH --to=RUN
 
-PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release (bert_config.json,
-bert_model.ckpt.*, vocab.txt), a keras-nlp BERT preset (directory or name), or a run.
+PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release
+(bert_config.json, bert_model.ckpt.*, vocab.txt), a keras-nlp BERT preset (directory or name), or a
+run.
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ class ConvertSettings:
     from_: str = command.setting("weights to read")
     to: str = command.setting("directory to make")
     format: str = command.setting("form to write", "run", choices=("run",))
-    do_lower_case: bool | None = command.setting("lower-case the text; by default what the source says", None)
+    do_lower_case: bool | None = command.setting(
+        "lower-case the text; by default what the source says", None
+    )
 
 
 def main(settings):
@@ -25,9 +28,13 @@ def main(settings):
     pretrained = read_pretrained(settings.from_, settings.do_lower_case)
     run = pretrained.save(settings.to)
     config = pretrained.config
-    command.say(f"{run.path}: {sum(array.size for array in pretrained.weights.values()):,} parameters in "
-                f"{len(pretrained.weights)} tensors from {pretrained.origin}; {config.num_hidden_layers} layers, hidden size "
-                f"{config.hidden_size}, {config.hidden_act}, {'uncased' if config.do_lower_case else 'cased'}")
+    command.say(
+        f"{run.path}: {sum(array.size for array in pretrained.weights.values()):,} parameters in "
+        f"{len(pretrained.weights)} tensors from {pretrained.origin}; {config.num_hidden_layers} "
+        "layers, hidden size "
+        f"{config.hidden_size}, {config.hidden_act}, "
+        f"{'uncased' if config.do_lower_case else 'cased'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A run directory: everything that a model is, in files anybody can read.
 
-    RUN/config.json     BertConfig        RUN/task.json       what it was fine-tuned for (absent after pretraining)
-    RUN/vocab.txt                         RUN/train.json      settings, seed, versions, where its weights came from
-    RUN/checkpoints/                      RUN/metrics.jsonl   a JSON object a line
+RUN/config.json     BertConfig        RUN/task.json       what it was fine-tuned for (absent after
+pretraining) RUN/vocab.txt                         RUN/train.json      settings, seed, versions,
+where its weights came from RUN/checkpoints/                      RUN/metrics.jsonl   a JSON object
+a line
 """
 
 import json
@@ -22,7 +23,8 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
 
 class Run:
-    """An open run directory: `config`, `vocabulary`, `task` (a dict or None), `train` (a dict), `checkpoints`."""
+    """An open run directory: `config`, `vocabulary`, `task` (a dict or None), `train` (a dict),
+    `checkpoints`."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -40,8 +42,11 @@ class Run:
         if not run.path.is_dir():
             raise UserError(f"{run.path}: no such directory, wanted a run directory")
         if not cls.is_at(path):
-            raise UserError(f"{run.path}: not a run directory (config.json, vocab.txt, checkpoints/); pretrained weights in "
-                            "other forms become one with bert_tf.convert or tasks.finetune")
+            raise UserError(
+                f"{run.path}: not a run directory (config.json, vocab.txt, checkpoints/); "
+                "pretrained weights in "
+                "other forms become one with bert_tf.convert or tasks.finetune"
+            )
         run.config = BertConfig.load(run.path / "config.json")
         run.vocabulary = Vocabulary.load(run.path / "vocab.txt")
         run.vocabulary.check_size(run.config.vocab_size, where=str(run.path / "vocab.txt"))
@@ -52,13 +57,17 @@ class Run:
 
     @classmethod
     def create(cls, path, config, vocabulary, train, task=None):
-        """Makes a new run directory, which then is open. Raises UserError where something else already is.
+        """Makes a new run directory, which then is open. Raises UserError where something else
+        already is.
 
         `train` is what train.json has to hold beside versions and threads.
         """
         run = cls(path)
         if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-            raise UserError(f"--output_dir={run.path}: there is something else there already; name a new directory")
+            raise UserError(
+                f"--output_dir={run.path}: there is something else there already; name a new "
+                "directory"
+            )
         run.checkpoints.directory.mkdir(parents=True)
         vocabulary.save(run.path / "vocab.txt")
         run.config, run.vocabulary, run.task = config, vocabulary, task
@@ -72,19 +81,31 @@ class Run:
     def check_resumable(self, settings, task):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE."""
         if "settings" not in self.train:
-            raise UserError(f"--output_dir={self.path}: holds converted weights, no training; name a new directory")
+            raise UserError(
+                f"--output_dir={self.path}: holds converted weights, no training; name a new "
+                "directory"
+            )
         if (self.task or {}).get("kind") != (task or {}).get("kind"):
-            raise UserError(f"--output_dir={self.path}: holds a run of task {(self.task or {}).get('kind', 'pretraining')!r}, "
-                            f"not {(task or {}).get('kind', 'pretraining')!r}; name a new directory")
+            raise UserError(
+                f"--output_dir={self.path}: holds a run of task "
+                f"{(self.task or {}).get('kind', 'pretraining')!r}, "
+                f"not {(task or {}).get('kind', 'pretraining')!r}; name a new directory"
+            )
         before = self.train["settings"]
         now = json.loads(json.dumps(settings))  # As it would be read back: tuples become lists.
         for name in sorted(set(before) | set(now)):
             if before.get(name) != now.get(name) and name not in MAY_CHANGE:
-                raise UserError(f"--{name}: was {before.get(name)!r} when {self.path} began, is {now.get(name)!r}; give the old "
-                                "value to go on, or a new --output_dir")
+                raise UserError(
+                    f"--{name}: was {before.get(name)!r} when {self.path} began, is "
+                    f"{now.get(name)!r}; give the old "
+                    "value to go on, or a new --output_dir"
+                )
         if self.task != json.loads(json.dumps(task)):
-            raise UserError(f"--output_dir={self.path}: its task.json no longer fits the data (labels or columns have changed); "
-                            "name a new directory")
+            raise UserError(
+                f"--output_dir={self.path}: its task.json no longer fits the data (labels or "
+                "columns have changed); "
+                "name a new directory"
+            )
 
     def log_metrics(self, record):
         """Appends {"step": ..., ...} to metrics.jsonl."""
@@ -96,13 +117,18 @@ class Run:
         path = self.path / "metrics.jsonl"
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            kept = [
+                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
+            ]
             replace_file(path, "".join(kept))
 
 
 def _versions():
     packages = ("tensorflow", "tensorflow-text", "keras", "numpy")
-    return {"python": platform.python_version(), **{package: metadata.version(package) for package in packages}}
+    return {
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+    }
 
 
 def _write_json(path, values):

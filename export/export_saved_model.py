@@ -2,7 +2,8 @@
 
     python -m export.export_saved_model --run=RUN --output_dir=MODELS/name
 
-It is published only if a fresh process without this project gives the trained model's answers from it.
+It is published only if a fresh process without this project gives the trained model's answers from
+it.
 """
 
 import dataclasses
@@ -14,14 +15,18 @@ from bert_tf import command
 class ExportSettings:
     run: str = command.setting("run directory")
     output_dir: str = command.setting("directory of versions; the next number is made in it")
-    checkpoint: str | None = command.setting("a folder of RUN/checkpoints; by default the best, else the newest", None)
+    checkpoint: str | None = command.setting(
+        "a folder of RUN/checkpoints; by default the best, else the newest", None
+    )
 
 
 def main(settings):
     from export.publishing import publish
     from tasks.trained import Trained
 
-    print(publish(Trained.open(settings.run, settings.checkpoint), settings.output_dir, command.say))
+    print(
+        publish(Trained.open(settings.run, settings.checkpoint), settings.output_dir, command.say)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The parity gate: a SavedModel may be published if, on its own, it answers as the trained model does."""
+"""The parity gate: a SavedModel may be published if, on its own, it answers as the trained model
+does."""
 
 import base64
 import json
@@ -16,13 +17,28 @@ from bert_tf.errors import UserError
 TOLERANCE = 1e-5  # Of probabilities and vectors, float32.
 
 NASTY = (
-    b"", b" ", b" \t\r\n ", b"a", b"The quick brown fox jumps over the lazy dog.", b"UPPER lower MiXeD",
-    "caf\u00e9 na\u00efve \u00c5ngstr\u00f6m".encode(), "cafe\u0301 nai\u0308ve A\u030angstro\u0308m".encode(),  # Both normal forms.
-    "\u6211\u7231\u5317\u4eac ok \u65e5\u672c\u8a9e".encode(), "\ud55c\uad6d\uc5b4 \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0627\u0644\u0639\u0631\u0628\u064a\u0629".encode(),
-    "\U0001f600 \U0001f469\u200d\U0001f680 \U0001f1e9\U0001f1ea".encode(), "\u1e9e \u00df \u0130 \u03a3\u03a3".encode(),
-    b"[MASK] [CLS] [SEP] [PAD] [UNK]", b"don't stop-me: $100, 50% (ok?)", b"\xff\xfe\x00 bad \xc3\x28 bytes \xe2\x82",
-    "zero\u200bwidth soft\u00adhyphen \ufeffbom \ufffd".encode(), b"x" * 250, b"word " * 600,
-    "\u00e9".encode() * 300, b"a" * (1 << 20), b"one megabyte of words " * ((1 << 20) // 22),
+    b"",
+    b" ",
+    b" \t\r\n ",
+    b"a",
+    b"The quick brown fox jumps over the lazy dog.",
+    b"UPPER lower MiXeD",
+    "caf\u00e9 na\u00efve \u00c5ngstr\u00f6m".encode(),
+    "cafe\u0301 nai\u0308ve A\u030angstro\u0308m".encode(),  # Both normal forms.
+    "\u6211\u7231\u5317\u4eac ok \u65e5\u672c\u8a9e".encode(),
+    "\ud55c\uad6d\uc5b4 \u0440\u0443\u0441\u0441\u043a\u0438\u0439".encode(),
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629".encode(),
+    "\U0001f600 \U0001f469\u200d\U0001f680 \U0001f1e9\U0001f1ea".encode(),
+    "\u1e9e \u00df \u0130 \u03a3\u03a3".encode(),
+    b"[MASK] [CLS] [SEP] [PAD] [UNK]",
+    b"don't stop-me: $100, 50% (ok?)",
+    b"\xff\xfe\x00 bad \xc3\x28 bytes \xe2\x82",
+    "zero\u200bwidth soft\u00adhyphen \ufeffbom \ufffd".encode(),
+    b"x" * 250,
+    b"word " * 600,
+    "\u00e9".encode() * 300,
+    b"a" * (1 << 20),
+    b"one megabyte of words " * ((1 << 20) // 22),
 )
 ROWS_AT_A_TIME = 8
 WORDS_AT_A_TIME = 4096
@@ -31,9 +47,10 @@ WORDS_AT_A_TIME = 4096
 def check(directory, trained):
     """Compares the SavedModel in `directory` with the trained run it was made from.
 
-    It is copied elsewhere, made read-only, and asked in a fresh, isolated Python that has none of our code: strings of
-    every unpleasant kind through each signature, and every vocabulary entry through the tokenizer. Raises UserError
-    naming the first string on which ids or labels differ, or a probability by more than TOLERANCE.
+    It is copied elsewhere, made read-only, and asked in a fresh, isolated Python that has none of
+    our code: strings of every unpleasant kind through each signature, and every vocabulary entry
+    through the tokenizer. Raises UserError naming the first string on which ids or labels differ,
+    or a probability by more than TOLERANCE.
     """
     cases = _cases(trained)
     with tempfile.TemporaryDirectory() as scratch:
@@ -42,20 +59,40 @@ def check(directory, trained):
         shutil.copytree(directory, moved)
         _set_writable(moved, False)
         try:
-            (scratch / "cases.json").write_text(json.dumps([
-                {"signature": signature,
-                 "inputs": {name: [base64.b64encode(value).decode("ascii") for value in values] for name, values in inputs.items()}}
-                for signature, inputs in cases]), encoding="ascii")
+            (scratch / "cases.json").write_text(
+                json.dumps(
+                    [
+                        {
+                            "signature": signature,
+                            "inputs": {
+                                name: [base64.b64encode(value).decode("ascii") for value in values]
+                                for name, values in inputs.items()
+                            },
+                        }
+                        for signature, inputs in cases
+                    ]
+                ),
+                encoding="ascii",
+            )
             _run_probe(moved, scratch)
         finally:
             _set_writable(moved, True)
         with np.load(scratch / "results.npz", allow_pickle=False) as results:
             answers = {name: results[name] for name in results.files}
 
-    functions = {"serving_default": trained.pipeline.answer, "tokenize": trained.pipeline.tokenize, "embed": trained.pipeline.embed}
-    functions = {name: tf.function(function, reduce_retracing=True, autograph=False) for name, function in functions.items()}
+    functions = {
+        "serving_default": trained.pipeline.answer,
+        "tokenize": trained.pipeline.tokenize,
+        "embed": trained.pipeline.embed,
+    }
+    functions = {
+        name: tf.function(function, reduce_retracing=True, autograph=False)
+        for name, function in functions.items()
+    }
     for number, (signature, inputs) in enumerate(cases):
-        wanted = functions[signature](**{name: tf.constant(values, tf.string) for name, values in inputs.items()})
+        wanted = functions[signature](
+            **{name: tf.constant(values, tf.string) for name, values in inputs.items()}
+        )
         for name, tensor in wanted.items():
             _compare(signature, inputs, name, tensor.numpy(), answers.get(f"{number}/{name}"))
 
@@ -67,27 +104,49 @@ def _cases(trained):
     words = _vocabulary_words(trained.run.vocabulary)
     cases = []
     for signature, inputs, size in (
-            ("serving_default", nasty, ROWS_AT_A_TIME), ("tokenize", nasty, ROWS_AT_A_TIME),
-            ("embed", {"text": NASTY}, ROWS_AT_A_TIME), ("tokenize", {name: words for name in names}, WORDS_AT_A_TIME)):
+        ("serving_default", nasty, ROWS_AT_A_TIME),
+        ("tokenize", nasty, ROWS_AT_A_TIME),
+        ("embed", {"text": NASTY}, ROWS_AT_A_TIME),
+        ("tokenize", dict.fromkeys(names, words), WORDS_AT_A_TIME),
+    ):
         for start in range(0, len(next(iter(inputs.values()))), size):
-            cases.append((signature, {name: values[start:start + size] for name, values in inputs.items()}))
+            cases.append(
+                (signature, {name: values[start : start + size] for name, values in inputs.items()})
+            )
     return cases
 
 
 def _vocabulary_words(vocabulary):
-    """Words that between them use the entries: each beginning as it is, each continuation behind some beginnings."""
+    """Words that between them use the entries: each beginning as it is, each continuation behind
+    some beginnings."""
     beginnings = [entry for entry in vocabulary.entries if not entry.startswith("##")]
     continuations = [entry[2:] for entry in vocabulary.entries if entry.startswith("##")]
-    words = beginnings + [first + entry for first in ("a", "q", "7", "zx") for entry in continuations]
+    words = beginnings + [
+        first + entry for first in ("a", "q", "7", "zx") for entry in continuations
+    ]
     return [word.encode("utf-8") for word in words]
 
 
 def _run_probe(moved, scratch):
     probe = pathlib.Path(__file__).with_name("probe.py")
-    done = subprocess.run([sys.executable, "-I", str(probe), str(moved), str(scratch / "cases.json"), str(scratch / "results.npz")],
-                          capture_output=True, text=True, cwd=scratch)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            str(probe),
+            str(moved),
+            str(scratch / "cases.json"),
+            str(scratch / "results.npz"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=scratch,
+    )
     if done.returncode:
-        raise UserError("not published: the SavedModel cannot be asked on its own: " + done.stderr.strip().splitlines()[-1])
+        raise UserError(
+            "not published: the SavedModel cannot be asked on its own: "
+            + done.stderr.strip().splitlines()[-1]
+        )
 
 
 def _compare(signature, inputs, name, wanted, served):
@@ -96,9 +155,13 @@ def _compare(signature, inputs, name, wanted, served):
     if wanted.dtype == object:
         wanted = wanted.astype("S")
     if wanted.shape != served.shape:
-        # Rows are padded to the longest of the batch: the texts whose own length differs are found below.
+        # Rows are padded to the longest of the batch: the texts whose own length differs are found
+        # below.
         width = max(wanted.shape[1], served.shape[1])
-        wanted, served = (np.pad(array, [(0, 0), (0, width - array.shape[1])], constant_values=-2) for array in (wanted, served))
+        wanted, served = (
+            np.pad(array, [(0, 0), (0, width - array.shape[1])], constant_values=-2)
+            for array in (wanted, served)
+        )
     for row, (want, got) in enumerate(zip(wanted, served, strict=True)):
         if np.issubdtype(want.dtype, np.floating):
             same = np.allclose(want, got, rtol=0, atol=TOLERANCE)
@@ -106,7 +169,10 @@ def _compare(signature, inputs, name, wanted, served):
             same = np.array_equal(want, got)
         if not same:
             texts = ", ".join(f"{key}={_shown(values[row])}" for key, values in inputs.items())
-            raise UserError(f"not published: {signature} of {texts}: {name} is {_shown(got)}, the trained model gives {_shown(want)}")
+            raise UserError(
+                f"not published: {signature} of {texts}: {name} is {_shown(got)}, the trained "
+                f"model gives {_shown(want)}"
+            )
 
 
 def _shown(value):
@@ -116,4 +182,6 @@ def _shown(value):
 
 def _set_writable(directory, writable):
     for path in (directory, *directory.rglob("*")):
-        path.chmod((0o755 if path.is_dir() else 0o644) if writable else (0o555 if path.is_dir() else 0o444))
+        path.chmod(
+            (0o755 if path.is_dir() else 0o644) if writable else (0o555 if path.is_dir() else 0o444)
+        )

@@ -1,7 +1,9 @@
-"""Asks a SavedModel in a process that has none of our code. Run by the parity gate: python -I probe.py MODEL CASES RESULTS
+"""Asks a SavedModel in a process that has none of our code. Run by the parity gate: python -I
+probe.py MODEL CASES RESULTS
 
-CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}; RESULTS becomes an .npz with the outputs of case
-i under "i/name". This file imports nothing of the project, and makes sure that nothing else does.
+CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}; RESULTS becomes an .npz with
+the outputs of case i under "i/name". This file imports nothing of the project, and makes sure that
+nothing else does.
 """
 
 import base64
@@ -19,11 +21,15 @@ def main(model_path, cases_path, results_path):
         cases = json.load(file)
     results = {}
     for number, case in enumerate(cases):
-        inputs = {name: tf.constant([base64.b64decode(value) for value in values], tf.string)
-                  for name, values in case["inputs"].items()}
+        inputs = {
+            name: tf.constant([base64.b64decode(value) for value in values], tf.string)
+            for name, values in case["inputs"].items()
+        }
         for name, output in model.signatures[case["signature"]](**inputs).items():
             # As fixed-width bytes, since numpy would store objects as a pickle.
-            results[f"{number}/{name}"] = output.numpy().astype("S") if output.dtype == tf.string else output.numpy()
+            results[f"{number}/{name}"] = (
+                output.numpy().astype("S") if output.dtype == tf.string else output.numpy()
+            )
     ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
     assert not ours, f"the probe has imported {ours}"
     np.savez(results_path, **results)

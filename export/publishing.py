@@ -11,10 +11,12 @@ from export.signatures import write_saved_model
 
 
 def publish(trained, output_dir, say=lambda line: None, write=write_saved_model):
-    """Writes the SavedModel of a trained run as the next version under `output_dir`; returns its path.
+    """Writes the SavedModel of a trained run as the next version under `output_dir`; returns its
+    path.
 
-    `write(trained, directory)` makes the files. They come to stand under a name that no server reads, on the same file
-    system, pass the parity gate, and are renamed. Raises UserError, with nothing published, if they do not pass.
+    `write(trained, directory)` makes the files. They come to stand under a name that no server
+    reads, on the same file system, pass the parity gate, and are renamed. Raises UserError, with
+    nothing published, if they do not pass.
     """
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
@@ -36,7 +38,11 @@ def publish(trained, output_dir, say=lambda line: None, write=write_saved_model)
 
 def versions(directory):
     """The published versions under a directory, oldest first."""
-    return sorted(int(path.name) for path in pathlib.Path(directory).iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(
+        int(path.name)
+        for path in pathlib.Path(directory).iterdir()
+        if path.name.isdecimal() and path.is_dir()
+    )
 
 
 def _rename_to_next_version(temporary, output_dir):

@@ -32,7 +32,13 @@ def main(settings):
     from export.served import ServedDirectory
 
     inputs = settings.inputs()
-    print(json.dumps(ServedDirectory(settings.model_dir).ask(inputs, settings.signature), ensure_ascii=False, indent=2))
+    print(
+        json.dumps(
+            ServedDirectory(settings.model_dir).ask(inputs, settings.signature),
+            ensure_ascii=False,
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ class ServedDirectory:
             raise UserError(f"--model_dir={path}: no such directory")
         numbers = versions(path)
         if not numbers:
-            raise UserError(f"--model_dir={path}: no version there; export.export_saved_model makes one")
+            raise UserError(
+                f"--model_dir={path}: no version there; export.export_saved_model makes one"
+            )
         self.path = path / str(numbers[-1])
         try:
             self._model = tf.saved_model.load(str(self.path))
@@ -27,15 +29,23 @@ class ServedDirectory:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
 
     def ask(self, inputs, signature="serving_default"):
-        """{input: list of strings} -> {output: nested lists}. Raises UserError at a wrong signature or input."""
+        """{input: list of strings} -> {output: nested lists}. Raises UserError at a wrong signature
+        or input."""
         signatures = self._model.signatures
         if signature not in signatures:
             raise UserError(f"--signature={signature}: there are {', '.join(sorted(signatures))}")
         wanted = sorted(signatures[signature].structured_input_signature[1])
         if sorted(inputs) != wanted:
-            raise UserError(f"--input: {signature} wants {', '.join(wanted)}, got {', '.join(sorted(inputs)) or 'none'}")
+            raise UserError(
+                f"--input: {signature} wants {', '.join(wanted)}, got "
+                f"{', '.join(sorted(inputs)) or 'none'}"
+            )
         if len({len(values) for values in inputs.values()}) > 1:
-            raise UserError("--input: every name wants the same number of values, got "
-                            + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items()))
-        answer = signatures[signature](**{name: tf.constant(values, tf.string) for name, values in inputs.items()})
+            raise UserError(
+                "--input: every name wants the same number of values, got "
+                + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
+            )
+        answer = signatures[signature](
+            **{name: tf.constant(values, tf.string) for name, values in inputs.items()}
+        )
         return {name: jsonable(answer[name]) for name in sorted(answer)}

@@ -1,4 +1,5 @@
-"""A trained pipeline as a SavedModel with named signatures. No second model: the same layers are traced.
+"""A trained pipeline as a SavedModel with named signatures. No second model: the same layers are
+traced.
 
 Legend: B texts.
 """
@@ -12,18 +13,28 @@ import tensorflow as tf
 def write_saved_model(trained, directory):
     """Writes a fine-tuned run as a SavedModel: strings in, the task's answer out.
 
-    Signatures serving_default (the task's inputs -> its answer), tokenize (the same inputs -> what the model sees) and
-    embed (text -> pooled, mean); inputs are [B] UTF-8 strings, outputs dicts with fixed names. vocab.txt, config.json and
-    task.json go to assets.extra, for people; the graph needs no file.
+    Signatures serving_default (the task's inputs -> its answer), tokenize (the same inputs -> what
+    the model sees) and embed (text -> pooled, mean); inputs are [B] UTF-8 strings, outputs dicts
+    with fixed names. vocab.txt, config.json and task.json go to assets.extra, for people; the graph
+    needs no file.
     """
     module = _servable(trained)
-    signatures = {"serving_default": module.answer, "tokenize": module.tokenize, "embed": module.embed}
+    signatures = {
+        "serving_default": module.answer,
+        "tokenize": module.tokenize,
+        "embed": module.embed,
+    }
     tf.saved_model.save(module, str(directory), signatures=signatures)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
     trained.run.vocabulary.save(extra / "vocab.txt")
-    for name, values in (("config.json", trained.run.config.to_dict()), ("task.json", trained.task.to_dict())):
-        (extra / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, values in (
+        ("config.json", trained.run.config.to_dict()),
+        ("task.json", trained.task.to_dict()),
+    ):
+        (extra / name).write_text(
+            json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _servable(trained):

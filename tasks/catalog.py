@@ -13,7 +13,8 @@ KINDS = {"classification": "tasks.classification:Classification"}
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Where a published data set keeps what: its columns, and its labels in their published order."""
+    """Where a published data set keeps what: its columns, and its labels in their published
+    order."""
 
     kind: str
     text_columns: tuple[str, ...]
@@ -22,7 +23,8 @@ class DataSet:
 
 
 DATA_SETS = {
-    # Socher et al. 2013, in GLUE's files (Wang et al. 2019): a header, sentence TAB label; 1 is positive.
+    # Socher et al. 2013, in GLUE's files (Wang et al. 2019): a header, sentence TAB label; 1 is
+    # positive.
     "sst2": DataSet("classification", ("sentence",), "label", ("0", "1")),
 }
 NAMES = (*KINDS, *DATA_SETS)

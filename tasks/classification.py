@@ -1,4 +1,5 @@
-"""Classification of a text or a pair of texts into one of two or more labels (Devlin et al. 2019, 4.1).
+"""Classification of a text or a pair of texts into one of two or more labels (Devlin et al. 2019,
+4.1).
 
 Two labels: one sigmoid logit, which stands for the second, and binary cross-entropy. More: softmax.
 
@@ -25,7 +26,8 @@ HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
 
 @keras.saving.register_keras_serializable("bert_tf")
 class Classifier(keras.Model):
-    """Encoder, dropout, dense. Takes the encoder's inputs, returns {"label": logits float32 [B, C]}; C = 1 if binary."""
+    """Encoder, dropout, dense. Takes the encoder's inputs, returns {"label": logits float32 [B,
+    C]}; C = 1 if binary."""
 
     def __init__(self, config, num_logits, name="classification", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -41,10 +43,18 @@ class Classifier(keras.Model):
     def call(self, inputs, training=False, seed=None):
         seed = self.encoder.dropout_seed(training, seed)
         pooled_BH = self.encoder(inputs, training=training, seed=seed)["pooled"]
-        return {"label": self.head(dropout(pooled_BH, self.config.hidden_dropout_prob, seed, HEAD_DROPOUT_PLACE))}
+        return {
+            "label": self.head(
+                dropout(pooled_BH, self.config.hidden_dropout_prob, seed, HEAD_DROPOUT_PLACE)
+            )
+        }
 
     def get_config(self):
-        return {**super().get_config(), "config": self.config.to_dict(), "num_logits": self.num_logits}
+        return {
+            **super().get_config(),
+            "config": self.config.to_dict(),
+            "num_logits": self.num_logits,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +77,21 @@ class Classification:
         """
         found = {row.values[label_column] for row in read_rows(path, (*text_columns, label_column))}
         if len(found) < 2:
-            raise UserError(f"{path}: every row has the label {min(found)!r}; there is nothing to tell apart")
-        return cls(tuple(text_columns), label_column, tuple(labels) or _in_order(found), max_seq_length)
+            raise UserError(
+                f"{path}: every row has the label {min(found)!r}; there is nothing to tell apart"
+            )
+        return cls(
+            tuple(text_columns), label_column, tuple(labels) or _in_order(found), max_seq_length
+        )
 
     @classmethod
     def from_dict(cls, values):
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        return cls(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values.items()
+            }
+        )
 
     def to_dict(self):
         return {"kind": self.kind, **dataclasses.asdict(self)}
@@ -93,13 +112,18 @@ class Classification:
     def read(self, path, labelled=True):
         """Examples of a file. Raises UserError at a label that the task does not have."""
         texts, labels = {name: [] for name in self.input_names}, []
-        for row in read_rows(path, (*self.text_columns, self.label_column) if labelled else self.text_columns):
+        for row in read_rows(
+            path, (*self.text_columns, self.label_column) if labelled else self.text_columns
+        ):
             for name, column in zip(self.input_names, self.text_columns, strict=True):
                 texts[name].append(row.values[column])
             if labelled:
                 label = row.values[self.label_column]
                 if label not in self.labels:
-                    raise UserError(f"{row.where}: label {label!r} is none of the task's: {', '.join(self.labels)}")
+                    raise UserError(
+                        f"{row.where}: label {label!r} is none of the task's: "
+                        f"{', '.join(self.labels)}"
+                    )
                 labels.append(self.labels.index(label))
         return Examples(texts, {"label": np.array(labels, np.int32)} if labelled else {})
 

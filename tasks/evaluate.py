@@ -1,6 +1,6 @@
 """Measures a fine-tuned run on labelled rows; the last line printed is a JSON object of metrics.
 
-    python -m tasks.evaluate --run=RUN --data=dev.csv
+python -m tasks.evaluate --run=RUN --data=dev.csv
 """
 
 import dataclasses
@@ -12,8 +12,12 @@ from bert_tf import command
 @dataclasses.dataclass(frozen=True)
 class EvaluateSettings:
     run: str = command.setting("run directory")
-    data: str = command.setting("labelled rows: .csv, .tsv or .jsonl, with the columns of the training")
-    checkpoint: str | None = command.setting("a folder of RUN/checkpoints; by default the best, else the newest", None)
+    data: str = command.setting(
+        "labelled rows: .csv, .tsv or .jsonl, with the columns of the training"
+    )
+    checkpoint: str | None = command.setting(
+        "a folder of RUN/checkpoints; by default the best, else the newest", None
+    )
 
 
 def main(settings):

@@ -7,7 +7,8 @@ from bert_tf.train.distribution import distribute, gather
 
 
 class Evaluator:
-    """Evaluates a model on encoded examples, over all replicas of a strategy; its graph is built once."""
+    """Evaluates a model on encoded examples, over all replicas of a strategy; its graph is built
+    once."""
 
     def __init__(self, task, model, strategy, replica_batch_size=64):
         self.task, self.model, self.strategy = task, model, strategy
@@ -20,12 +21,17 @@ class Evaluator:
     def outputs(self, encoded):
         """{output name: array [N, ...]} in the order of the examples."""
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
-        batches = distribute(lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas), self.strategy)
+        batches = distribute(
+            lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
+            self.strategy,
+        )
         parts = []
         for batch in batches:
-            outputs, is_example = self._forward(batch)
-            kept = gather(self.strategy, {"is_example": is_example})["is_example"]
-            parts.append({name: values[kept] for name, values in gather(self.strategy, outputs).items()})
+            outputs, weights = self._forward(batch)
+            kept = gather(self.strategy, {"weights": weights})["weights"] > 0
+            parts.append(
+                {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
+            )
         result = {}
         for name in parts[0]:
             joined = np.concatenate([part[name] for part in parts])
@@ -37,6 +43,6 @@ class Evaluator:
     def _forward(self, batch):
         def on_replica(batch):
             inputs, _, weights = batch
-            return self.model(inputs), next(iter(weights.values())) > 0
+            return self.model(inputs), next(iter(weights.values()))
 
         return self.strategy.run(on_replica, args=(batch,))

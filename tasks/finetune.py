@@ -1,6 +1,7 @@
 """Fine-tunes BERT on labelled text.
 
-    python -m tasks.finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR --output_dir=RUN
+    python -m tasks.finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR
+    --output_dir=RUN
 
 The same command goes on where it was stopped.
 """

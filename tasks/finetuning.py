@@ -24,14 +24,19 @@ from tasks.pipeline import Pipeline
 def finetune(settings, say=lambda line: None, strategy=None):
     """Trains what the FinetuneSettings say, or goes on with it; returns the open Run.
 
-    `say` takes lines of progress; `strategy` overrides the flag's with one made by the caller. Raises UserError on data,
-    weights or an output directory that do not fit, Interrupted after Ctrl-C or SIGTERM.
+    `say` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
+    Raises UserError on data, weights or an output directory that do not fit, Interrupted after
+    Ctrl-C or SIGTERM.
     """
     # Data: what task do the rows show, and do the dev files fit it?
     data_set = settings.data_set()
     task = task_class(data_set.kind).from_data(
-        settings.train, text_columns=data_set.text_columns, label_column=data_set.label_column, labels=data_set.labels,
-        max_seq_length=settings.max_seq_length)
+        settings.train,
+        text_columns=data_set.text_columns,
+        label_column=data_set.label_column,
+        labels=data_set.labels,
+        max_seq_length=settings.max_seq_length,
+    )
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
     steps_per_epoch = math.ceil(len(train) / settings.global_batch_size)
     num_train_steps = steps_per_epoch * settings.epochs
@@ -42,58 +47,107 @@ def finetune(settings, say=lambda line: None, strategy=None):
         run = Run.open(settings.output_dir)
         run.check_resumable(_recorded(settings), task.to_dict())
         if run.train["data"] != _data_hashes(settings):
-            raise UserError(f"--train, --dev: the files are not those that {run.path} began with; name a new --output_dir")
+            raise UserError(
+                f"--train, --dev: the files are not those that {run.path} began with; name a new "
+                "--output_dir"
+            )
         if _is_finished(run, num_train_steps, settings):
-            say(f"{run.path}: finished at step {num_train_steps}, nothing to do; the best checkpoint is step "
-                f"{run.checkpoints.chosen_step()}")
+            say(
+                f"{run.path}: finished at step {num_train_steps}, nothing to do; the best "
+                "checkpoint is step "
+                f"{run.checkpoints.chosen_step()}"
+            )
             return run
     if not Run.is_at(settings.output_dir) or not run.checkpoints.steps():
         source = read_pretrained(settings.init_from, settings.do_lower_case)
         if settings.max_seq_length > source.config.max_position_embeddings:
-            raise UserError(f"--max_seq_length={settings.max_seq_length}: {source.origin} has "
-                            f"{source.config.max_position_embeddings} positions")
+            raise UserError(
+                f"--max_seq_length={settings.max_seq_length}: {source.origin} has "
+                f"{source.config.max_position_embeddings} positions"
+            )
     if not Run.is_at(settings.output_dir):
-        run = Run.create(settings.output_dir, source.config, source.vocabulary, task=task.to_dict(), train={
-            "settings": _recorded(settings), "data": _data_hashes(settings), "origin": source.origin})
+        run = Run.create(
+            settings.output_dir,
+            source.config,
+            source.vocabulary,
+            task=task.to_dict(),
+            train={
+                "settings": _recorded(settings),
+                "data": _data_hashes(settings),
+                "origin": source.origin,
+            },
+        )
 
-    # Model and optimizer. The seed makes the head's first weights, the order of the rows and dropout's noise.
+    # Model and optimizer. The seed makes the head's first weights, the order of the rows and
+    # dropout's noise.
     keras.utils.set_random_seed(settings.seed)
     strategy = strategy or make_strategy(settings.strategy)
     replicas = strategy.num_replicas_in_sync
     if settings.global_batch_size % replicas:
-        raise UserError(f"--global_batch_size={settings.global_batch_size}: does not divide by the {replicas} replicas")
+        raise UserError(
+            f"--global_batch_size={settings.global_batch_size}: does not divide by the "
+            f"{replicas} replicas"
+        )
     with strategy.scope():
         model = task.build_model(run.config, POLICIES[settings.precision])
-        schedule = WarmupLinearDecay(settings.learning_rate, num_train_steps, int(settings.warmup_proportion * num_train_steps))
-        optimizer = AdamW(schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction)
+        schedule = WarmupLinearDecay(
+            settings.learning_rate,
+            num_train_steps,
+            int(settings.warmup_proportion * num_train_steps),
+        )
+        optimizer = AdamW(
+            schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
+        )
         optimizer.build(model.trainable_variables)
     if source is not None:
         source.assign_to(model)
 
     # Text to token ids, with what will serve.
-    pipeline = Pipeline(task, Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents), model)
+    pipeline = Pipeline(
+        task, Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents), model
+    )
     encoded = EncodedExamples(train, pipeline)
     encoded_devs = [EncodedExamples(dev, pipeline) for dev in devs]
-    say(f"{task.kind}: {len(train)} rows, {', '.join(f'{len(dev)} dev rows' for dev in devs) or 'no dev rows'}; "
-        f"labels {', '.join(task.labels)}")
-    say(f"{model.count_params():,} parameters from {run.train['origin']}; "
-        f"{'uncased' if run.config.do_lower_case else 'cased'}; {num_train_steps} steps of {settings.global_batch_size} "
-        f"on {replicas} replica{'s' * (replicas > 1)}")
+    say(
+        f"{task.kind}: {len(train)} rows, "
+        f"{', '.join(f'{len(dev)} dev rows' for dev in devs) or 'no dev rows'}; "
+        f"labels {', '.join(task.labels)}"
+    )
+    say(
+        f"{model.count_params():,} parameters from {run.train['origin']}; "
+        f"{'uncased' if run.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
+        f"{settings.global_batch_size} "
+        f"on {replicas} replica{'s' * (replicas > 1)}"
+    )
 
     # The loop.
     evaluator = Evaluator(task, model, strategy)
 
     def evaluate():
         results = [evaluator.metrics(dev) for dev in encoded_devs]
-        metrics = {f"dev{number if number > 1 else ''}_{name}": value
-                   for number, result in enumerate(results, start=1) for name, value in result.items()}
+        metrics = {
+            f"dev{number if number > 1 else ''}_{name}": value
+            for number, result in enumerate(results, start=1)
+            for name, value in result.items()
+        }
         return results[0][task.best_metric], metrics
 
     Loop(
-        run, TrainStep(model, task.losses, optimizer, strategy, settings.seed),
-        lambda step: encoded.training_batches(global_batch_size=settings.global_batch_size, num_epochs=settings.epochs,
-                                              seed=settings.seed, first_step=step, num_replicas=replicas),
-        num_train_steps, settings.save_every, settings.log_every, say, evaluate if devs else None, steps_per_epoch,
+        run,
+        TrainStep(model, task.losses, optimizer, strategy, settings.seed),
+        lambda step: encoded.training_batches(
+            global_batch_size=settings.global_batch_size,
+            num_epochs=settings.epochs,
+            seed=settings.seed,
+            first_step=step,
+            num_replicas=replicas,
+        ),
+        num_train_steps,
+        settings.save_every,
+        settings.log_every,
+        say,
+        evaluate if devs else None,
+        steps_per_epoch,
     ).train()
     say(f"finished: {run.path}, best checkpoint step {run.checkpoints.chosen_step()}")
     return run
@@ -101,13 +155,22 @@ def finetune(settings, say=lambda line: None, strategy=None):
 
 def _recorded(settings):
     """The settings that train.json keeps: all but where the run lies."""
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"}
+    return {
+        name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"
+    }
 
 
 def _data_hashes(settings):
-    return {path: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest() for path in (settings.train, *settings.dev)}
+    return {
+        path: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+        for path in (settings.train, *settings.dev)
+    }
 
 
 def _is_finished(run, num_train_steps, settings):
     steps = run.checkpoints.steps()
-    return bool(steps) and steps[-1] == num_train_steps and (not settings.dev or "score" in run.checkpoints.info(steps[-1]))
+    return (
+        bool(steps)
+        and steps[-1] == num_train_steps
+        and (not settings.dev or "score" in run.checkpoints.info(steps[-1]))
+    )

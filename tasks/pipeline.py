@@ -1,4 +1,5 @@
-"""From strings to answers in one graph: what training tokenizes with, predict runs and the export traces.
+"""From strings to answers in one graph: what training tokenizes with, predict runs and the export
+traces.
 
 Legend: B texts, L tokens, H hidden size.
 """
@@ -9,40 +10,58 @@ from bert_tf.text.packing import pack, padded
 
 
 class Pipeline(tf.Module):
-    """A task's tokenizer and model, joined. Its methods take and return tensors and may be traced."""
+    """A task's tokenizer and model, joined. Its methods take and return tensors and may be
+    traced."""
 
     def __init__(self, task, tokenizer, model):
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.vocabulary = tokenizer.vocabulary
         names = tf.TensorSpec([None], tf.string)
-        self._encode = tf.function(lambda *texts: self._pack(texts, self.tokenizer.tokenize),
-                                   input_signature=[names] * len(task.input_names), autograph=False)
+        self._encode = tf.function(
+            lambda *texts: self._pack(texts, self.tokenizer.tokenize),
+            input_signature=[names] * len(task.input_names),
+            autograph=False,
+        )
 
     def encode(self, **texts):
-        """{input name: [B] string} -> Packed ids, without offsets; a graph of its own, for encoding a data set."""
+        """{input name: [B] string} -> Packed ids, without offsets; a graph of its own, for encoding
+        a data set."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
     def answer(self, **texts):
         """{input name: [B] string} -> the task's answer, a dict of [B, ...]."""
-        packed = self._pack([texts[name] for name in self.task.input_names], self.tokenizer.tokenize)
+        packed = self._pack(
+            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize
+        )
         return self.task.answer(self.model(padded(packed, self.vocabulary)))
 
     def embed(self, text):
-        """[B] string -> {"pooled": [B, H], "mean": [B, H]}, the mean being over all tokens, [CLS] and [SEP] too."""
+        """[B] string -> {"pooled": [B, H], "mean": [B, H]}, the mean being over all tokens, [CLS]
+        and [SEP] too."""
         inputs = padded(self._pack([text], self.tokenizer.tokenize), self.vocabulary)
         encoded = self.model.encoder(inputs)
         mask_BL1 = tf.cast(inputs["input_mask"], tf.float32)[:, :, tf.newaxis]
-        mean_BH = tf.reduce_sum(tf.cast(encoded["sequence"], tf.float32) * mask_BL1, axis=1) / tf.reduce_sum(mask_BL1, axis=1)
+        mean_BH = tf.reduce_sum(
+            tf.cast(encoded["sequence"], tf.float32) * mask_BL1, axis=1
+        ) / tf.reduce_sum(mask_BL1, axis=1)
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):
-        """{input name: [B] string} -> what the model sees, and the characters that each token covers, all [B, L].
+        """{input name: [B] string} -> what the model sees, and the characters that each token
+        covers, all [B, L].
 
-        start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and padding.
+        start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and
+        padding.
         """
-        packed = self._pack([texts[name] for name in self.task.input_names], self.tokenizer.tokenize_with_offsets)
-        return {**padded(packed, self.vocabulary), "start": packed.starts.to_tensor(-1), "end": packed.ends.to_tensor(-1)}
+        packed = self._pack(
+            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize_with_offsets
+        )
+        return {
+            **padded(packed, self.vocabulary),
+            "start": packed.starts.to_tensor(-1),
+            "end": packed.ends.to_tensor(-1),
+        }
 
     def _pack(self, texts, tokenize):
         return pack([tokenize(text) for text in texts], self.vocabulary, self.task.max_seq_length)

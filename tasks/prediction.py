@@ -17,8 +17,10 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
     lines = []
     for texts in examples.slices(rows_at_a_time):
         fields = {name: jsonable(values) for name, values in answer(**texts).items()}
-        lines += [json.dumps(dict(zip(fields, row, strict=True)), ensure_ascii=False)
-                  for row in zip(*fields.values(), strict=True)]
+        lines += [
+            json.dumps(dict(zip(fields, row, strict=True)), ensure_ascii=False)
+            for row in zip(*fields.values(), strict=True)
+        ]
         say(f"{len(lines)}/{len(examples)} rows")
     replace_file(output_path, "".join(line + "\n" for line in lines))
     return len(lines)
@@ -26,6 +28,7 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
 
 def jsonable(tensor):
     """A tensor as nested lists of what JSON has; strings as text."""
+
     def text(value):
         if isinstance(value, list):
             return [text(entry) for entry in value]

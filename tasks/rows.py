@@ -28,17 +28,27 @@ def read_rows(path, columns):
         raise UserError(f"{path}: wanted a file that ends in {', '.join(_READERS)}")
     count = 0
     try:
-        with open(path, encoding="utf-8-sig", newline="") as lines:  # A byte order mark is no part of a column's name.
+        with open(
+            path, encoding="utf-8-sig", newline=""
+        ) as lines:  # A byte order mark is no part of a column's name.
             for number, values in _READERS[path.suffix](path, lines):
                 for column in columns:
                     if column not in values:
-                        raise UserError(f"{path}:{number}: no column {column!r}, there are: {', '.join(map(str, values))}")
+                        raise UserError(
+                            f"{path}:{number}: no column {column!r}, there are: "
+                            f"{', '.join(map(str, values))}"
+                        )
                     if not isinstance(values[column], str | int | float):
-                        raise UserError(f"{path}:{number}: column {column!r} holds {values[column]!r}, wanted text")
+                        raise UserError(
+                            f"{path}:{number}: column {column!r} holds {values[column]!r}, "
+                            "wanted text"
+                        )
                 yield Row({column: str(values[column]) for column in columns}, f"{path}:{number}")
                 count += 1
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start} of a block after row {count}") from None
+        raise UserError(
+            f"{path}: not UTF-8: {error.reason} at byte {error.start} of a block after row {count}"
+        ) from None
     if not count:
         raise UserError(f"{path}: no rows in it")
 
@@ -48,11 +58,13 @@ def _csv_rows(path, lines, **dialect):
     try:
         for values in reader:
             if None in values:
-                raise UserError(f"{path}:{reader.line_num}: {len(values[None])} more fields than the header's "
-                                f"{len(reader.fieldnames)}")
+                raise UserError(
+                    f"{path}:{reader.line_num}: {len(values[None])} more fields than the header's "
+                    f"{len(reader.fieldnames)}"
+                )
             yield reader.line_num, values
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: {error}") from None
+        raise UserError(f"{path}: in the row after line {reader.line_num}: {error}") from None
 
 
 def _tsv_rows(path, lines):
@@ -68,7 +80,9 @@ def _jsonl_rows(path, lines):
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise UserError(f"{path}:{number}: holds a JSON {type(values).__name__}, wanted an object")
+            raise UserError(
+                f"{path}:{number}: holds a JSON {type(values).__name__}, wanted an object"
+            )
         yield number, values
 
 

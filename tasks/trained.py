@@ -13,7 +13,8 @@ from tasks.pipeline import Pipeline
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run with its task, its model under the chosen checkpoint's weights, and the pipeline of both."""
+    """A run with its task, its model under the chosen checkpoint's weights, and the pipeline of
+    both."""
 
     run: Run
     task: object
@@ -22,17 +23,29 @@ class Trained:
 
     @classmethod
     def open(cls, path, checkpoint=None):
-        """Opens a fine-tuned run directory; `checkpoint`, a folder's name, overrides the choice of best or newest.
+        """Opens a fine-tuned run directory; `checkpoint`, a folder's name, overrides the choice of
+        best or newest.
 
         Raises UserError if it is no run, or one without a task.
         """
         run = Run.open(path)
         if run.task is None:
-            raise UserError(f"{run.path}: pretrained, but not fine-tuned for a task; run tasks.finetune --init_from={run.path}")
+            raise UserError(
+                f"{run.path}: pretrained, but not fine-tuned for a task; run tasks.finetune "
+                f"--init_from={run.path}"
+            )
         task = task_from_dict(run.task)
-        folder = run.checkpoints.directory / checkpoint if checkpoint else run.checkpoints.folder(run.checkpoints.chosen_step())
+        folder = (
+            run.checkpoints.directory / checkpoint
+            if checkpoint
+            else run.checkpoints.folder(run.checkpoints.chosen_step())
+        )
         model = task.build_model(run.config)
-        checkpoints.assign(checkpoints.model_variables(model), checkpoints.read(folder), str(folder),
-                           ignore=checkpoints.TRAINING_ONLY)
+        checkpoints.assign(
+            checkpoints.model_variables(model),
+            checkpoints.read(folder),
+            str(folder),
+            ignore=checkpoints.TRAINING_ONLY,
+        )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
         return cls(run, task, Pipeline(task, tokenizer, model), folder)

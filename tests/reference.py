@@ -17,7 +17,9 @@ def gelu(x, kind):
 
 
 def layer_norm(x, gamma, beta, epsilon):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * gamma + beta
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(
+        x.var(-1, keepdims=True) + epsilon
+    ) * gamma + beta
 
 
 def softmax(x):
@@ -27,28 +29,53 @@ def softmax(x):
 
 def transformer_layer(hidden_LH, weights, prefix, config):
     """One layer over one text without padding -> (output [L, H], probs [N, L, L])."""
-    w = {name.removeprefix(prefix): np.asarray(array, np.float64) for name, array in weights.items() if name.startswith(prefix)}
+    w = {
+        name.removeprefix(prefix): np.asarray(array, np.float64)
+        for name, array in weights.items()
+        if name.startswith(prefix)
+    }
     size = config.hidden_size // config.num_attention_heads
     contexts, probs = [], []
     for head in range(config.num_attention_heads):
         columns = slice(head * size, (head + 1) * size)
-        q, k, v = (hidden_LH @ w[f"attention/{part}/kernel"][:, columns] + w[f"attention/{part}/bias"][columns]
-                   for part in ("query", "key", "value"))
+        q, k, v = (
+            hidden_LH @ w[f"attention/{part}/kernel"][:, columns]
+            + w[f"attention/{part}/bias"][columns]
+            for part in ("query", "key", "value")
+        )
         probs.append(softmax(q @ k.T / math.sqrt(size)))
         contexts.append(probs[-1] @ v)
-    attended = np.concatenate(contexts, -1) @ w["attention/output/kernel"] + w["attention/output/bias"]
-    hidden = layer_norm(hidden_LH + attended, w["attention_norm/gamma"], w["attention_norm/beta"], config.layer_norm_eps)
+    attended = (
+        np.concatenate(contexts, -1) @ w["attention/output/kernel"] + w["attention/output/bias"]
+    )
+    hidden = layer_norm(
+        hidden_LH + attended,
+        w["attention_norm/gamma"],
+        w["attention_norm/beta"],
+        config.layer_norm_eps,
+    )
     inner = gelu(hidden @ w["intermediate/kernel"] + w["intermediate/bias"], config.hidden_act)
     output = inner @ w["output/kernel"] + w["output/bias"]
-    return layer_norm(hidden + output, w["output_norm/gamma"], w["output_norm/beta"], config.layer_norm_eps), np.stack(probs)
+    return layer_norm(
+        hidden + output, w["output_norm/gamma"], w["output_norm/beta"], config.layer_norm_eps
+    ), np.stack(probs)
 
 
 def encode(input_ids_L, segment_ids_L, weights, config):
-    """One text without padding -> {"layers": list of [L, H], "attentions": list of [N, L, L], "pooled": [H]}."""
+    """One text without padding -> {"layers": list of [L, H], "attentions": list of [N, L, L],
+    "pooled": [H]}."""
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
-    hidden = (w["bert/embeddings/word_embeddings"][input_ids_L] + w["bert/embeddings/token_type_embeddings"][segment_ids_L]
-              + w["bert/embeddings/position_embeddings"][:len(input_ids_L)])
-    hidden = layer_norm(hidden, w["bert/embeddings/LayerNorm/gamma"], w["bert/embeddings/LayerNorm/beta"], config.layer_norm_eps)
+    hidden = (
+        w["bert/embeddings/word_embeddings"][input_ids_L]
+        + w["bert/embeddings/token_type_embeddings"][segment_ids_L]
+        + w["bert/embeddings/position_embeddings"][: len(input_ids_L)]
+    )
+    hidden = layer_norm(
+        hidden,
+        w["bert/embeddings/LayerNorm/gamma"],
+        w["bert/embeddings/LayerNorm/beta"],
+        config.layer_norm_eps,
+    )
     layers, attentions = [hidden], []
     for index in range(config.num_hidden_layers):
         hidden, probs = transformer_layer(hidden, w, f"bert/layer_{index}/", config)
@@ -58,13 +85,27 @@ def encode(input_ids_L, segment_ids_L, weights, config):
     return {"layers": layers, "attentions": attentions, "pooled": pooled}
 
 
-def adamw(weights, gradients, rates, decayed, bias_correction, beta_1=0.9, beta_2=0.999, epsilon=1e-6, decay=0.01, clip=1.0):
-    """Steps through lists of gradients, each {name: array}, in float64; returns the weights after the last."""
+def adamw(
+    weights,
+    gradients,
+    rates,
+    decayed,
+    bias_correction,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-6,
+    decay=0.01,
+    clip=1.0,
+):
+    """Steps through lists of gradients, each {name: array}, in float64; returns the weights after
+    the last."""
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     m = {name: np.zeros_like(array) for name, array in w.items()}
     v = {name: np.zeros_like(array) for name, array in w.items()}
     for step, (grads, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
-        norm = math.sqrt(sum(float((grad.astype(np.float64) ** 2).sum()) for grad in grads.values()))
+        norm = math.sqrt(
+            sum(float((grad.astype(np.float64) ** 2).sum()) for grad in grads.values())
+        )
         for name, grad in grads.items():
             grad = grad.astype(np.float64) * min(1.0, clip / norm)
             m[name] = beta_1 * m[name] + (1 - beta_1) * grad
@@ -77,7 +118,8 @@ def adamw(weights, gradients, rates, decayed, bias_correction, beta_1=0.9, beta_
 
 
 def assert_equal(actual, wanted, num_layers):
-    """The tolerance of this project for float32: 1e-5 of the largest value up to 6 layers, 5e-5 beyond."""
+    """The tolerance of this project for float32: 1e-5 of the largest value up to 6 layers, 5e-5
+    beyond."""
     tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(wanted).max())
     difference = np.abs(np.asarray(actual, np.float64) - wanted).max()
     assert difference <= tolerance, f"differs by {difference:.2e}, at most {tolerance:.2e} wanted"

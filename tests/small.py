@@ -10,16 +10,20 @@ import tensorflow as tf
 from bert_tf.weights import names
 from tasks.settings import FinetuneSettings
 
-TEXTS = {"billing": ["the bill is too high", "my bill is high !", "the bill , too high"],
-         "hardware": ["the screen is broken", "my screen is too broken", "broken screen !"],
-         "software": ["the app does not open", "my app does not open !", "not open , the app"]}
+TEXTS = {
+    "billing": ["the bill is too high", "my bill is high !", "the bill , too high"],
+    "hardware": ["the screen is broken", "my screen is too broken", "broken screen !"],
+    "software": ["the app does not open", "my app does not open !", "not open , the app"],
+}
 
 
 def random_weights(config, seed=0, scale=0.3):
     """{our name: array}: large enough for every part to matter, LayerNorm near the identity."""
     rng = np.random.default_rng(seed)
-    return {name: rng.normal(1.0 if name.endswith("gamma") else 0.0, scale, shape).astype(np.float32)
-            for name, shape in names.shapes(config).items()}
+    return {
+        name: rng.normal(1.0 if name.endswith("gamma") else 0.0, scale, shape).astype(np.float32)
+        for name, shape in names.shapes(config).items()
+    }
 
 
 def write_huggingface(directory, config, vocabulary, weights=None, **changes):
@@ -29,11 +33,21 @@ def write_huggingface(directory, config, vocabulary, weights=None, **changes):
     tensors = {}
     for row in names.table(config):
         array = weights[row.ours]
-        tensors["bert." + row.huggingface] = np.ascontiguousarray(array.T if row.ours.endswith("/kernel") else array)
+        tensors["bert." + row.huggingface] = np.ascontiguousarray(
+            array.T if row.ours.endswith("/kernel") else array
+        )
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
-    values = {name: value for name, value in config.to_dict().items() if name not in ("do_lower_case", "strip_accents")}
-    (directory / "config.json").write_text(json.dumps({**values, "model_type": "bert", "architectures": ["BertModel"], **changes}))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "strip_accents": None}))
+    values = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("do_lower_case", "strip_accents")
+    }
+    (directory / "config.json").write_text(
+        json.dumps({**values, "model_type": "bert", "architectures": ["BertModel"], **changes})
+    )
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": True, "strip_accents": None})
+    )
     vocabulary.save(directory / "vocab.txt")
     return directory
 
@@ -48,14 +62,26 @@ def write_rows(path, rows, columns=("text", "label")):
 
 def write_complaints(directory):
     rows = [(text, label) for label, texts in TEXTS.items() for text in texts]
-    return {"train": write_rows(directory / "train.csv", rows * 3), "dev": write_rows(directory / "dev.csv", rows)}
+    return {
+        "train": write_rows(directory / "train.csv", rows * 3),
+        "dev": write_rows(directory / "dev.csv", rows),
+    }
 
 
 def settings(huggingface_dir, complaints, output_dir, **changes):
     """Fine-tuning that takes seconds."""
-    values = {"task": "classification", "train": str(complaints["train"]), "dev": (str(complaints["dev"]),),
-              "init_from": str(huggingface_dir), "output_dir": str(output_dir), "max_seq_length": 12, "global_batch_size": 8,
-              "epochs": 2, "learning_rate": 1e-2, "log_every": 2}
+    values = {
+        "task": "classification",
+        "train": str(complaints["train"]),
+        "dev": (str(complaints["dev"]),),
+        "init_from": str(huggingface_dir),
+        "output_dir": str(output_dir),
+        "max_seq_length": 12,
+        "global_batch_size": 8,
+        "epochs": 2,
+        "learning_rate": 1e-2,
+        "log_every": 2,
+    }
     return FinetuneSettings(**{**values, **changes})
 
 
@@ -63,9 +89,15 @@ def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed
     """A repeating dataset of random (inputs, labels, weights) batches of `replica_rows`."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, length + 1, rows)
-    inputs = {"input_ids": rng.integers(1, vocab_size, (rows, length)).astype(np.int32),
-              "input_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
-              "segment_ids": (np.arange(length) >= 3).astype(np.int32) * np.ones((rows, 1), np.int32)}
+    inputs = {
+        "input_ids": rng.integers(1, vocab_size, (rows, length)).astype(np.int32),
+        "input_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
+        "segment_ids": (np.arange(length) >= 3).astype(np.int32) * np.ones((rows, 1), np.int32),
+    }
     weights = np.ones(rows, np.float32) if weights is None else np.asarray(weights, np.float32)
     labels = rng.integers(0, num_labels, rows).astype(np.int32)
-    return tf.data.Dataset.from_tensor_slices((inputs, {"label": labels}, {"label": weights})).batch(replica_rows).repeat()
+    return (
+        tf.data.Dataset.from_tensor_slices((inputs, {"label": labels}, {"label": weights}))
+        .batch(replica_rows)
+        .repeat()
+    )

@@ -15,22 +15,29 @@ from bert_tf.model.layout import Padded
 class Encoder(keras.layers.Layer):
     """BERT (Devlin et al. 2019): embeddings, post-norm Transformer layers, pooler.
 
-    Takes {input_ids, input_mask, segment_ids} int [B, L]; mask 1 = token, 0 = padding, whose content reaches no token.
-    Returns a dict: "sequence" [B, L, H] and "pooled" [B, H] (tanh of a dense layer over [CLS]); with
-    return_layers=True also "layers", the embeddings' and every layer's output [B, L, H], and "attentions", every layer's
-    probabilities float32 [B, N, L, L].
+    Takes {input_ids, input_mask, segment_ids} int [B, L]; mask 1 = token, 0 = padding, whose
+    content reaches no token. Returns a dict: "sequence" [B, L, H] and "pooled" [B, H] (tanh of a
+    dense layer over [CLS]); with return_layers=True also "layers", the embeddings' and every
+    layer's output [B, L, H], and "attentions", every layer's probabilities float32 [B, N, L, L].
 
-    With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the same noise; without
-    one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16.
+    With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
+    same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
+    Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16.
     """
 
     def __init__(self, config, name="bert", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.embeddings = layers.Embeddings(self.config, dtype=self.dtype_policy, name="embeddings")
-        self.transformer = [layers.TransformerLayer(self.config, index, dtype=self.dtype_policy, name=f"layer_{index}")
-                            for index in range(self.config.num_hidden_layers)]
-        self.pooler = layers.dense(self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh")
+        self.transformer = [
+            layers.TransformerLayer(
+                self.config, index, dtype=self.dtype_policy, name=f"layer_{index}"
+            )
+            for index in range(self.config.num_hidden_layers)
+        ]
+        self.pooler = layers.dense(
+            self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh"
+        )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
 
     def build(self, inputs_shape=None):
@@ -47,18 +54,28 @@ class Encoder(keras.layers.Layer):
         seed = self.dropout_seed(training, seed)
         length = inputs["input_ids"].shape[1]
         if length is not None and length > self.config.max_position_embeddings:
-            raise ValueError(f"{length} tokens a text, but max_position_embeddings is {self.config.max_position_embeddings}: "
-                             "cut the texts with pack(..., max_seq_length)")
+            raise ValueError(
+                f"{length} tokens a text, but max_position_embeddings is "
+                f"{self.config.max_position_embeddings}: "
+                "cut the texts with pack(..., max_seq_length)"
+            )
         layout = Padded(inputs["input_mask"])
-        hidden_TH = self.embeddings(layout.rows(inputs["input_ids"]), layout.rows(inputs["segment_ids"]),
-                                    layout=layout, seed=seed)
+        hidden_TH = self.embeddings(
+            layout.rows(inputs["input_ids"]),
+            layout.rows(inputs["segment_ids"]),
+            layout=layout,
+            seed=seed,
+        )
         outputs, attentions = [hidden_TH], []
         for layer in self.transformer:
             hidden_TH, probs_BNLL = layer(hidden_TH, layout=layout, seed=seed)
             outputs.append(hidden_TH)
             attentions.append(probs_BNLL)
 
-        result = {"sequence": layout.restore(hidden_TH), "pooled": self.pooler(layout.first_rows(hidden_TH))}
+        result = {
+            "sequence": layout.restore(hidden_TH),
+            "pooled": self.pooler(layout.first_rows(hidden_TH)),
+        }
         if return_layers:
             result["layers"] = [layout.restore(output_TH) for output_TH in outputs]
             result["attentions"] = attentions

@@ -1,11 +1,15 @@
-"""Layouts: which rows of [T, H] are one text. All else in the encoder works on rows and does not ask.
+"""Layouts: which rows of [T, H] are one text. All else in the encoder works on rows and does not
+ask.
 
-Legend: B texts, L their padded length, T rows (B * L here), N heads, D head size, H hidden size (N * D), P positions.
+Legend: B texts, L their padded length, T rows (B * L here), N heads, D head size, H hidden size (N
+* D), P positions.
 """
 
 import tensorflow as tf
 
-MASKED_SCORE = -1e9  # Added to the score of a key nobody may attend to; its float32 softmax is exactly 0.
+MASKED_SCORE = (
+    -1e9
+)  # Added to the score of a key nobody may attend to; its float32 softmax is exactly 0.
 
 
 class Padded:
@@ -18,7 +22,9 @@ class Padded:
         shape = tf.shape(input_mask_BL)
         self.batch = shape[0] if input_mask_BL.shape[0] is None else input_mask_BL.shape[0]
         self.length = shape[1] if input_mask_BL.shape[1] is None else input_mask_BL.shape[1]
-        self.key_bias_B11L = (1.0 - tf.cast(input_mask_BL, tf.float32))[:, tf.newaxis, tf.newaxis, :] * MASKED_SCORE
+        self.key_bias_B11L = (1.0 - tf.cast(input_mask_BL, tf.float32))[
+            :, tf.newaxis, tf.newaxis, :
+        ] * MASKED_SCORE
 
     def rows(self, values_BL):
         """[B, L] -> [T]."""
@@ -27,7 +33,10 @@ class Padded:
     def positions(self, table_PH):
         """The position embedding of each row, [T, H]."""
         hidden = table_PH.shape[1]
-        return tf.reshape(tf.broadcast_to(table_PH[:self.length], [self.batch, self.length, hidden]), [-1, hidden])
+        return tf.reshape(
+            tf.broadcast_to(table_PH[: self.length], [self.batch, self.length, hidden]),
+            [-1, hidden],
+        )
 
     def split_heads(self, qkv_TE, num_heads):
         """[T, 3 * H], queries, keys, values side by side -> three of [B, N, L, D]."""

@@ -11,7 +11,8 @@ from bert_tf.text.tokenizer import Tokens
 
 
 class Packed(NamedTuple):
-    """Ragged int32 [B, (L)] each. starts and ends count characters of the token's own segment, -1 at specials."""
+    """Ragged int32 [B, (L)] each. starts and ends count characters of the token's own segment, -1
+    at specials."""
 
     input_ids: tf.RaggedTensor
     segment_ids: tf.RaggedTensor
@@ -20,7 +21,8 @@ class Packed(NamedTuple):
 
 
 def pack(segments, vocabulary, max_seq_length):
-    """Joins one or two Tokens a row, cutting the longer segment first (released _truncate_seq_pair).
+    """Joins one or two Tokens a row, cutting the longer segment first (released
+    _truncate_seq_pair).
 
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
@@ -44,12 +46,18 @@ def pack(segments, vocabulary, max_seq_length):
     return Packed(
         joined([segment.ids for segment in segments], cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
-        *(None if segments[0].starts is None else joined([getattr(segment, name) for segment in segments], -1, -1)
-          for name in ("starts", "ends")))
+        *(
+            None
+            if segments[0].starts is None
+            else joined([getattr(segment, name) for segment in segments], -1, -1)
+            for name in ("starts", "ends")
+        ),
+    )
 
 
 def padded(packed, vocabulary, length=None):
-    """Packed -> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or `length`."""
+    """Packed -> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or
+    `length`."""
     shape = [None, length]
     return {
         "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
@@ -59,11 +67,13 @@ def padded(packed, vocabulary, length=None):
 
 
 def _truncate(segments, budget):
-    """Keeps as many tokens a segment as popping one at a time from the end of the longer (of B on a tie) would."""
+    """Keeps as many tokens a segment as popping one at a time from the end of the longer (of B on a
+    tie) would."""
     if len(segments) == 1:
         return [_head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
     length_a, length_b = (segment.ids.row_lengths() for segment in segments)
-    # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if it has so much.
+    # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if
+    # it has so much.
     keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
     keep_b = tf.minimum(length_b, budget - keep_a)
     return [_head(segments[0], keep_a), _head(segments[1], keep_b)]
@@ -71,7 +81,11 @@ def _truncate(segments, budget):
 
 def _head(segment, keep):
     def cut(ragged):
-        position = tf.range(tf.size(ragged.flat_values, out_type=tf.int64)) - tf.gather(ragged.row_starts(), ragged.value_rowids())
-        return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(position < tf.gather(keep, ragged.value_rowids())))
+        position = tf.range(tf.size(ragged.flat_values, out_type=tf.int64)) - tf.gather(
+            ragged.row_starts(), ragged.value_rowids()
+        )
+        return tf.ragged.boolean_mask(
+            ragged, ragged.with_flat_values(position < tf.gather(keep, ragged.value_rowids()))
+        )
 
     return Tokens(*(None if ragged is None else cut(ragged) for ragged in segment))

@@ -10,10 +10,11 @@ MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
 
 
 class Vocabulary:
-    """The entries of a vocab.txt in order; `lines` are as in the file, `entries` stripped as the released reader does.
+    """The entries of a vocab.txt in order; `lines` are as in the file, `entries` stripped as the
+    released reader does.
 
-    A line is what stands between two "\\n": the released Chinese file has U+2028 inside lines, whose entries become ""
-    and "##" when stripped; they keep their ids and never match.
+    A line is what stands between two "\\n": the released Chinese file has U+2028 inside lines,
+    whose entries become "" and "##" when stripped; they keep their ids and never match.
     """
 
     def __init__(self, lines, where="vocabulary"):
@@ -22,13 +23,21 @@ class Vocabulary:
         self._ids = {}
         for number, (line, entry) in enumerate(zip(self.lines, self.entries, strict=True), start=1):
             if not line:
-                raise UserError(f"{where}: line {number} is empty; an entry's id is its line, so no line may be blank")
+                raise UserError(
+                    f"{where}: line {number} is empty; an entry's id is its line, so no line may "
+                    "be blank"
+                )
             if entry in self._ids:
-                raise UserError(f"{where}: line {number} repeats {entry!r} of line {self._ids[entry] + 1}")
+                raise UserError(
+                    f"{where}: line {number} repeats {entry!r} of line {self._ids[entry] + 1}"
+                )
             self._ids[entry] = number - 1
         missing = [special for special in SPECIALS if special not in self._ids]
         if missing:
-            raise UserError(f"{where}: {len(self.entries)} entries without {', '.join(missing)}; is this a BERT vocab.txt?")
+            raise UserError(
+                f"{where}: {len(self.entries)} entries without {', '.join(missing)}; is this a "
+                "BERT vocab.txt?"
+            )
 
     @classmethod
     def load(cls, path):
@@ -36,7 +45,9 @@ class Vocabulary:
         if not path.is_file():
             raise UserError(f"{path}: no such file, wanted a vocab.txt (an entry a line)")
         if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: {path.stat().st_size} bytes, wanted a vocab.txt of at most {MAX_BYTES}")
+            raise UserError(
+                f"{path}: {path.stat().st_size} bytes, wanted a vocab.txt of at most {MAX_BYTES}"
+            )
         try:
             text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
@@ -61,11 +72,17 @@ class Vocabulary:
         return self._ids[entry]
 
     def looks_cased(self):
-        """True if over 1% of the entries hold an upper-case letter; [unused7] and the specials do not count."""
-        entries = [entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))]
+        """True if over 1% of the entries hold an upper-case letter; [unused7] and the specials do
+        not count."""
+        entries = [
+            entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))
+        ]
         return sum(entry != entry.lower() for entry in entries) > 0.01 * len(entries)
 
     def check_size(self, vocab_size, where):
         if len(self) != vocab_size:
-            raise UserError(f"{where}: {len(self)} entries, but the configuration's vocab_size is {vocab_size}; "
-                            "the vocabulary has to be the one that the weights were trained with")
+            raise UserError(
+                f"{where}: {len(self)} entries, but the configuration's vocab_size is "
+                f"{vocab_size}; "
+                "the vocabulary has to be the one that the weights were trained with"
+            )

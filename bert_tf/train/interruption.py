@@ -15,13 +15,16 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def held_back():
-    """Yields a function that tells which signal came since (its number or None). Outside the main thread: none."""
+    """Yields a function that tells which signal came since (its number or None). Outside the main
+    thread: none."""
     arrived = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    before = {signum: signal.signal(signum, lambda signum, frame: arrived.append(signum))
-              for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        signum: signal.signal(signum, lambda signum, frame: arrived.append(signum))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield lambda: arrived[0] if arrived else None
     finally:

@@ -1,4 +1,5 @@
-"""The training loop of every run: step, tell, save, evaluate, stop when asked, go on where it stopped."""
+"""The training loop of every run: step, tell, save, evaluate, stop when asked, go on where it
+stopped."""
 
 import dataclasses
 import signal
@@ -19,9 +20,10 @@ from bert_tf.train.step import TrainStep
 class Loop:
     """What a run does at which step. All intervals count steps.
 
-    `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element, one for each replica a
-    step: the position in the data is the step, nothing else has to be saved. `evaluate()` returns (score, metrics); the highest score is the best. `say` takes
-    a line of progress.
+    `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element,
+    one for each replica a step: the position in the data is the step, nothing else has to be saved.
+    `evaluate()` returns (score, metrics); the highest score is the best. `say` takes a line of
+    progress.
     """
 
     run: Run
@@ -49,7 +51,9 @@ class Loop:
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock(step)
         with held_back() as signal_arrived:
-            self._evaluate_if_due(step)  # The process may have ended between a save and its evaluation.
+            self._evaluate_if_due(
+                step
+            )  # The process may have ended between a save and its evaluation.
             while step < self.num_train_steps:
                 logs = self._step(iterator, step)
                 step += 1
@@ -57,11 +61,19 @@ class Loop:
                 if step % self.log_every == 0 or step == self.num_train_steps:
                     self._log(step, logs, clock)
                 is_due = self._is_evaluation_step(step)
-                if is_due or step % self.save_every == 0 or step == self.num_train_steps or signal_arrived():
+                if (
+                    is_due
+                    or step % self.save_every == 0
+                    or step == self.num_train_steps
+                    or signal_arrived()
+                ):
                     checkpoints.save(step, variables)
                 if signum := signal_arrived():
-                    raise Interrupted(f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
-                                      f"{self.num_train_steps} in {self.run.path}; the same command goes on", signum)
+                    raise Interrupted(
+                        f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
+                        f"{self.num_train_steps} in {self.run.path}; the same command goes on",
+                        signum,
+                    )
                 if is_due:
                     self._evaluate_if_due(step)
                     clock.restart()
@@ -72,18 +84,26 @@ class Loop:
         except tf.errors.InvalidArgumentError as error:
             if "not finite" not in str(error):
                 raise
-            raise UserError(f"step {step}: the gradient is not finite, the update was not made; the newest checkpoint in "
-                            f"{self.run.checkpoints.directory} is from before; try a lower --learning_rate") from None
+            raise UserError(
+                f"step {step}: the gradient is not finite, the update was not made; the newest "
+                "checkpoint in "
+                f"{self.run.checkpoints.directory} is from before; try a lower --learning_rate"
+            ) from None
 
     def variables(self):
-        """{name: variable} of all that a checkpoint holds: model, dropout seeds, optimizer slots, step."""
+        """{name: variable} of all that a checkpoint holds: model, dropout seeds, optimizer slots,
+        step."""
         self.step.optimizer.build(self.step.model.trainable_variables)
         model = model_variables(self.step.model)
         names = {variable.path: name for name, variable in model.items()}
         return {**model, **self.step.optimizer.state(names)}
 
     def _is_evaluation_step(self, step):
-        return self.evaluate is not None and step > 0 and (step % self.evaluate_every == 0 or step == self.num_train_steps)
+        return (
+            self.evaluate is not None
+            and step > 0
+            and (step % self.evaluate_every == 0 or step == self.num_train_steps)
+        )
 
     def _evaluate_if_due(self, step):
         if not self._is_evaluation_step(step) or "score" in self.run.checkpoints.info(step):
@@ -92,19 +112,29 @@ class Loop:
         self.run.log_metrics({"step": step, **metrics})
         self.run.checkpoints.annotate(step, score, metrics)
         best = "  (best so far)" if self.run.checkpoints.best_step() == step else ""
-        self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()) + best)
+        self.say(
+            f"step {step}  "
+            + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            + best
+        )
 
     def _log(self, step, logs, clock):
         values = {name: float(value) for name, value in logs.items() if name != "examples"}
         rate = clock.examples_a_second()
         self.run.log_metrics({"step": step, **values, "examples_per_second": round(rate, 1)})
-        left = time.strftime("%H:%M:%S", time.gmtime(clock.seconds_a_step() * (self.num_train_steps - step)))
-        self.say(f"step {step}/{self.num_train_steps}  loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
-                 f"{rate:.0f} examples/s  ETA {left}")
+        left = time.strftime(
+            "%H:%M:%S", time.gmtime(clock.seconds_a_step() * (self.num_train_steps - step))
+        )
+        self.say(
+            f"step {step}/{self.num_train_steps}  loss {values['loss']:.4f}  lr "
+            f"{values['learning_rate']:.2e}  "
+            f"{rate:.0f} examples/s  ETA {left}"
+        )
 
 
 class _Clock:
-    """Rates since the start or the last restart; the first step, which builds the graph, does not count."""
+    """Rates since the start or the last restart; the first step, which builds the graph, does not
+    count."""
 
     def __init__(self, step):
         self.first_step_is_over = False
@@ -115,7 +145,11 @@ class _Clock:
         examples = int(logs["examples"])  # Waits for the step.
         now = time.monotonic()
         if self.first_step_is_over:
-            self.steps, self.examples, self.seconds = self.steps + 1, self.examples + examples, self.seconds + now - self.since
+            self.steps, self.examples, self.seconds = (
+                self.steps + 1,
+                self.examples + examples,
+                self.seconds + now - self.since,
+            )
         self.first_step_is_over, self.since = True, now
 
     def restart(self):

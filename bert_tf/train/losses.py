@@ -9,17 +9,22 @@ import tensorflow as tf
 
 def softmax_cross_entropy(labels_B, logits_BC):
     """-log softmax(logits)[label]; labels are class ids."""
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels_B, tf.int32), tf.cast(logits_BC, tf.float32))
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(labels_B, tf.int32), tf.cast(logits_BC, tf.float32)
+    )
 
 
 def sigmoid_cross_entropy(labels_B, logits_B1):
     """Binary cross-entropy of one logit, which stands for label 1."""
-    return tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(labels_B, tf.float32), tf.cast(logits_B1, tf.float32)[:, 0])
+    return tf.nn.sigmoid_cross_entropy_with_logits(
+        tf.cast(labels_B, tf.float32), tf.cast(logits_B1, tf.float32)[:, 0]
+    )
 
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WeightedMean(keras.losses.Loss):
-    """One of the losses above for Keras `compile`: sum(weight * loss) / sum(weight), as the train step divides."""
+    """One of the losses above for Keras `compile`: sum(weight * loss) / sum(weight), as the train
+    step divides."""
 
     def __init__(self, loss, name=None):
         self.function = loss if callable(loss) else globals()[loss]

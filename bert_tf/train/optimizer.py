@@ -8,10 +8,11 @@ UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a va
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning rate of the released code: step / warmup_steps of the peak, then linear to 0 at num_train_steps.
+    """Learning rate of the released code: step / warmup_steps of the peak, then linear to 0 at
+    num_train_steps.
 
-    Step 0 has rate 0. The decay is counted from step 0, so that at step W the rate falls from nearly the peak to
-    (1 - W / N) of it (google-research/bert, optimization.py).
+    Step 0 has rate 0. The decay is counted from step 0, so that at step W the rate falls from
+    nearly the peak to (1 - W / N) of it (google-research/bert, optimization.py).
     """
 
     def __init__(self, peak, num_train_steps, warmup_steps=0):
@@ -24,56 +25,88 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * tf.where(step < self.warmup_steps, warming, decaying)
 
     def get_config(self):
-        return {"peak": self.peak, "num_train_steps": self.num_train_steps, "warmup_steps": self.warmup_steps}
+        return {
+            "peak": self.peak,
+            "num_train_steps": self.num_train_steps,
+            "warmup_steps": self.warmup_steps,
+        }
 
 
 @keras.saving.register_keras_serializable("bert_tf")
 class AdamW(keras.optimizers.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019; released AdamWeightDecayOptimizer).
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019; released
+    AdamWeightDecayOptimizer).
 
-    Decay is taken from every trainable variable whose path does not end in one of UNDECAYED. `bias_correction` False is
-    as released; True is what small data sets want (Mosbach et al. 2021). `apply` takes the gradients of this replica's
-    share of the loss, sums them over all replicas, clips the sum by its global norm, then updates.
+    Decay is taken from every trainable variable whose path does not end in one of UNDECAYED.
+    `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
+    `apply` takes the gradients of this replica's share of the loss, sums them over all replicas,
+    clips the sum by its global norm, then updates.
 
     Differs from Keras' optimizers, which clip each replica's share before the sum.
     """
 
-    def __init__(self, learning_rate, weight_decay_rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-6, clip_norm=1.0,
-                 bias_correction=True, name="adamw"):
+    def __init__(
+        self,
+        learning_rate,
+        weight_decay_rate=0.01,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        clip_norm=1.0,
+        bias_correction=True,
+        name="adamw",
+    ):
         super().__init__(learning_rate=learning_rate, name=name)
-        self.weight_decay_rate, self.clip_norm, self.bias_correction = weight_decay_rate, clip_norm, bias_correction
+        self.weight_decay_rate, self.clip_norm, self.bias_correction = (
+            weight_decay_rate,
+            clip_norm,
+            bias_correction,
+        )
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def build(self, variables):
         if not self.built:
             super().build(variables)
-            self._adam_m, self._adam_v = self.add_optimizer_variables(variables, ["adam_m", "adam_v"])
+            self._adam_m, self._adam_v = self.add_optimizer_variables(
+                variables, ["adam_m", "adam_v"]
+            )
 
     def decays(self, variable):
         return variable.path.split("/")[-1] not in UNDECAYED
 
     def state(self, names):
-        """{name: variable} of what a checkpoint needs; `names` gives each trainable variable's name by its path."""
-        slots = {f"{names[variable.path]}/{kind}": slot
-                 for kind, of_kind in (("adam_m", self._adam_m), ("adam_v", self._adam_v))
-                 for variable, slot in zip(self._trainable_variables, of_kind, strict=True)}
+        """{name: variable} of what a checkpoint needs; `names` gives each trainable variable's name
+        by its path."""
+        slots = {
+            f"{names[variable.path]}/{kind}": slot
+            for kind, of_kind in (("adam_m", self._adam_m), ("adam_v", self._adam_v))
+            for variable, slot in zip(self._trainable_variables, of_kind, strict=True)
+        }
         return {**slots, "step": self.iterations}
 
     def apply(self, grads, trainable_variables=None):
-        """One update. Call it on every replica, with dense or sparse gradients; returns the global norm before clipping.
+        """One update. Call it on every replica, with dense or sparse gradients; returns the global
+        norm before clipping.
 
         Raises InvalidArgumentError before anything is changed if the gradient is not finite.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
         variables = self._trainable_variables
-        without = [variable.path for variable, grad in zip(variables, grads, strict=True) if grad is None]
+        without = [
+            variable.path for variable, grad in zip(variables, grads, strict=True) if grad is None
+        ]
         if without:
-            raise ValueError(f"no gradient reaches {', '.join(without)}: does the loss depend on it?")
-        # Sparse gradients repeat rows: their norm is not that of the gradient until the rows are added up.
+            raise ValueError(
+                f"no gradient reaches {', '.join(without)}: does the loss depend on it?"
+            )
+        # Sparse gradients repeat rows: their norm is not that of the gradient until the rows are
+        # added up.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
-        norm = tf.debugging.check_numerics(tf.linalg.global_norm(grads), "the gradient is not finite")
+        norm = tf.debugging.check_numerics(
+            tf.linalg.global_norm(grads), "the gradient is not finite"
+        )
         with tf.control_dependencies([norm]):
             if self.clip_norm is not None:
                 grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
@@ -84,10 +117,11 @@ class AdamW(keras.optimizers.Optimizer):
         return norm
 
     def update_step(self, gradient, variable, learning_rate):
-        """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= rate * (m / (sqrt(v) + epsilon) + decay * w).
+        """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= rate * (m / (sqrt(v) + epsilon) +
+        decay * w).
 
-        With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. Every replica updates its own copy with
-        the same numbers; TensorFlow's fused kernel does it in one pass.
+        With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. Every replica
+        updates its own copy with the same numbers; TensorFlow's fused kernel does it in one pass.
         """
         index = self._get_variable_index(variable)
         step = tf.cast(self.iterations, tf.float32) + 1.0
@@ -96,15 +130,28 @@ class AdamW(keras.optimizers.Optimizer):
         if self.decays(variable):
             tf.raw_ops.AssignSubVariableOp(
                 resource=variable.value.handle,
-                value=learning_rate * self.weight_decay_rate * tf.convert_to_tensor(variable.value))
-        # The kernel adds epsilon to the uncorrected sqrt(v); scaled like this it is the formula above exactly.
+                value=learning_rate * self.weight_decay_rate * tf.convert_to_tensor(variable.value),
+            )
+        # The kernel adds epsilon to the uncorrected sqrt(v); scaled like this it is the formula
+        # above exactly.
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.value.handle, m=self._adam_m[index].value.handle, v=self._adam_v[index].value.handle,
-            beta1_power=power_1, beta2_power=power_2, lr=learning_rate, beta1=self.beta_1, beta2=self.beta_2,
-            epsilon=self.epsilon * tf.sqrt(1.0 - power_2), grad=gradient)
+            var=variable.value.handle,
+            m=self._adam_m[index].value.handle,
+            v=self._adam_v[index].value.handle,
+            beta1_power=power_1,
+            beta2_power=power_2,
+            lr=learning_rate,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon * tf.sqrt(1.0 - power_2),
+            grad=gradient,
+        )
 
     def get_config(self):
         inherited = super().get_config()
         own = ("weight_decay_rate", "beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction")
-        return {"name": inherited["name"], "learning_rate": inherited["learning_rate"],
-                **{name: getattr(self, name) for name in own}}
+        return {
+            "name": inherited["name"],
+            "learning_rate": inherited["learning_rate"],
+            **{name: getattr(self, name) for name in own},
+        }

@@ -1,4 +1,5 @@
-"""Reads a Hugging Face directory: config.json, model.safetensors, vocab.txt, and tokenizer_config.json if there.
+"""Reads a Hugging Face directory: config.json, model.safetensors, vocab.txt, and
+tokenizer_config.json if there.
 
 Pickles (pytorch_model.bin) are never opened: opening one runs what it holds.
 """
@@ -16,7 +17,13 @@ from bert_tf.weights import names
 
 # Position ids are a constant; heads of other tasks give way to the head of the task at hand.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I64": np.int64}
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+}
 
 
 def is_directory_of(path):
@@ -27,36 +34,59 @@ def read(path):
     """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
     weights_path = path / "model.safetensors"
     if not weights_path.is_file():
-        raise UserError(f"{path}: holds pytorch_model.bin, a pickle, which is never opened here; save it once with "
-                        "save_pretrained(..., safe_serialization=True) and give that directory")
+        raise UserError(
+            f"{path}: holds pytorch_model.bin, a pickle, which is never opened here; save it "
+            "once with "
+            "save_pretrained(..., safe_serialization=True) and give that directory"
+        )
     config = BertConfig.load(path / "config.json")
     tokenizer_path = path / "tokenizer_config.json"
     vocabulary = Vocabulary.load(path / "vocab.txt")
     tokenizer = read_json_object(tokenizer_path) if tokenizer_path.is_file() else {}
-    config = BertConfig.from_dict({
-        **config.to_dict(),
-        "do_lower_case": tokenizer.get("do_lower_case", not vocabulary.looks_cased()),
-        "strip_accents": tokenizer.get("strip_accents"),
-    }, where=str(tokenizer_path))
+    config = BertConfig.from_dict(
+        {
+            **config.to_dict(),
+            "do_lower_case": tokenizer.get("do_lower_case", not vocabulary.looks_cased()),
+            "strip_accents": tokenizer.get("strip_accents"),
+        },
+        where=str(tokenizer_path),
+    )
     vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
-    weights, passed_over = names.rename(_canonical(read_safetensors(weights_path)), config, "huggingface", IGNORED,
-                                        where=str(weights_path))
+    weights, passed_over = names.rename(
+        _canonical(read_safetensors(weights_path)),
+        config,
+        "huggingface",
+        IGNORED,
+        where=str(weights_path),
+    )
     return config, vocabulary, weights, passed_over
 
 
 def _canonical(tensors):
-    """Without the "bert." of models that have a head, and with LayerNorm's gamma and beta under their newer names."""
-    return {name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"):
-            tensor for name, tensor in tensors.items()}
+    """Without the "bert." of models that have a head, and with LayerNorm's gamma and beta under
+    their newer names."""
+    return {
+        name.removeprefix("bert.")
+        .replace("LayerNorm.gamma", "LayerNorm.weight")
+        .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def read_safetensors(path):
-    """{name: array} of a .safetensors file. numpy has no bfloat16, so the library's numpy reader cannot be used."""
+    """{name: array} of a .safetensors file. numpy has no bfloat16, so the library's numpy reader
+    cannot be used."""
     try:
         tensors = safetensors.deserialize(path.read_bytes())
-        return {name: np.frombuffer(entry["data"], dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-                for name, entry in tensors}
+        return {
+            name: np.frombuffer(entry["data"], dtype=_DTYPES[entry["dtype"]]).reshape(
+                entry["shape"]
+            )
+            for name, entry in tensors
+        }
     except (safetensors.SafetensorError, struct.error, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from None
     except KeyError as error:
-        raise UserError(f"{path}: holds tensors of type {error}, wanted one of {', '.join(_DTYPES)}") from None
+        raise UserError(
+            f"{path}: holds tensors of type {error}, wanted one of {', '.join(_DTYPES)}"
+        ) from None

@@ -1,4 +1,5 @@
-"""Reads a keras-nlp (KerasHub) BERT preset, a directory or a name; the one module that imports keras_nlp."""
+"""Reads a keras-nlp (KerasHub) BERT preset, a directory or a name; the one module that imports
+keras_nlp."""
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -13,28 +14,42 @@ def is_directory_of(path):
 
 
 def read(preset):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over). `preset` is a path or a preset's name.
+    """-> (BertConfig, Vocabulary, {our name: array}, names passed over). `preset` is a path or a
+    preset's name.
 
-    The backbone's gelu is the tanh form. Differs: its tokenizer keeps accents even in uncased presets; the weights are
-    Google's, trained without, so accents follow the case here.
+    The backbone's gelu is the tanh form. Differs: its tokenizer keeps accents even in uncased
+    presets; the weights are Google's, trained without, so accents follow the case here.
     """
     import keras_nlp
 
     directory_config = preset / "config.json" if not isinstance(preset, str) else None
     if directory_config and read_json_object(directory_config).get("class_name") != "BertBackbone":
-        raise UserError(f"{directory_config}: class_name is {read_json_object(directory_config).get('class_name')!r}, "
-                        "wanted a preset of BertBackbone")
+        raise UserError(
+            f"{directory_config}: class_name is "
+            f"{read_json_object(directory_config).get('class_name')!r}, "
+            "wanted a preset of BertBackbone"
+        )
     try:
         backbone = keras_nlp.models.BertBackbone.from_preset(str(preset))
         tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(preset))
     except Exception as error:  # Whatever the library, Kaggle or the network has to say.
-        raise UserError(f"--init_from={preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}") from None
+        raise UserError(
+            f"--init_from={preset}: keras-nlp cannot load this preset: {type(error).__name__}: "
+            f"{error}"
+        ) from None
     config = BertConfig(
-        vocab_size=backbone.vocabulary_size, hidden_size=backbone.hidden_dim, num_hidden_layers=backbone.num_layers,
-        num_attention_heads=backbone.num_heads, intermediate_size=backbone.intermediate_dim, hidden_act="gelu_new",
-        hidden_dropout_prob=backbone.dropout, attention_probs_dropout_prob=backbone.dropout,
-        max_position_embeddings=backbone.max_sequence_length, type_vocab_size=backbone.num_segments,
-        do_lower_case=bool(tokenizer.lowercase))
+        vocab_size=backbone.vocabulary_size,
+        hidden_size=backbone.hidden_dim,
+        num_hidden_layers=backbone.num_layers,
+        num_attention_heads=backbone.num_heads,
+        intermediate_size=backbone.intermediate_dim,
+        hidden_act="gelu_new",
+        hidden_dropout_prob=backbone.dropout,
+        attention_probs_dropout_prob=backbone.dropout,
+        max_position_embeddings=backbone.max_sequence_length,
+        type_vocab_size=backbone.num_segments,
+        do_lower_case=bool(tokenizer.lowercase),
+    )
     vocabulary = Vocabulary(tokenizer.get_vocabulary(), where=f"the vocabulary of {preset}")
     vocabulary.check_size(config.vocab_size, where=f"the vocabulary of {preset}")
     tensors = {variable.path: variable.numpy() for variable in backbone.variables}

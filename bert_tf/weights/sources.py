@@ -15,7 +15,8 @@ from bert_tf.weights import google, huggingface, keras_preset, names
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """An encoder's configuration, vocabulary and {our name: float32 array}; `origin` says from where, in a line."""
+    """An encoder's configuration, vocabulary and {our name: float32 array}; `origin` says from
+    where, in a line."""
 
     config: BertConfig
     vocabulary: Vocabulary
@@ -23,9 +24,12 @@ class Pretrained:
     origin: str
 
     def assign_to(self, model):
-        """Sets all weights of the encoder in a model of this configuration, or of an Encoder alone."""
+        """Sets all weights of the encoder in a model of this configuration, or of an Encoder
+        alone."""
         variables = checkpoints.model_variables(model)
-        checkpoints.assign({name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin)
+        checkpoints.assign(
+            {name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin
+        )
 
     def save(self, path):
         """Writes these weights as a run directory, at step 0; returns the open Run."""
@@ -35,10 +39,11 @@ class Pretrained:
 
 
 def read_pretrained(path, do_lower_case=None):
-    """Reads a run directory, a Hugging Face directory, a Google release, or a keras-nlp preset (directory or name).
+    """Reads a run directory, a Hugging Face directory, a Google release, or a keras-nlp preset
+    (directory or name).
 
-    `do_lower_case` overrides what the source says of its case. Raises UserError naming what is missing, left over or of
-    the wrong shape.
+    `do_lower_case` overrides what the source says of its case. Raises UserError naming what is
+    missing, left over or of the wrong shape.
     """
     config, vocabulary, weights, origin = _read(path)
     if do_lower_case is not None:
@@ -57,12 +62,20 @@ def _read(path):
         if missing:
             raise UserError(f"{chosen}: {len(missing)} weights are missing, the first {missing[0]}")
         return run.config, run.vocabulary, {name: values[name] for name in wanted}, f"run {chosen}"
-    for kind, reader in (("Google release", google), ("Hugging Face directory", huggingface), ("keras-nlp preset", keras_preset)):
+    for kind, reader in (
+        ("Google release", google),
+        ("Hugging Face directory", huggingface),
+        ("keras-nlp preset", keras_preset),
+    ):
         if reader.is_directory_of(folder):
             return _described(reader.read(folder), f"{kind} {folder.resolve().name}")
     if folder.exists():
-        raise UserError(f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, checkpoints/), a Hugging "
-                        "Face directory (model.safetensors), a Google release (bert_config.json) or a keras-nlp preset")
+        raise UserError(
+            f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
+            "checkpoints/), a Hugging "
+            "Face directory (model.safetensors), a Google release (bert_config.json) or a "
+            "keras-nlp preset"
+        )
     if "/" in str(path) and "://" not in str(path):
         raise UserError(f"{folder}: no such directory")
     return _described(keras_preset.read(str(path)), f"keras-nlp preset {path}")

@@ -7,8 +7,14 @@ import pytest
 from bert_tf import PRESETS, BertConfig, UserError
 from bert_tf.weights import names
 
-PUBLISHED = {"tiny": 4_385_920, "mini": 11_170_560, "small": 28_763_648, "medium": 41_373_184, "base": 109_482_240,
-             "large": 335_141_888}
+PUBLISHED = {
+    "tiny": 4_385_920,
+    "mini": 11_170_560,
+    "small": 28_763_648,
+    "medium": 41_373_184,
+    "base": 109_482_240,
+    "large": 335_141_888,
+}
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
@@ -30,31 +36,48 @@ def test_gelu_is_tanh_in_googles_file_and_erf_elsewhere(tmp_path):
 
 def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"vocab_size": 11, "model_type": "bert", "pooler_fc_size": 9, "directionality": "bidi",
-                                "torch_dtype": "float32", "id2label": {"0": "a"}, "position_embedding_type": "absolute",
-                                "hidden_size": 24}))
+    path.write_text(
+        json.dumps(
+            {
+                "vocab_size": 11,
+                "model_type": "bert",
+                "pooler_fc_size": 9,
+                "directionality": "bidi",
+                "torch_dtype": "float32",
+                "id2label": {"0": "a"},
+                "position_embedding_type": "absolute",
+                "hidden_size": 24,
+            }
+        )
+    )
     config = BertConfig.load(path)
     assert (config.vocab_size, config.hidden_size, config.layer_norm_eps) == (11, 24, 1e-12)
     assert BertConfig.from_dict(config.to_dict()) == config
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"hiden_size": 3}, "unknown key hiden_size"),
-    ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-    ({"is_decoder": True}, "is_decoder=True"),
-    ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
-    ({"hidden_size": 10}, "hidden_size 10 does not divide by num_attention_heads 12"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-    ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
-    ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
-    ({"model_type": "roberta"}, "model_type is 'roberta'"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hiden_size": 3}, "unknown key hiden_size"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"hidden_size": 10}, "hidden_size 10 does not divide by num_attention_heads 12"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
+        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+    ],
+)
 def test_what_makes_no_bert_is_refused_by_name(values, message):
     with pytest.raises(UserError, match=message):
         BertConfig.from_dict({"vocab_size": 11, **values})
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "not JSON"), ("[]", "holds a JSON list"), ("{}", "vocab_size is missing")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not JSON"), ("[]", "holds a JSON list"), ("{}", "vocab_size is missing")],
+)
 def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
     path = tmp_path / "config.json"
     path.write_text(content)

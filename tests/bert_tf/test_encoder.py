@@ -1,4 +1,5 @@
-"""The encoder against a float64 numpy forward pass, keras-nlp, real activations; and its properties."""
+"""The encoder against a float64 numpy forward pass, keras-nlp, real activations; and its
+properties."""
 
 import dataclasses
 import functools
@@ -24,15 +25,23 @@ def make_encoder(config, weights, **kwargs):
 
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
-@pytest.mark.parametrize("wrap", [lambda f: f, tf.function, functools.partial(tf.function, jit_compile=True)],
-                         ids=["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, tf.function, functools.partial(tf.function, jit_compile=True)],
+    ids=["eager", "graph", "xla"],
+)
 def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act, wrap):
     config = dataclasses.replace(config, hidden_act=hidden_act)
     weights = small.random_weights(config)
     encoder = make_encoder(config, weights)
     outputs = wrap(lambda inputs: encoder(inputs, return_layers=True))(inputs_BL)
     for row, length in enumerate(inputs_BL["input_mask"].sum(1)):
-        wanted = reference.encode(inputs_BL["input_ids"][row, :length], inputs_BL["segment_ids"][row, :length], weights, config)
+        wanted = reference.encode(
+            inputs_BL["input_ids"][row, :length],
+            inputs_BL["segment_ids"][row, :length],
+            weights,
+            config,
+        )
         reference.assert_equal(outputs["pooled"][row], wanted["pooled"], 2)
         reference.assert_equal(outputs["sequence"][row, :length], wanted["layers"][-1], 2)
         for got, want in zip(outputs["layers"], wanted["layers"], strict=True):
@@ -44,46 +53,94 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
 
 def test_erf_and_tanh_differ(config, inputs_BL):
     weights = small.random_weights(config)
-    pooled = [make_encoder(dataclasses.replace(config, hidden_act=act), weights)(inputs_BL)["pooled"].numpy()
-              for act in ("gelu", "gelu_new")]
+    pooled = [
+        make_encoder(dataclasses.replace(config, hidden_act=act), weights)(inputs_BL)[
+            "pooled"
+        ].numpy()
+        for act in ("gelu", "gelu_new")
+    ]
     assert 1e-6 < np.abs(pooled[0] - pooled[1]).max() < 1e-2
 
 
 def test_equals_keras_nlp_with_the_same_weights():
     keras_nlp = pytest.importorskip("keras_nlp")
-    backbone = keras_nlp.models.BertBackbone(vocabulary_size=50, num_layers=3, num_heads=4, hidden_dim=24, intermediate_dim=40,
-                                             max_sequence_length=16, num_segments=2)
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=50,
+        num_layers=3,
+        num_heads=4,
+        hidden_dim=24,
+        intermediate_dim=40,
+        max_sequence_length=16,
+        num_segments=2,
+    )
     rng = np.random.default_rng(3)
-    backbone.set_weights([weight if weight.dtype.kind != "f" else rng.normal(float("gamma" in variable.path), 0.2, weight.shape)
-                          for variable, weight in zip(backbone.weights, backbone.get_weights(), strict=True)])
-    config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
-                        max_position_embeddings=16)
-    weights, _ = names.rename({variable.path: variable.numpy() for variable in backbone.variables}, config, "keras",
-                              r".*seed_generator.*", "backbone")
+    backbone.set_weights(
+        [
+            weight
+            if weight.dtype.kind != "f"
+            else rng.normal(float("gamma" in variable.path), 0.2, weight.shape)
+            for variable, weight in zip(backbone.weights, backbone.get_weights(), strict=True)
+        ]
+    )
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=16,
+    )
+    weights, _ = names.rename(
+        {variable.path: variable.numpy() for variable in backbone.variables},
+        config,
+        "keras",
+        r".*seed_generator.*",
+        "backbone",
+    )
     ids, lengths = rng.integers(0, 50, (5, 11)), np.array([11, 1, 7, 4, 10])
-    inputs = {"input_ids": ids, "input_mask": (np.arange(11) < lengths[:, None]).astype(int),
-              "segment_ids": (np.arange(11) > 4) * np.ones((5, 1), int)}
-    wanted = backbone({"token_ids": ids, "padding_mask": inputs["input_mask"], "segment_ids": inputs["segment_ids"]})
+    inputs = {
+        "input_ids": ids,
+        "input_mask": (np.arange(11) < lengths[:, None]).astype(int),
+        "segment_ids": (np.arange(11) > 4) * np.ones((5, 1), int),
+    }
+    wanted = backbone(
+        {
+            "token_ids": ids,
+            "padding_mask": inputs["input_mask"],
+            "segment_ids": inputs["segment_ids"],
+        }
+    )
     got = make_encoder(config, weights)(inputs)
     is_token = inputs["input_mask"] == 1
     reference.assert_equal(got["pooled"], wanted["pooled_output"].numpy(), 3)
-    reference.assert_equal(got["sequence"].numpy()[is_token], wanted["sequence_output"].numpy()[is_token], 3)
+    reference.assert_equal(
+        got["sequence"].numpy()[is_token], wanted["sequence_output"].numpy()[is_token], 3
+    )
 
 
 def test_equals_the_real_bert_tiny_activations(data_dir):
-    """google's bert-tiny fine-tuned on SST-2: both layers, pooler and classifier on a real embedding output."""
+    """google's bert-tiny fine-tuned on SST-2: both layers, pooler and classifier on a real
+    embedding output."""
     folder = data_dir / "checkpoints" / "bert_tiny_sst2_encoder_only"
     theirs = dict(np.load(folder / "bert_tiny_sst2_encoder.npz"))
     expected = dict(np.load(folder / "expected_numpy_float64.npz"))
-    config = BertConfig(vocab_size=4, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512,
-                        hidden_act="gelu")
+    config = BertConfig(
+        vocab_size=4,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=512,
+        hidden_act="gelu",
+    )
     weights = small.random_weights(config)  # The embedding tables are not in the file.
     found = {}
     for row in names.table(config):
         name = "bert." + row.huggingface
         if name in theirs:
             found[row.ours] = theirs[name].T if row.ours.endswith("/kernel") else theirs[name]
-    assert set(weights) - set(found) == {name for name in weights if name.startswith("bert/embeddings/")}
+    assert set(weights) - set(found) == {
+        name for name in weights if name.startswith("bert/embeddings/")
+    }
     encoder = make_encoder(config, {**weights, **found})
     hidden_TH = tf.constant(expected["embedding_output"], tf.float32)
     layout = Padded(tf.ones((1, 10), tf.int32))
@@ -99,10 +156,15 @@ def test_equals_the_real_bert_tiny_activations(data_dir):
 def test_content_of_padding_never_reaches_a_token(config, inputs_BL):
     encoder = make_encoder(config, small.random_weights(config))
     is_token = inputs_BL["input_mask"] == 1
-    garbled = {**inputs_BL, "input_ids": np.where(is_token, inputs_BL["input_ids"], 11),
-               "segment_ids": np.where(is_token, inputs_BL["segment_ids"], 1)}
+    garbled = {
+        **inputs_BL,
+        "input_ids": np.where(is_token, inputs_BL["input_ids"], 11),
+        "segment_ids": np.where(is_token, inputs_BL["segment_ids"], 1),
+    }
     for name, kept in (("sequence", is_token), ("pooled", slice(None))):
-        np.testing.assert_array_equal(encoder(inputs_BL)[name].numpy()[kept], encoder(garbled)[name].numpy()[kept])
+        np.testing.assert_array_equal(
+            encoder(inputs_BL)[name].numpy()[kept], encoder(garbled)[name].numpy()[kept]
+        )
 
 
 @pytest.mark.parametrize("padding", [1, 4, 11])
@@ -119,11 +181,14 @@ def test_every_variable_gets_a_gradient(config, inputs_BL):
     inputs = {**inputs_BL, "segment_ids": inputs_BL["segment_ids"]}
     with tf.GradientTape() as tape:
         outputs = encoder(inputs)
-        loss = tf.reduce_sum(outputs["sequence"][:, :3] ** 2) + tf.reduce_sum(outputs["pooled"] ** 2)
+        loss = tf.reduce_sum(outputs["sequence"][:, :3] ** 2) + tf.reduce_sum(
+            outputs["pooled"] ** 2
+        )
     gradients = tape.gradient(loss, encoder.trainable_variables)
     for variable, gradient in zip(encoder.trainable_variables, gradients, strict=True):
         assert gradient is not None, variable.path
-        # A key's bias shifts all scores of a query alike: softmax takes it out, its true gradient is 0.
+        # A key's bias shifts all scores of a query alike: softmax takes it out, its true gradient
+        # is 0.
         if not variable.path.endswith("key/bias"):
             assert np.abs(tf.convert_to_tensor(gradient)).max() > 1e-6, variable.path
     assert len(gradients) == len(names.table(config))
@@ -131,11 +196,18 @@ def test_every_variable_gets_a_gradient(config, inputs_BL):
 
 def test_dropout_is_a_function_of_its_seed(config, inputs_BL):
     encoder = make_encoder(config, small.random_weights(config))
-    pooled = {seed: encoder(inputs_BL, training=True, seed=np.array(seed))["pooled"].numpy() for seed in ((1, 0), (2, 0), (1, 2**16))}
-    np.testing.assert_array_equal(pooled[1, 0], encoder(inputs_BL, training=True, seed=np.array((1, 0)))["pooled"])
+    pooled = {
+        seed: encoder(inputs_BL, training=True, seed=np.array(seed))["pooled"].numpy()
+        for seed in ((1, 0), (2, 0), (1, 2**16))
+    }
+    np.testing.assert_array_equal(
+        pooled[1, 0], encoder(inputs_BL, training=True, seed=np.array((1, 0)))["pooled"]
+    )
     assert np.abs(pooled[1, 0] - pooled[2, 0]).max() > 1e-3
     assert np.abs(pooled[1, 0] - pooled[1, 2**16]).max() > 1e-3
-    np.testing.assert_array_equal(encoder(inputs_BL)["pooled"], encoder(inputs_BL, training=False)["pooled"])
+    np.testing.assert_array_equal(
+        encoder(inputs_BL)["pooled"], encoder(inputs_BL, training=False)["pooled"]
+    )
 
 
 def test_dropout_without_a_seed_is_new_at_each_call(config, inputs_BL):
@@ -149,7 +221,10 @@ def test_dropout_keeps_the_mean_and_no_two_places_share_noise(dtype):
     from bert_tf.model.layers import dropout
 
     ones = tf.ones([400, 500], dtype)
-    masks = [tf.cast(dropout(ones, 0.1, tf.constant([7, 5], tf.int64), place), tf.float32).numpy() > 0 for place in (0, 1)]
+    masks = [
+        tf.cast(dropout(ones, 0.1, tf.constant([7, 5], tf.int64), place), tf.float32).numpy() > 0
+        for place in (0, 1)
+    ]
     for mask in masks:
         assert abs(mask.mean() - 0.9) < 5 * np.sqrt(0.09 / mask.size)  # Five standard deviations.
     assert abs((masks[0] & masks[1]).mean() - 0.81) < 5 * np.sqrt(0.81 * 0.19 / masks[0].size)
@@ -167,13 +242,21 @@ def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
 
 
 def test_weights_begin_truncated_normal_each_its_own():
-    config = BertConfig(vocab_size=500, hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=96)
+    config = BertConfig(
+        vocab_size=500,
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=96,
+    )
     encoder = Encoder(config)
     encoder.build()
     for name, variable in model_variables(encoder).items():
         if name.endswith(("kernel", "embeddings")):
             values = variable.numpy()
-            assert np.abs(values).max() <= 0.04 and 0.015 < values.std() < 0.02, name  # 0.02 cut at two deviations: 0.0176.
+            assert np.abs(values).max() <= 0.04 and 0.015 < values.std() < 0.02, (
+                name
+            )  # 0.02 cut at two deviations: 0.0176.
         elif name in names.shapes(config):
             np.testing.assert_array_equal(variable, 1.0 if name.endswith("gamma") else 0.0)
     attention = encoder.transformer[0].attention
@@ -190,7 +273,9 @@ def test_saves_and_loads_in_a_keras_model(config, inputs_BL, tmp_path):
 
 
 def test_more_tokens_than_positions_are_refused(config):
-    inputs = {name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    inputs = {
+        name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")
+    }
     with pytest.raises(ValueError, match="17 tokens a text, but max_position_embeddings is 16"):
         Encoder(config)(inputs)
 
@@ -203,7 +288,9 @@ def test_deep_encoders_equal_numpy(num_layers, preset):
     config = dataclasses.replace(PRESETS[preset], vocab_size=100)
     weights = small.random_weights(config, scale=0.02)
     ids, segments = np.array([2, 17, 30, 4, 99, 3]), np.array([0, 0, 0, 0, 1, 1])
-    outputs = make_encoder(config, weights)({"input_ids": ids[None], "input_mask": np.ones((1, 6), int), "segment_ids": segments[None]})
+    outputs = make_encoder(config, weights)(
+        {"input_ids": ids[None], "input_mask": np.ones((1, 6), int), "segment_ids": segments[None]}
+    )
     wanted = reference.encode(ids, segments, weights, config)
     reference.assert_equal(outputs["sequence"][0], wanted["layers"][-1], num_layers)
     reference.assert_equal(outputs["pooled"][0], wanted["pooled"], num_layers)

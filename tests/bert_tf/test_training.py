@@ -1,4 +1,5 @@
-"""Losses, optimizer and train step against numpy; one replica against two; what each step depends on."""
+"""Losses, optimizer and train step against numpy; one replica against two; what each step depends
+on."""
 
 import math
 
@@ -20,8 +21,17 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def tiny_config(**changes):
-    return BertConfig(**{"vocab_size": 30, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-                         "intermediate_size": 20, "max_position_embeddings": 16, **changes})
+    return BertConfig(
+        **{
+            "vocab_size": 30,
+            "hidden_size": 12,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "intermediate_size": 20,
+            "max_position_embeddings": 16,
+            **changes,
+        }
+    )
 
 
 def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0):
@@ -41,8 +51,14 @@ def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0):
 
 def train(step, dataset, num_steps):
     iterator = iter(distribute(lambda: dataset, step.strategy))
-    logs = [{name: float(value) for name, value in step(iterator).items()} for _ in range(num_steps)]
-    return logs, {name: variable.numpy() for name, variable in model_variables(step.model).items() if "seed" not in name}
+    logs = [
+        {name: float(value) for name, value in step(iterator).items()} for _ in range(num_steps)
+    ]
+    return logs, {
+        name: variable.numpy()
+        for name, variable in model_variables(step.model).items()
+        if "seed" not in name
+    }
 
 
 def assert_weights_equal(first, second, tolerance=1e-5):
@@ -51,10 +67,13 @@ def assert_weights_equal(first, second, tolerance=1e-5):
 
 
 def test_learning_rate_at_the_corners():
-    """Steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1 of the released schedule: the jump at W is the released one."""
+    """Steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1 of the released schedule: the jump at W is the
+    released one."""
     schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10)
     steps = [0, 1, 9, 10, 11, 99, 100, 101]
-    np.testing.assert_allclose([float(schedule(step)) for step in steps], [0, 0.1, 0.9, 0.9, 0.89, 0.01, 0, 0], atol=1e-7)
+    np.testing.assert_allclose(
+        [float(schedule(step)) for step in steps], [0, 0.1, 0.9, 0.9, 0.89, 0.01, 0, 0], atol=1e-7
+    )
     assert float(WarmupLinearDecay(1.0, 100)(0)) == 1.0
 
 
@@ -63,36 +82,61 @@ def test_adamw_equals_numpy_over_100_steps(bias_correction):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (5, 4), "bias": (4,), "gamma": (4,)}
     start = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    gradients = [{name: rng.normal(size=shape).astype(np.float32) * (0.05 if step % 2 else 3) for name, shape in shapes.items()}
-                 for step in range(100)]
+    gradients = [
+        {
+            name: rng.normal(size=shape).astype(np.float32) * (0.05 if step % 2 else 3)
+            for name, shape in shapes.items()
+        }
+        for step in range(100)
+    ]
     variables = [keras.Variable(array, name=name) for name, array in start.items()]
     optimizer = AdamW(WarmupLinearDecay(1e-2, 100, 10), bias_correction=bias_correction)
     for grads in gradients:
         norm = optimizer.apply([tf.constant(grads[name]) for name in shapes], variables)
     rates = [1e-2 * (step / 10 if step < 10 else 1 - step / 100) for step in range(100)]
-    wanted = reference.adamw(start, gradients, rates, decayed={"kernel"}, bias_correction=bias_correction)
+    wanted = reference.adamw(
+        start, gradients, rates, decayed={"kernel"}, bias_correction=bias_correction
+    )
     for variable in variables:
         np.testing.assert_allclose(variable.numpy(), wanted[variable.name], rtol=0, atol=1e-5)
-    assert math.isclose(float(norm), math.sqrt(sum((array**2).sum() for array in gradients[-1].values())), rel_tol=1e-5)
+    assert math.isclose(
+        float(norm),
+        math.sqrt(sum((array**2).sum() for array in gradients[-1].values())),
+        rel_tol=1e-5,
+    )
     assert int(optimizer.iterations.numpy()) == 100
 
 
 def test_exactly_these_variables_decay():
     step = make_step(tiny_config(num_hidden_layers=1), make_strategy("none"))
-    decayed = {name for name, variable in model_variables(step.model).items() if "seed" not in name and step.optimizer.decays(variable)}
+    decayed = {
+        name
+        for name, variable in model_variables(step.model).items()
+        if "seed" not in name and step.optimizer.decays(variable)
+    }
     layer = "bert/layer_0/"
     assert decayed == {
-        "bert/embeddings/word_embeddings", "bert/embeddings/position_embeddings", "bert/embeddings/token_type_embeddings",
-        f"{layer}attention/query/kernel", f"{layer}attention/key/kernel", f"{layer}attention/value/kernel",
-        f"{layer}attention/output/kernel", f"{layer}intermediate/kernel", f"{layer}output/kernel",
-        "bert/pooler/kernel", "classifier/kernel"}
+        "bert/embeddings/word_embeddings",
+        "bert/embeddings/position_embeddings",
+        "bert/embeddings/token_type_embeddings",
+        f"{layer}attention/query/kernel",
+        f"{layer}attention/key/kernel",
+        f"{layer}attention/value/kernel",
+        f"{layer}attention/output/kernel",
+        f"{layer}intermediate/kernel",
+        f"{layer}output/kernel",
+        "bert/pooler/kernel",
+        "classifier/kernel",
+    }
 
 
 def test_sparse_gradients_are_clipped_by_their_true_norm():
     """Two slices of one row: the norm of their sum is 2, not sqrt(2)."""
     table = keras.Variable(np.zeros((3, 1), np.float32), name="table")
     optimizer = AdamW(1e-3)
-    norm = optimizer.apply([tf.IndexedSlices(tf.ones((2, 1)), tf.constant([1, 1]), tf.constant([3, 1]))], [table])
+    norm = optimizer.apply(
+        [tf.IndexedSlices(tf.ones((2, 1)), tf.constant([1, 1]), tf.constant([3, 1]))], [table]
+    )
     assert float(norm) == 2.0
 
 
@@ -106,10 +150,20 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
 
 
 def test_losses_by_hand():
-    np.testing.assert_allclose(softmax_cross_entropy(np.array([0, 1]), np.log([[0.25, 0.75], [0.5, 0.5]])), [math.log(4), math.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(
+        softmax_cross_entropy(np.array([0, 1]), np.log([[0.25, 0.75], [0.5, 0.5]])),
+        [math.log(4), math.log(2)],
+        rtol=1e-6,
+    )
     logit = math.log(0.8 / 0.2)
-    np.testing.assert_allclose(sigmoid_cross_entropy(np.array([1, 0]), np.array([[logit], [logit]])), [-math.log(0.8), -math.log(0.2)], rtol=1e-6)
-    mean = WeightedMean(softmax_cross_entropy)(np.array([0, 1]), np.log([[0.25, 0.75], [0.5, 0.5]]), sample_weight=np.array([1.0, 0.0]))
+    np.testing.assert_allclose(
+        sigmoid_cross_entropy(np.array([1, 0]), np.array([[logit], [logit]])),
+        [-math.log(0.8), -math.log(0.2)],
+        rtol=1e-6,
+    )
+    mean = WeightedMean(softmax_cross_entropy)(
+        np.array([0, 1]), np.log([[0.25, 0.75], [0.5, 0.5]]), sample_weight=np.array([1.0, 0.0])
+    )
     assert math.isclose(float(mean), math.log(4), rel_tol=1e-6)
 
 
@@ -117,7 +171,10 @@ def test_rows_of_weight_zero_change_nothing():
     config = tiny_config(**NO_DROPOUT)
     with_filler = small.batches(rows=8, replica_rows=8, weights=[1] * 5 + [0] * 3)
     without = with_filler.map(lambda *parts: tf.nest.map_structure(lambda part: part[:5], parts))
-    results = [train(make_step(config, make_strategy("none")), dataset, 3) for dataset in (with_filler, without)]
+    results = [
+        train(make_step(config, make_strategy("none")), dataset, 3)
+        for dataset in (with_filler, without)
+    ]
     assert results[0][0][0]["examples"] == 5
     np.testing.assert_allclose(results[0][0][-1]["loss"], results[1][0][-1]["loss"], rtol=1e-6)
     assert_weights_equal(results[0][1], results[1][1])
@@ -129,28 +186,43 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, label
     config = tiny_config(**NO_DROPOUT)
     weights = [1] * 8 + [1, 0, 1, 0, 1, 0, 0, 0]
     arguments = {"rows": 16, "weights": weights, "num_labels": len(labels)}
-    one = train(make_step(config, make_strategy("none"), labels=labels), small.batches(replica_rows=16, **arguments), 10)
-    two = train(make_step(config, mirrored, labels=labels), small.batches(replica_rows=8, **arguments), 10)
+    one = train(
+        make_step(config, make_strategy("none"), labels=labels),
+        small.batches(replica_rows=16, **arguments),
+        10,
+    )
+    two = train(
+        make_step(config, mirrored, labels=labels), small.batches(replica_rows=8, **arguments), 10
+    )
     assert min(log["gradient_norm"] for log in one[0]) > CLIP_NORM
     for name in ("loss", "gradient_norm", "examples"):
-        np.testing.assert_allclose([log[name] for log in one[0]], [log[name] for log in two[0]], rtol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            [log[name] for log in one[0]], [log[name] for log in two[0]], rtol=2e-5, err_msg=name
+        )
     assert_weights_equal(one[1], two[1])
 
 
 def test_clipping_each_replica_before_the_sum_is_noticed(mirrored):
     """The negative control of the test above: Keras' order of clipping gives other weights."""
+
     class ClipsFirst(AdamW):
         def apply(self, grads, trainable_variables=None):
-            grads, _ = tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], CLIP_NORM)
+            grads, _ = tf.clip_by_global_norm(
+                [tf.convert_to_tensor(grad) for grad in grads], CLIP_NORM
+            )
             self.clip_norm = None
             return super().apply(grads, trainable_variables)
 
     config = tiny_config(**NO_DROPOUT)
     arguments = {"rows": 16, "weights": [1] * 8 + [1, 0, 1, 0, 1, 0, 0, 0]}
-    one = train(make_step(config, make_strategy("none")), small.batches(replica_rows=16, **arguments), 10)
+    one = train(
+        make_step(config, make_strategy("none")), small.batches(replica_rows=16, **arguments), 10
+    )
     with mirrored.scope():
         optimizer = ClipsFirst(1e-3)
-    two = train(make_step(config, mirrored, optimizer), small.batches(replica_rows=8, **arguments), 10)
+    two = train(
+        make_step(config, mirrored, optimizer), small.batches(replica_rows=8, **arguments), 10
+    )
     with pytest.raises(AssertionError):
         assert_weights_equal(one[1], two[1])
 
@@ -161,10 +233,15 @@ def test_dropout_differs_between_replicas_and_steps_and_repeats_with_the_seed(mi
     seen = set()
     for number in range(3):
         step.optimizer.iterations.assign(number)
-        for seed in mirrored.experimental_local_results(mirrored.run(lambda: step._dropout_seed(tf.distribute.get_replica_context()))):
+        for seed in mirrored.experimental_local_results(
+            mirrored.run(lambda: step._dropout_seed(tf.distribute.get_replica_context()))
+        ):
             seen.add(tuple(seed.numpy().tolist()))
     assert len(seen) == 6
-    runs = [train(make_step(config, make_strategy("none"), seed=seed), small.batches(rows=8), 3)[0] for seed in (0, 0, 1)]
+    runs = [
+        train(make_step(config, make_strategy("none"), seed=seed), small.batches(rows=8), 3)[0]
+        for seed in (0, 0, 1)
+    ]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
@@ -178,7 +255,8 @@ def test_every_trainable_variable_moves():
 
 
 def test_keras_fit_gives_the_same_losses_and_weights():
-    """20 steps, dropout 0: one model, dataset, loss and optimizer, under our loop and under Keras compile / fit."""
+    """20 steps, dropout 0: one model, dataset, loss and optimizer, under our loop and under Keras
+    compile / fit."""
     config = tiny_config(**NO_DROPOUT)
     dataset = small.batches(rows=24, weights=[1] * 20 + [0] * 4)
     schedule = {"peak": 1e-2, "num_train_steps": 20, "warmup_steps": 4}
@@ -187,9 +265,19 @@ def test_keras_fit_gives_the_same_losses_and_weights():
 
     theirs = make_step(config, make_strategy("none"), AdamW(WarmupLinearDecay(**schedule)))
     losses = []
-    theirs.model.compile(optimizer=theirs.optimizer, loss={name: WeightedMean(loss) for name, loss in theirs.losses.items()})
+    theirs.model.compile(
+        optimizer=theirs.optimizer,
+        loss={name: WeightedMean(loss) for name, loss in theirs.losses.items()},
+    )
     # Keras reports a running mean over the epoch; an epoch a step shows each loss.
     history = theirs.model.fit(dataset, epochs=20, steps_per_epoch=1, verbose=0)
     losses = history.history["loss"]
     np.testing.assert_allclose(losses, [log["loss"] for log in logs], rtol=1e-5)
-    assert_weights_equal(weights, {name: variable.numpy() for name, variable in model_variables(theirs.model).items() if "seed" not in name})
+    assert_weights_equal(
+        weights,
+        {
+            name: variable.numpy()
+            for name, variable in model_variables(theirs.model).items()
+            if "seed" not in name
+        },
+    )

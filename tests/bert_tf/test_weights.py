@@ -34,14 +34,20 @@ def test_a_hugging_face_directory_gives_every_weight(huggingface_dir, config):
 def test_every_variable_of_the_encoder_is_named_in_the_table_with_its_shape(config):
     encoder = Encoder(config)
     encoder.build()
-    shapes = {name: tuple(variable.shape) for name, variable in model_variables(encoder).items() if "seed" not in name}
+    shapes = {
+        name: tuple(variable.shape)
+        for name, variable in model_variables(encoder).items()
+        if "seed" not in name
+    }
     assert shapes == names.shapes(config)
 
 
 def test_old_names_bfloat16_heads_and_position_ids_are_read(huggingface_dir, config):
     def change(tensors):
         for name in list(tensors):
-            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
             tensors[old] = tensors.pop(name).astype(ml_dtypes.bfloat16)
         tensors["cls.predictions.bias"] = np.zeros(3, np.float32)
         tensors["bert.embeddings.position_ids"] = np.arange(16)[None]
@@ -50,16 +56,33 @@ def test_old_names_bfloat16_heads_and_position_ids_are_read(huggingface_dir, con
     pretrained = read_pretrained(huggingface_dir)
     assert "not used: cls.predictions.bias, embeddings.position_ids" in pretrained.origin
     for name, array in small.random_weights(config).items():
-        np.testing.assert_array_equal(pretrained.weights[name], array.astype(ml_dtypes.bfloat16).astype(np.float32))
+        np.testing.assert_array_equal(
+            pretrained.weights[name], array.astype(ml_dtypes.bfloat16).astype(np.float32)
+        )
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.bias"), "1 weights are missing, the first encoder.layer.1.output.dense.bias"),
-    (lambda tensors: tensors.update({"bert.encoder.layer.2.output.dense.bias": np.zeros(12, np.float32)}),
-     "1 tensors that no part of this model uses, the first encoder.layer.2.output.dense.bias"),
-    (lambda tensors: tensors.update({"bert.pooler.dense.weight": np.zeros((12, 13), np.float32)}),
-     r"pooler.dense.weight has shape \(12, 13\), but the configuration makes it \(12, 12\)"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.bias"),
+            "1 weights are missing, the first encoder.layer.1.output.dense.bias",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"bert.encoder.layer.2.output.dense.bias": np.zeros(12, np.float32)}
+            ),
+            "1 tensors that no part of this model uses, the first "
+            "encoder.layer.2.output.dense.bias",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"bert.pooler.dense.weight": np.zeros((12, 13), np.float32)}
+            ),
+            r"pooler.dense.weight has shape \(12, 13\), but the configuration makes it \(12, 12\)",
+        ),
+    ],
+)
 def test_missing_left_over_and_misshapen_tensors_are_named(huggingface_dir, change, message):
     edit(huggingface_dir, change)
     with pytest.raises(UserError, match=message):
@@ -68,7 +91,9 @@ def test_missing_left_over_and_misshapen_tensors_are_named(huggingface_dir, chan
 
 def test_a_vocabulary_of_the_wrong_size_is_refused(huggingface_dir):
     Vocabulary([*WORDS, "more"]).save(huggingface_dir / "vocab.txt")
-    with pytest.raises(UserError, match="vocab.txt: 30 entries, but the configuration's vocab_size is 29"):
+    with pytest.raises(
+        UserError, match="vocab.txt: 30 entries, but the configuration's vocab_size is 29"
+    ):
         read_pretrained(huggingface_dir)
 
 
@@ -78,7 +103,15 @@ def test_a_pickle_is_never_opened(huggingface_dir):
         read_pretrained(huggingface_dir)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:50], lambda data: data[:-100], lambda data: b"\xff" * 8 + data[8:], lambda data: b""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:50],
+        lambda data: data[:-100],
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: b"",
+    ],
+)
 def test_a_damaged_safetensors_file_is_named(huggingface_dir, damage):
     path = huggingface_dir / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
@@ -97,7 +130,10 @@ def test_the_case_comes_from_the_flag_else_the_tokenizer_else_the_vocabulary(hug
     assert read_pretrained(huggingface_dir).config.do_lower_case is False
 
 
-@pytest.mark.parametrize(("name", "message"), [("empty", "no model there: wanted a run directory"), ("a/b", "no such directory")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("empty", "no model there: wanted a run directory"), ("a/b", "no such directory")],
+)
 def test_what_is_no_model_is_refused(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
@@ -108,7 +144,10 @@ def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
     pretrained = read_pretrained(huggingface_dir)
     pretrained.save(tmp_path / "run")
     again = read_pretrained(tmp_path / "run")
-    assert (again.config, again.vocabulary.lines) == (pretrained.config, pretrained.vocabulary.lines)
+    assert (again.config, again.vocabulary.lines) == (
+        pretrained.config,
+        pretrained.vocabulary.lines,
+    )
     for name, array in pretrained.weights.items():
         np.testing.assert_array_equal(again.weights[name], array)
     assert Run.open(tmp_path / "run").train["origin"] == pretrained.origin
@@ -118,17 +157,31 @@ def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
 
 def test_a_keras_nlp_preset_directory_gives_equal_activations(tmp_path, inputs_BL):
     keras_nlp = pytest.importorskip("keras_nlp")
-    backbone = keras_nlp.models.BertBackbone(vocabulary_size=len(WORDS), num_layers=2, num_heads=3, hidden_dim=12,
-                                             intermediate_dim=20, max_sequence_length=16)
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=len(WORDS),
+        num_layers=2,
+        num_heads=3,
+        hidden_dim=12,
+        intermediate_dim=20,
+        max_sequence_length=16,
+    )
     backbone.save_to_preset(tmp_path / "preset")
-    keras_nlp.models.BertTokenizer(vocabulary=WORDS, lowercase=True).save_to_preset(tmp_path / "preset")
+    keras_nlp.models.BertTokenizer(vocabulary=WORDS, lowercase=True).save_to_preset(
+        tmp_path / "preset"
+    )
     pretrained = read_pretrained(tmp_path / "preset")
     assert (pretrained.config.hidden_act, pretrained.config.do_lower_case) == ("gelu_new", True)
     assert pretrained.vocabulary.entries == tuple(WORDS)
     encoder = Encoder(pretrained.config)
     encoder.build()
     pretrained.assign_to(encoder)
-    wanted = backbone({"token_ids": inputs_BL["input_ids"], "padding_mask": inputs_BL["input_mask"], "segment_ids": inputs_BL["segment_ids"]})
+    wanted = backbone(
+        {
+            "token_ids": inputs_BL["input_ids"],
+            "padding_mask": inputs_BL["input_mask"],
+            "segment_ids": inputs_BL["segment_ids"],
+        }
+    )
     reference.assert_equal(encoder(inputs_BL)["pooled"], wanted["pooled_output"].numpy(), 2)
 
 
@@ -142,20 +195,29 @@ def test_a_google_release_is_read(data_dir):
     pretrained = read_pretrained(folder)
     reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
     assert pretrained.config.hidden_act == "gelu_new"
-    np.testing.assert_array_equal(pretrained.weights["bert/layer_1/attention/key/kernel"],
-                                  reader.get_tensor("bert/encoder/layer_1/attention/self/key/kernel"))
+    np.testing.assert_array_equal(
+        pretrained.weights["bert/layer_1/attention/key/kernel"],
+        reader.get_tensor("bert/encoder/layer_1/attention/self/key/kernel"),
+    )
 
 
 def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(data_dir, tmp_path):
     folder = data_dir / "checkpoints" / "tf1_ckpt_chinese_L12_indexonly"
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "vocab.txt").write_bytes((data_dir / "vocab" / "chinese" / "vocab.txt").read_bytes())
+    (tmp_path / "vocab.txt").write_bytes(
+        (data_dir / "vocab" / "chinese" / "vocab.txt").read_bytes()
+    )
     reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
     config = BertConfig.load(folder / "bert_config.json")
     shapes = reader.get_variable_to_shape_map()
-    weights, passed_over = names.rename({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}, config,
-                                        "google", google.IGNORED, "release")
+    weights, passed_over = names.rename(
+        {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()},
+        config,
+        "google",
+        google.IGNORED,
+        "release",
+    )
     assert len(weights) + len(passed_over) == len(shapes) == 206
     with pytest.raises(UserError, match="bert_model.ckpt: not a readable TensorFlow checkpoint"):
         read_pretrained(tmp_path)
@@ -163,6 +225,11 @@ def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(d
 
 def test_the_real_small_bert_is_read_whole(pretrained_dir):
     config, vocabulary, weights, passed_over = huggingface.read(pretrained_dir)
-    assert (config.num_hidden_layers, config.hidden_size, config.hidden_act, len(vocabulary)) == (6, 384, "gelu", 30522)
+    assert (config.num_hidden_layers, config.hidden_size, config.hidden_act, len(vocabulary)) == (
+        6,
+        384,
+        "gelu",
+        30522,
+    )
     assert passed_over == ["embeddings.position_ids"]
     assert sum(array.size for array in weights.values()) == 22_713_216

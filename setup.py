@@ -1,0 +1,46 @@
+"""Installs bert_tf, tasks and export. Each requirement is there for the reason beside it."""
+
+import setuptools
+
+CORE = [
+    "tensorflow>=2.21.0,<2.22",
+    "tensorflow-text>=2.21.1,<2.22",  # The tokenizer's operations; 2.21.0 is broken.
+    "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
+    "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
+    "numpy>=1.26",
+    "absl-py>=2.1",  # Flags.
+    "safetensors>=0.5",  # Hugging Face weights, without pickles.
+    "ml-dtypes>=0.5",  # bfloat16 for numpy, of which TensorFlow brings a copy.
+]
+EXTRAS = {
+    "beam": [
+        "apache-beam==2.77.0"
+    ],  # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
+    "tensorboard": [
+        "tensorboard>=2.21"
+    ],  # 2.20 imports pkg_resources, which setuptools no longer has.
+    "plots": ["matplotlib>=3.9"],
+    "serving": ["tensorflow-serving-api>=2.21,<2.22"],  # gRPC requests and warm-up records.
+    "test": [
+        "pytest>=8",
+        "ruff==0.17.5",  # One version, so that "formatted" means one thing.
+        "matplotlib>=3.9",  # The notebook plots.
+        "nbclient>=0.10",  # The test that executes it.
+        "nbformat>=5.10",
+        "ipykernel>=6.29",
+    ],
+}
+
+setuptools.setup(
+    name="bert_tf",
+    version="0.1.0",
+    description="BERT in TensorFlow: from raw text to a served answer, in one application.",
+    long_description="See README.md.",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=setuptools.find_packages(
+        include=["bert_tf", "bert_tf.*", "tasks", "tasks.*", "export", "export.*"]
+    ),
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)

@@ -1,0 +1,143 @@
+"""Checkpoints and runs: whole or not at all, total on both sides, damage told aloud."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from bert_tf.checkpoints import Checkpoints, assign, read
+from bert_tf.run import Run
+
+
+def variables(value):
+    return {
+        "a/kernel": tf.Variable(tf.fill([300, 7], float(value))),
+        "step": tf.Variable(value, dtype=tf.int64),
+    }
+
+
+def saved(tmp_path, *steps, **kwargs):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", **kwargs)
+    for step in steps:
+        checkpoints.save(step, variables(step))
+    return checkpoints
+
+
+def test_names_on_disk_are_the_names_given(tmp_path):
+    checkpoints = saved(tmp_path, 5)
+    assert dict(tf.train.list_variables(str(checkpoints.folder(5) / "variables"))) == {
+        "a/kernel": [300, 7],
+        "step": [],
+    }
+    values = read(checkpoints.folder(5))
+    np.testing.assert_array_equal(values["a/kernel"], np.full((300, 7), 5, np.float32))
+    assert values["step"] == 5
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = saved(tmp_path)
+    for step, score in enumerate((0.5, 0.9, 0.7, 0.9, 0.6, 0.2, 0.1)):
+        checkpoints.save(step, variables(step))
+        checkpoints.annotate(step, score, {"dev_accuracy": score})
+    assert checkpoints.steps() == [3, 5, 6]
+    assert (checkpoints.best_step(), checkpoints.chosen_step()) == (3, 3)
+    assert checkpoints.info(3)["metrics"] == {"dev_accuracy": 0.9}
+    assert saved(tmp_path / "unscored", 1, 2, 3).chosen_step() == 3
+
+
+def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_swept(tmp_path):
+    checkpoints = saved(tmp_path, 1, 2)
+    litter = checkpoints.directory / ".writing-00000003-1"
+    shutil.copytree(checkpoints.folder(2), litter)
+    half = checkpoints.directory / "step-00000009"
+    half.mkdir()
+    (half / "variables.index").write_bytes(b"half")
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.save(3, variables(3))
+    assert not litter.exists()
+    assert checkpoints.steps() == [2, 3]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: flip(folder / "variables.data-00000-of-00001"),
+        lambda folder: os.truncate(folder / "variables.data-00000-of-00001", 100),
+        lambda folder: os.truncate(folder / "variables.index", 20),
+        lambda folder: (folder / "variables.index").unlink(),
+    ],
+    ids=["flipped", "truncated data", "truncated index", "no index"],
+)
+def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, damage):
+    checkpoints, said = saved(tmp_path, 1, 2), []
+    damage(checkpoints.folder(2))
+    target = variables(0)
+    assert checkpoints.restore_newest(target, said.append) == 1
+    np.testing.assert_array_equal(target["a/kernel"], np.full((300, 7), 1, np.float32))
+    assert len(said) == 1 and "step-00000002" in said[0]
+    damage(checkpoints.folder(1))
+    with pytest.raises(UserError, match="none of its 2 checkpoints can be restored"):
+        checkpoints.restore_newest(target, said.append)
+
+
+def test_restoring_from_nothing_is_none(tmp_path):
+    assert saved(tmp_path).restore_newest(variables(0), print) is None
+    with pytest.raises(UserError, match="no complete checkpoint there"):
+        saved(tmp_path).chosen_step()
+
+
+def test_assign_is_total_on_both_sides():
+    values = {name: variable.numpy() for name, variable in variables(1).items()}
+    with pytest.raises(UserError, match="here: nothing there for 1 variables, the first b"):
+        assign({**variables(0), "b": tf.Variable(1.0)}, values, "here")
+    with pytest.raises(UserError, match="here: 1 tensors have no variable here, the first b"):
+        assign(variables(0), {**values, "b": np.zeros(3)}, "here")
+    with pytest.raises(
+        UserError, match=r"a/kernel has shape \(7, 300\), the model wants \(300, 7\)"
+    ):
+        assign(variables(0), {**values, "a/kernel": np.zeros((7, 300))}, "here")
+
+
+def test_metrics_of_lost_steps_are_dropped(tmp_path, config, vocabulary):
+    run = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {}})
+    for step in (1, 2, 3, 4):
+        run.log_metrics({"step": step})
+    with open(run.path / "metrics.jsonl", "a") as lines:
+        lines.write('{"step": 5, "lo')  # Killed while writing.
+    run.forget_metrics_after(2)
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):
+    Run.create(
+        tmp_path / "run",
+        config,
+        vocabulary,
+        train={"settings": {"seed": 3}},
+        task={"kind": "classification"},
+    )
+    run = Run.open(tmp_path / "run")
+    assert (run.config, run.vocabulary.lines, run.task) == (
+        config,
+        vocabulary.lines,
+        {"kind": "classification"},
+    )
+    assert run.train["settings"] == {"seed": 3}
+    assert run.train["versions"]["tensorflow"] == tf.__version__
+    with pytest.raises(UserError, match="--seed: was 3 when .* began, is 4"):
+        run.check_resumable({"seed": 4}, {"kind": "classification"})
+    with pytest.raises(UserError, match="holds a run of task 'classification', not 'tagging'"):
+        run.check_resumable({"seed": 3}, {"kind": "tagging"})
+    with pytest.raises(UserError, match="not a run directory"):
+        Run.open(tmp_path)
+    with pytest.raises(UserError, match="no such directory"):
+        Run.open(tmp_path / "absent")

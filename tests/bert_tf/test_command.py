@@ -1,0 +1,151 @@
+"""How commands start and end: statuses, one clear line, flags before TensorFlow."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bert_tf import command
+from bert_tf.errors import UserError
+from tests.conftest import ROOT
+
+VERBS = (
+    "bert_tf.convert",
+    "tasks.finetune",
+    "tasks.evaluate",
+    "tasks.predict",
+    "export.export_saved_model",
+    "export.request",
+)
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+    """An environment in which importing TensorFlow ends the process with status 77."""
+    (tmp_path / "tensorflow.py").write_text("import os\nos._exit(77)\n")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_status_0_and_a_wrong_flag_status_2_in_one_line(
+    run_command, without_tensorflow, verb
+):
+    done = run_command(verb, "--help", env=without_tensorflow)
+    assert done.returncode == 0
+    assert f"python -m {verb}" in done.stdout and "--" in done.stdout and not done.stderr
+    done = run_command(verb, "--no_such_flag=1", env=without_tensorflow)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "no_such_flag" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--task is required"),
+        (["--task=nonsense"], "should be one of"),
+        (["--task=sst2"], "--train is required"),
+        (
+            ["--task=sst2", "--train=a.tsv", "--init_from=x", "--output_dir=y"],
+            "--train=a.tsv: no such file",
+        ),
+        (
+            ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "--epochs=0"],
+            "--epochs=0: wanted at least 1",
+        ),
+        (
+            ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "--epochs=many"],
+            "epochs",
+        ),
+        (
+            [
+                "--task=sst2",
+                "--train=setup.py",
+                "--init_from=x",
+                "--output_dir=y",
+                "--learning_rate=-1",
+            ],
+            "--learning_rate=-1.0",
+        ),
+        (
+            ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "--labels=a,a"],
+            "--labels=a,a",
+        ),
+        (
+            ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "stray"],
+            "unexpected argument 'stray'",
+        ),
+    ],
+)
+def test_flags_are_checked_before_tensorflow_is_imported(
+    run_command, without_tensorflow, arguments, message
+):
+    done = run_command("tasks.finetune", *arguments, env=without_tensorflow)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+
+
+def test_right_flags_do_import_tensorflow(run_command, without_tensorflow):
+    """The control of the test above."""
+    done = run_command(
+        "tasks.finetune",
+        "--task=sst2",
+        "--train=setup.py",
+        "--init_from=x",
+        "--output_dir=y",
+        env=without_tensorflow,
+    )
+    assert done.returncode == 77
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    name: str = command.setting("a name")
+    from_: str | None = command.setting("where from", None)
+    count: int = command.setting("how many", 3)
+    rate: float = command.setting("how fast", 0.5)
+    really: bool | None = command.setting("whether", None)
+    words: tuple[str, ...] = command.setting("words", ())
+    pairs: tuple[str, ...] = command.setting("pairs", (), repeated=True)
+
+
+def test_flags_become_settings():
+    argv = [
+        "x",
+        "--name=n",
+        "--from=f",
+        "--count=4",
+        "--noreally",
+        "--words=a,b",
+        "--pairs=a=1,2",
+        "--pairs=b=2",
+    ]
+    settings, verbose = command.parse(Settings, argv)
+    assert settings == Settings("n", "f", 4, 0.5, False, ("a", "b"), ("a=1,2", "b=2"))
+    assert not verbose
+    assert command.parse(Settings, ["x", "--name=n", "--verbosity=0"]) == (Settings("n"), True)
+    with pytest.raises(UserError, match="--name is required: a name"):
+        command.parse(Settings, ["x"])
+
+
+def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
+    code = (
+        "from bert_tf import command; import dataclasses, time\n"
+        "@dataclasses.dataclass\nclass Nothing: pass\n"
+        "def main(settings):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "command._import_tensorflow = lambda verbose: None\n"
+        "command.start(main, Nothing, 'doc')"
+    )
+    for signum, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        assert process.wait(timeout=60) == status
+        assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,236 @@
+"""The classification task on literals: labels, answers, metrics; batches; the complaints that
+ship."""
+
+import ast
+import csv
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer, UserError
+from tasks import metrics
+from tasks.catalog import task_from_dict
+from tasks.classification import Classification
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples, Examples
+from tasks.pipeline import Pipeline
+from tests import small
+from tests.conftest import ROOT
+
+
+def from_data(path, **changes):
+    return Classification.from_data(
+        path,
+        **{
+            "text_columns": ("text",),
+            "label_column": "label",
+            "labels": (),
+            "max_seq_length": 12,
+            **changes,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (["b", "a", "c", "a"], ("a", "b", "c")),
+        (["10", "9", "-1"], ("-1", "9", "10")),
+        (["10", "9", "x"], ("10", "9", "x")),
+    ],
+)
+def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, wanted):
+    path = small.write_rows(tmp_path / "a.csv", [("t", label) for label in found])
+    assert from_data(path).labels == wanted
+    given = tuple(reversed(wanted))
+    assert from_data(path, labels=given).labels == given
+    assert from_data(path).read(path).labels["label"].tolist() == [
+        wanted.index(label) for label in found
+    ]
+
+
+def test_one_class_and_unknown_labels_are_refused(tmp_path):
+    train = small.write_rows(tmp_path / "train.csv", [("t", "a"), ("u", "b")])
+    with pytest.raises(UserError, match="every row has the label 'a'"):
+        from_data(small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")]))
+    with pytest.raises(UserError, match="dev.csv:3: label 'c' is none of the task's: a, b"):
+        from_data(train).read(small.write_rows(tmp_path / "dev.csv", [("t", "a"), ("u", "c")]))
+
+
+def test_a_task_is_read_back_from_its_json():
+    for columns in (("text",), ("a", "b")):
+        task = Classification(columns, "label", ("x", "y", "z"), 12)
+        assert task_from_dict(task.to_dict()) == task
+    assert task.input_names == ("text_a", "text_b")
+    with pytest.raises(UserError, match="task kind 'dancing': wanted one of classification"):
+        task_from_dict({"kind": "dancing"})
+
+
+def test_the_answer_of_a_binary_task_by_hand():
+    task = Classification(("text",), "label", ("no", "yes"), 12)
+    answer = {
+        name: value.numpy()
+        for name, value in task.answer(
+            {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
+        ).items()
+    }
+    assert answer["label"].tolist() == [b"yes", b"no"]
+    np.testing.assert_allclose(answer["probabilities"], [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(answer["score"], [0.75, 0.8], rtol=1e-6)
+    assert answer["labels"].tolist() == [[b"no", b"yes"]] * 2
+
+
+def test_the_answer_of_a_multi_class_task_by_hand():
+    task = Classification(("text",), "label", ("a", "b", "c"), 12)
+    answer = task.answer({"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    assert answer["label"].numpy().tolist() == [b"b"]
+    np.testing.assert_allclose(answer["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
+
+
+def test_metrics_by_hand():
+    labels, predictions = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 1, 1, 0])
+    assert metrics.accuracy(labels, predictions) == 0.6
+    assert metrics.f1(labels, predictions, 1) == pytest.approx(0.8)
+    assert metrics.f1(labels, predictions, 2) == 0.0
+    assert metrics.f1(labels, predictions, 3) == 0.0
+    assert metrics.macro_f1(labels, predictions, 3) == pytest.approx((0.5 + 0.8 + 0) / 3)
+    task = Classification(("text",), "label", ("no", "yes"), 12)
+    logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
+    result = task.metrics({"label": np.array([1, 1, 0], np.int32)}, {"label": logits})
+    loss = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1)) + math.log(1 + math.exp(1))) / 3
+    assert result == pytest.approx({"accuracy": 1 / 3, "f1": 0.5, "loss": loss})
+
+
+@pytest.fixture
+def pipeline(config, vocabulary):
+    task = Classification(("text",), "label", ("billing", "hardware", "software"), 12)
+    return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
+
+
+@pytest.fixture
+def encoded(pipeline):
+    texts = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
+    return EncodedExamples(
+        Examples({"text": texts}, {"label": np.arange(10, dtype=np.int32)}), pipeline
+    )
+
+
+def rows_of(batches):
+    """The labels, which here number the examples, of each batch's real rows."""
+    return [
+        labels["label"].numpy()[weights["label"].numpy() > 0].tolist()
+        for _, labels, weights in batches
+    ]
+
+
+def joined(lists):
+    return [entry for part in lists for entry in part]
+
+
+def test_each_epoch_holds_every_example_once_in_an_order_of_its_own(encoded):
+    batches = rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=5))
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    first, second = joined(batches[:3]), joined(batches[3:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second and first != list(range(10))
+    assert batches == rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=5))
+    assert batches != rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=6))
+
+
+def test_from_a_later_step_on_the_batches_are_the_same(encoded):
+    arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
+    batches = rows_of(encoded.training_batches(**arguments))
+    for step in range(6):
+        assert rows_of(encoded.training_batches(**arguments, first_step=step)) == batches[step:]
+
+
+def test_replicas_share_each_global_batch(encoded):
+    arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
+    whole = rows_of(encoded.training_batches(**arguments))
+    for replicas in (2, 4):
+        shares = rows_of(encoded.training_batches(**arguments, num_replicas=replicas))
+        assert [joined(shares[i : i + replicas]) for i in range(0, len(shares), replicas)] == whole
+
+
+def test_batches_hold_the_packed_ids(encoded, vocabulary):
+    inputs, labels, weights = next(iter(encoded.evaluation_batches(np.array([9, 0]), 2)))
+    np.testing.assert_array_equal(
+        inputs["input_ids"], [[2, vocabulary["the"], 3, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 3]]
+    )
+    np.testing.assert_array_equal(inputs["input_mask"], [[1, 1, 1, 0, 0, 0, 0], [1] * 7])
+    assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([9, 0], [1, 1])
+
+
+@pytest.mark.parametrize("replica_batch_size", [1, 3, 64])
+def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
+    pipeline, encoded, mirrored, replica_batch_size
+):
+    model = pipeline.model
+    wanted = np.concatenate(
+        [model(inputs)["label"] for inputs, _, _ in encoded.evaluation_batches(np.arange(10), 1)]
+    )
+    evaluator = Evaluator(pipeline.task, model, tf.distribute.get_strategy(), replica_batch_size)
+    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
+    with mirrored.scope():
+        copy = pipeline.task.build_model(model.config)
+    for variable, value in zip(copy.variables, model.variables, strict=True):
+        variable.assign(value)
+    evaluator = Evaluator(pipeline.task, copy, mirrored, replica_batch_size)
+    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
+
+
+def test_mean_embedding_leaves_padding_out(pipeline):
+    together, alone = (
+        pipeline.embed(tf.constant(["the bill", "the bill is too high !"])),
+        pipeline.embed(tf.constant(["the bill"])),
+    )
+    for name in ("pooled", "mean"):
+        np.testing.assert_allclose(together[name][0], alone[name][0], atol=1e-5)
+
+
+def read_complaints(name):
+    with open(ROOT / "examples" / "complaints" / name, newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_the_complaints_are_balanced_varied_and_hold_none_of_the_demos_questions():
+    train, dev = read_complaints("train.csv"), read_complaints("dev.csv")
+    assert (len(train), len(dev)) == (360, 90)
+    for rows in (train, dev):
+        counts = {
+            label: sum(row["label"] == label for row in rows)
+            for label in ("hardware", "software", "billing")
+        }
+        assert len(set(counts.values())) == 1
+    texts = [row["text"] for row in (*train, *dev)]
+    assert len(set(texts)) == len(texts)
+
+    def words(text):
+        return set(re.findall(r"[a-z0-9']+", text.lower()))
+
+    tree = ast.parse((ROOT / "examples" / "demo.py").read_text())
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    questions = [words(text) for text in ast.literal_eval(values["QUESTIONS"])]
+    assert len(questions) == 3
+    for text in texts:
+        for question in questions:
+            shared = len(words(text) & question)
+            assert shared < len(words(text)) / 2 and shared < len(question) / 2, text
+
+
+def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path):
+    settings = small.settings(huggingface_dir, complaints, tmp_path / "run", task="sst2")
+    data_set = settings.data_set()
+    assert (data_set.text_columns, data_set.label_column, data_set.labels) == (
+        ("sentence",),
+        "label",
+        ("0", "1"),
+    )
+    changed = dataclasses.replace(
+        settings, text_column="a", text_b_column="b", labels=("y", "x")
+    ).data_set()
+    assert (changed.text_columns, changed.labels) == (("a", "b"), ("y", "x"))

@@ -1,0 +1,358 @@
+"""Fine-tuning from files to answers: it learns, resumes bit for bit, stops when asked, and refuses
+bad input."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError, Vocabulary
+from bert_tf.checkpoints import read
+from bert_tf.run import Run
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from tasks.finetuning import finetune
+from tests import small
+from tests.conftest import ROOT, WORDS
+
+
+def metrics_of(run):
+    """The lines of metrics.jsonl, less what depends on the clock."""
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if name != "examples_per_second"}
+        for line in lines
+    ]
+
+
+@pytest.fixture
+def settings(huggingface_dir, complaints, tmp_path):
+    return small.settings(huggingface_dir, complaints, tmp_path / "run")
+
+
+def flags(settings, **changes):
+    values = {**dataclasses.asdict(settings), **changes}
+    return [
+        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in values.items()
+        if value not in (None, ())
+    ]
+
+
+def test_it_learns_and_the_run_directory_says_how(settings):
+    said = []
+    run = finetune(dataclasses.replace(settings, epochs=6), said.append)
+    assert run.checkpoints.info(run.checkpoints.best_step())["metrics"]["dev_accuracy"] == 1.0
+    assert run.task == {
+        "kind": "classification",
+        "text_columns": ("text",),
+        "label_column": "label",
+        "labels": ("billing", "hardware", "software"),
+        "max_seq_length": 12,
+    }
+    written = json.loads((run.path / "train.json").read_text())
+    assert written["settings"]["learning_rate"] == 1e-2
+    assert "output_dir" not in written["settings"]
+    assert written["origin"] == "Hugging Face directory huggingface"
+    assert set(written["data"]) == {settings.train, *settings.dev}
+    steps = [line["step"] for line in metrics_of(run) if "dev_accuracy" in line]
+    assert steps == [4, 8, 12, 16, 20, 24]  # 27 rows in batches of 8: 4 steps an epoch.
+    assert any(
+        line.startswith("step 2/24  loss ") and "examples/s  ETA 00:00:" in line for line in said
+    )
+
+
+def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
+    from bert_tf.weights import names
+
+    run = finetune(dataclasses.replace(settings, epochs=1))
+    weights = {*names.shapes(run.config), "classifier/kernel", "classifier/bias"}
+    slots = {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
+    assert set(read(run.checkpoints.folder(4))) == weights | slots | {
+        "step",
+        "dropout_seed/seed_generator_state",
+    }
+
+
+def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path, monkeypatch):
+    whole = finetune(settings)
+    final = read(whole.checkpoints.folder(8))
+    for stop in (1, 4, 7):
+        changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
+        original, count = Loop._step, []
+
+        def step(loop, iterator, number, original=original, count=count, stop=stop):
+            logs = original(loop, iterator, number)
+            count.append(number)
+            if len(count) == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return logs
+
+        monkeypatch.setattr(Loop, "_step", step)
+        with pytest.raises(
+            Interrupted,
+            match=f"SIGTERM: stopped and saved at step {stop} of 8 .*; the same command goes on",
+        ):
+            finetune(changed)
+        monkeypatch.setattr(Loop, "_step", original)
+        said = []
+        resumed = finetune(changed, said.append)
+        assert any(line == f"resuming at step {stop} of 8" for line in said)
+        for name, array in read(resumed.checkpoints.folder(8)).items():
+            np.testing.assert_array_equal(array, final[name], err_msg=f"{name}, stopped at {stop}")
+        assert metrics_of(resumed) == metrics_of(whole)
+
+
+def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path):
+    whole = finetune(settings)
+    code = (
+        "import os, sys\nfrom bert_tf.train.loop import Loop\nfrom tasks import finetuning, "
+        "settings\noriginal = Loop._step\n"
+        "def step(loop, iterator, number):\n    if number == 6: os.kill(os.getpid(), 9)\n    "
+        "return original(loop, iterator, number)\n"
+        "Loop._step = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
+        "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
+        "finetuning.finetune(settings.FinetuneSettings(**values))"
+    )
+    changed = dataclasses.replace(settings, output_dir=str(tmp_path / "killed"))
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(dataclasses.asdict(changed))],
+        cwd=ROOT,
+        capture_output=True,
+    )
+    assert done.returncode == -9
+    assert Run.open(changed.output_dir).checkpoints.steps() == [4]
+    resumed = finetune(changed)
+    for name, array in read(resumed.checkpoints.folder(8)).items():
+        np.testing.assert_array_equal(array, read(whole.checkpoints.folder(8))[name], err_msg=name)
+    assert metrics_of(resumed) == metrics_of(whole)
+
+
+def test_two_replicas_reach_the_same_run(settings, huggingface_dir, tmp_path, mirrored):
+    """Dropout off: the same losses, and after every epoch the same dev metrics; 27 rows leave the
+    last batch uneven."""
+    config = json.loads((huggingface_dir / "config.json").read_text())
+    (huggingface_dir / "config.json").write_text(
+        json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    )
+    settings = dataclasses.replace(settings, learning_rate=1e-3)
+    one = finetune(settings)
+    two = finetune(
+        dataclasses.replace(settings, output_dir=str(tmp_path / "two")), strategy=mirrored
+    )
+    for first, second in zip(metrics_of(one), metrics_of(two), strict=True):
+        assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
+    finetune(settings)
+    said = []
+    finetune(settings, said.append)
+    assert len(said) == 1 and "finished at step 8, nothing to do" in said[0]
+    finetune(dataclasses.replace(settings, log_every=5, save_every=3), said.append)
+    with pytest.raises(UserError, match="--learning_rate: was 0.01 when .* began, is 0.02"):
+        finetune(dataclasses.replace(settings, learning_rate=0.02))
+    with pytest.raises(UserError, match="--epochs: was 2"):
+        finetune(dataclasses.replace(settings, epochs=3))
+    small.write_rows(
+        settings.train, [("the bill", "billing"), ("a screen", "hardware"), ("app", "software")]
+    )
+    with pytest.raises(UserError, match="--train, --dev: the files are not those that"):
+        finetune(settings)
+
+
+def test_a_fine_tuned_run_gives_its_encoder_to_the_next(settings, tmp_path):
+    first = finetune(dataclasses.replace(settings, epochs=1))
+    second = finetune(
+        dataclasses.replace(
+            settings, epochs=1, init_from=str(first.path), output_dir=str(tmp_path / "second")
+        )
+    )
+    assert second.train["origin"].startswith("run ")
+
+
+def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
+    rows = [("the bill", "is too high", "same"), ("the screen", "my app", "other")] * 6
+    path = small.write_rows(tmp_path / "pairs.csv", rows, ("first", "second", "relation"))
+    run = finetune(
+        dataclasses.replace(
+            settings,
+            train=str(path),
+            dev=(),
+            text_column="first",
+            text_b_column="second",
+            label_column="relation",
+            labels=("other", "same"),
+            output_dir=str(tmp_path / "pairs"),
+        )
+    )
+    assert run.checkpoints.best_step() is None
+    assert run.checkpoints.chosen_step() == 4
+    assert read(run.checkpoints.folder(4))["classifier/kernel"].shape == (12, 1)
+
+
+def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
+    with pytest.raises(UserError, match="the gradient is not finite, the update was not made"):
+        finetune(dataclasses.replace(settings, learning_rate=1e30, warmup_proportion=0.0))
+    for step in Run.open(settings.output_dir).checkpoints.steps():
+        assert all(
+            np.isfinite(array).all()
+            for array in read(Run.open(settings.output_dir).checkpoints.folder(step)).values()
+        )
+
+
+def test_bfloat16_trains_and_keeps_float32_weights(settings):
+    run = finetune(dataclasses.replace(settings, precision="bfloat16", epochs=1))
+    assert {
+        array.dtype.name
+        for name, array in read(run.checkpoints.folder(4)).items()
+        if name.startswith("bert/")
+    } == {"float32"}
+
+
+def spoil(name):
+    """What is done to the inputs of a run, and the line that has to come of it."""
+
+    def replace_rows(settings, which, rows, columns=("text", "label")):
+        small.write_rows(
+            getattr(settings, which) if which == "train" else settings.dev[0], rows, columns
+        )
+
+    return {
+        "missing file": (
+            lambda s, d: {"train": str(d / "absent.csv")},
+            "--train=.*absent.csv: no such file",
+        ),
+        "empty file": (lambda s, d: open(s.train, "w").close(), "train.csv: no rows in it"),
+        "unknown column": (
+            lambda s, d: {"text_column": "words"},
+            "no column 'words', there are: text, label",
+        ),
+        "strange dev label": (
+            lambda s, d: replace_rows(s, "dev", [("a", "billing"), ("b", "garden")]),
+            "dev.csv:3: label 'garden' is none of",
+        ),
+        "wrong vocabulary": (
+            lambda s, d: Vocabulary([*WORDS, "x"]).save(f"{s.init_from}/vocab.txt"),
+            "30 entries, but the configuration's vocab_size is 29",
+        ),
+        "wrong shape": (
+            lambda s, d: reconfigure(s, hidden_size=15),
+            "has shape .*, but the configuration makes it",
+        ),
+        "no model": (lambda s, d: {"init_from": str(d)}, "no model there"),
+        "another task's output": (
+            lambda s, d: other_task(s),
+            "holds a run of task 'tagging', not 'classification'",
+        ),
+        "too long": (
+            lambda s, d: {"max_seq_length": 17},
+            "--max_seq_length=17: .* has 16 positions",
+        ),
+        "one class": (
+            lambda s, d: replace_rows(s, "train", [("a", "x"), ("b", "x")]),
+            "every row has the label 'x'",
+        ),
+        "other files in the way": (
+            lambda s, d: {"output_dir": str(d)},
+            "there is something else there already",
+        ),
+    }[name]
+
+
+def reconfigure(settings, **changes):
+    path = f"{settings.init_from}/config.json"
+    with open(path) as file:
+        values = json.load(file)
+    with open(path, "w") as file:
+        json.dump({**values, **changes}, file)
+
+
+def other_task(settings):
+    run = finetune(dataclasses.replace(settings, epochs=1))
+    (run.path / "task.json").write_text(json.dumps({**run.task, "kind": "tagging"}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing file",
+        "empty file",
+        "unknown column",
+        "strange dev label",
+        "wrong vocabulary",
+        "wrong shape",
+        "no model",
+        "another task's output",
+        "too long",
+        "one class",
+        "other files in the way",
+    ],
+)
+def test_bad_input_is_one_clear_line(settings, tmp_path, name):
+    change, message = spoil(name)
+    with pytest.raises(UserError, match=message) as raised:
+        finetune(dataclasses.replace(settings, **(change(settings, tmp_path) or {})))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_path):
+    """finetune, evaluate, predict as processes; what they print is what one reads, and errors are
+    status 2."""
+    done = run_command("tasks.finetune", *flags(settings, epochs=6))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (
+        "Traceback" not in done.stderr and "0000 00:00" not in done.stderr
+    )  # Nor TensorFlow's start-up lines.
+    again = run_command("tasks.finetune", *flags(settings, epochs=6))
+    assert again.returncode == 0 and "nothing to do" in again.stderr
+
+    done = run_command(
+        "tasks.evaluate", f"--run={settings.output_dir}", f"--data={complaints['dev']}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["accuracy"] == 1.0
+
+    done = run_command(
+        "tasks.predict",
+        f"--run={settings.output_dir}",
+        f"--input={complaints['dev']}",
+        f"--output={tmp_path / 'answers.jsonl'}",
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["label"] for answer in answers] == [
+        label for label, texts in small.TEXTS.items() for _ in texts
+    ]
+    assert set(answers[0]) == {"label", "score", "probabilities", "labels"}
+    assert sum(answers[0]["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+    done = run_command("tasks.evaluate", f"--run={tmp_path}", f"--data={complaints['dev']}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "not a run directory" in done.stderr
+
+
+def test_sigterm_to_the_command_saves_says_how_to_go_on_and_is_status_143(settings, tmp_path):
+    """The signal is sent once the first line of progress is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.finetune", *flags(settings, epochs=2000)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stderr:
+        if line.startswith("step "):
+            break
+    process.send_signal(signal.SIGTERM)
+    rest = process.stderr.read()
+    assert process.wait() == 143
+    assert (
+        "SIGTERM: stopped and saved at step" in rest
+        and "the same command goes on" in rest
+        and "Traceback" not in rest
+    )

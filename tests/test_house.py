@@ -1,0 +1,145 @@
+"""The house as it is meant to be: the way imports go, what stands where, what importing costs."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOMS = ("bert_tf", "tasks", "export")
+VERBS = {
+    "bert_tf.convert",
+    "tasks.finetune",
+    "tasks.evaluate",
+    "tasks.predict",
+    "export.export_saved_model",
+    "export.request",
+}
+# Inside bert_tf a module may import from its own floor and from those before it.
+FLOORS = (
+    {"bert_tf", "bert_tf.errors", "bert_tf.files"},
+    {"bert_tf.command", "bert_tf.config"},
+    {"bert_tf.text"},
+    {"bert_tf.model"},
+    {"bert_tf.checkpoints"},
+    {"bert_tf.run"},
+    {"bert_tf.weights"},
+    {"bert_tf.train"},
+)
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """Full names of everything of ours that a file imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                inner = ROOT / pathlib.Path(*node.module.split("."), f"{alias.name}.py")
+                found.add(f"{node.module}.{alias.name}" if inner.is_file() else node.module)
+    return {name for name in found if name.split(".")[0] in ROOMS}
+
+
+def floor(module):
+    owner = ".".join(module.split(".")[:2])
+    return next((number for number, names in enumerate(FLOORS) if owner in names), len(FLOORS))
+
+
+def test_imports_go_from_export_to_tasks_to_bert_tf():
+    for path in SOURCES:
+        room = ROOMS.index(module_name(path).split(".")[0])
+        for name in imports(path):
+            assert ROOMS.index(name.split(".")[0]) <= room, f"{path} imports {name}: upwards"
+
+
+def test_imports_inside_bert_tf_go_downwards():
+    for path in SOURCES:
+        module = module_name(path)
+        if module.startswith("bert_tf"):
+            for name in imports(path):
+                assert floor(name) <= floor(module), f"{path} imports {name}: upwards"
+
+
+def test_nothing_imports_a_verb_and_only_verbs_have_a_main():
+    for path in SOURCES:
+        assert not imports(path) & VERBS, path
+        has_main = "__main__" in path.read_text()
+        assert has_main == (module_name(path) in VERBS or path.name == "probe.py"), path
+
+
+def test_one_file_takes_gradients_one_imports_keras_nlp_and_no_file_is_a_drawer():
+    assert [path.name for path in SOURCES if "GradientTape" in path.read_text()] == ["step.py"]
+    assert [path.name for path in SOURCES if re.search(r"import keras_nlp", path.read_text())] == [
+        "keras_preset.py"
+    ]
+    assert not [
+        path for path in SOURCES if path.stem in ("utils", "util", "helpers", "common", "misc")
+    ]
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():
+    for path in SOURCES:
+        text = path.read_text()
+        assert not re.search(
+            r"import pickle|pickle\.load|allow_pickle=True|load_model\(|extractall\(|yaml\.load\(",
+            text,
+        ), path
+        if module_name(path) not in VERBS | {"bert_tf.command"}:
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+            assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
+            assert not re.search(r"^(from|import) absl", text, re.MULTILINE), path
+
+
+def test_importing_bert_tf_is_light():
+    heavy = (
+        "tensorflow",
+        "keras",
+        "keras_nlp",
+        "keras_hub",
+        "apache_beam",
+        "matplotlib",
+        "tensorflow_serving",
+        "tensorflow_text",
+    )
+    code = f"import sys, bert_tf, tasks, export; print(sorted(set({heavy}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_of_the_package_are_there_and_the_model_needs_no_extra():
+    import bert_tf
+
+    for name in bert_tf.__all__:
+        assert getattr(bert_tf, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Bert'"):
+        bert_tf.Bert  # noqa: B018
+    code = (
+        "import sys, bert_tf; [getattr(bert_tf, name) for name in bert_tf.__all__]; import "
+        "tasks.finetuning, export.publishing;"
+        "print(sorted({'keras_nlp', 'keras_hub', 'apache_beam', "
+        "'tensorflow_serving'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_test_folders_mirror_the_rooms():
+    for folder in ROOMS:
+        assert (ROOT / "tests" / folder).is_dir()
