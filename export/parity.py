@@ -80,18 +80,10 @@ def check(directory, trained):
         with np.load(scratch / "results.npz", allow_pickle=False) as results:
             answers = {name: results[name] for name in results.files}
 
-    functions = {
-        "serving_default": trained.pipeline.answer,
-        "tokenize": trained.pipeline.tokenize,
-        "embed": trained.pipeline.embed,
-    }
-    functions = {
-        name: tf.function(function, reduce_retracing=True, autograph=False)
-        for name, function in functions.items()
-    }
+    functions = trained.pipeline.signatures()
     for number, (signature, inputs) in enumerate(cases):
         wanted = functions[signature](
-            **{name: tf.constant(values, tf.string) for name, values in inputs.items()}
+            *(tf.constant(values, tf.string) for values in inputs.values())
         )
         for name, tensor in wanted.items():
             _compare(signature, inputs, name, tensor.numpy(), answers.get(f"{number}/{name}"))

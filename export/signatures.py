@@ -18,13 +18,10 @@ def write_saved_model(trained, directory):
     with fixed names. vocab.txt, config.json and task.json go to assets.extra, for people; the graph
     needs no file.
     """
-    module = _servable(trained)
-    signatures = {
-        "serving_default": module.answer,
-        "tokenize": module.tokenize,
-        "embed": module.embed,
-    }
-    tf.saved_model.save(module, str(directory), signatures=signatures)
+    module = tf.Module(name="servable")  # Holds variables and functions, and nothing of Keras.
+    module.weights = [variable.value for variable in trained.pipeline.model.variables]
+    module.functions = trained.pipeline.signatures()
+    tf.saved_model.save(module, str(directory), signatures=module.functions)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
     trained.run.vocabulary.save(extra / "vocab.txt")
@@ -35,22 +32,3 @@ def write_saved_model(trained, directory):
         (extra / name).write_text(
             json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-
-
-def _servable(trained):
-    """A module that holds the variables and the traced functions, and nothing of Keras."""
-    pipeline = trained.pipeline
-    texts = [tf.TensorSpec([None], tf.string, name=name) for name in pipeline.task.input_names]
-
-    def signature(function, specs):
-        def traced(*values):
-            return function(**{spec.name: value for spec, value in zip(specs, values, strict=True)})
-
-        return tf.function(traced, input_signature=specs, autograph=False)
-
-    module = tf.Module(name="servable")
-    module.weights = [variable.value for variable in pipeline.model.variables]
-    module.answer = signature(pipeline.answer, texts)
-    module.tokenize = signature(pipeline.tokenize, texts)
-    module.embed = signature(pipeline.embed, [tf.TensorSpec([None], tf.string, name="text")])
-    return module

@@ -63,5 +63,22 @@ class Pipeline(tf.Module):
             "end": packed.ends.to_tensor(-1),
         }
 
+    def signatures(self):
+        """{signature: tf.function}, each taking its [B] string inputs by position, traced once for
+        every batch size."""
+        texts = self.task.input_names
+        return {
+            "serving_default": self._traced(self.answer, texts),
+            "tokenize": self._traced(self.tokenize, texts),
+            "embed": self._traced(self.embed, ("text",)),
+        }
+
+    def _traced(self, function, names):
+        def call(*texts):
+            return function(**dict(zip(names, texts, strict=True)))
+
+        specs = [tf.TensorSpec([None], tf.string, name=name) for name in names]
+        return tf.function(call, input_signature=specs, autograph=False)
+
     def _pack(self, texts, tokenize):
         return pack([tokenize(text) for text in texts], self.vocabulary, self.task.max_seq_length)

@@ -2,8 +2,6 @@
 
 import json
 
-import tensorflow as tf
-
 from bert_tf.files import replace_file
 
 
@@ -13,10 +11,10 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
     The file appears once it is whole.
     """
     examples = trained.task.read(input_path, labelled=False)
-    answer = tf.function(trained.pipeline.answer, reduce_retracing=True, autograph=False)
+    answer = trained.pipeline.signatures()["serving_default"]
     lines = []
     for texts in examples.slices(rows_at_a_time):
-        fields = {name: jsonable(values) for name, values in answer(**texts).items()}
+        fields = {name: jsonable(values) for name, values in answer(*texts.values()).items()}
         lines += [
             json.dumps(dict(zip(fields, row, strict=True)), ensure_ascii=False)
             for row in zip(*fields.values(), strict=True)

@@ -49,3 +49,21 @@ class Trained:
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
         return cls(run, task, Pipeline(task, tokenizer, model), folder)
+
+    @classmethod
+    def create(cls, path, pretrained, task, model):
+        """Writes a model that was trained elsewhere, under Keras `fit` say, as a run directory, and
+        opens it.
+
+        `pretrained` is the Pretrained that it began with: configuration, vocabulary and origin come
+        from there.
+        """
+        run = Run.create(
+            path,
+            pretrained.config,
+            pretrained.vocabulary,
+            train={"origin": pretrained.origin},
+            task=task.to_dict(),
+        )
+        run.checkpoints.save(0, checkpoints.model_variables(model))
+        return cls.open(path)

@@ -1,0 +1,331 @@
+"""The export: what is in the graph, what it answers, and that nothing wrong is ever published."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf.run import Run
+from export import parity
+from export.publishing import publish, versions
+from export.request import RequestSettings
+from export.served import ServedDirectory
+from export.signatures import write_saved_model
+from tasks.finetuning import finetune
+from tasks.pipeline import Pipeline
+from tasks.trained import Trained
+from tests import small
+from tests.conftest import ROOT
+
+STALE_SERVERS_LACK = {"TFText>RoundRobinTrim", "TFText>RoundRobinGenerateMasks"}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, vocabulary):
+    """A run fine-tuned for seconds, which all tests here share and none changes."""
+    from bert_tf import BertConfig
+
+    folder = tmp_path_factory.mktemp("export")
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        hidden_act="gelu",
+        max_position_embeddings=16,
+    )
+    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    return finetune(
+        small.settings(weights, small.write_complaints(folder), folder / "run", epochs=8)
+    ).path
+
+
+@pytest.fixture
+def trained(run_dir):
+    return Trained.open(run_dir)
+
+
+@pytest.fixture(scope="module")
+def models(run_dir, tmp_path_factory):
+    """MODELS/name with one published version."""
+    folder = tmp_path_factory.mktemp("models") / "complaints"
+    publish(Trained.open(run_dir), folder)
+    return folder
+
+
+def graph_of(directory):
+    """The (operation, attribute names) of every node of a SavedModel, functions included."""
+    model = saved_model_pb2.SavedModel()
+    model.ParseFromString((pathlib.Path(directory) / "saved_model.pb").read_bytes())
+    graph = model.meta_graphs[0].graph_def
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
+    return {node.op for node in nodes}, graph
+
+
+def test_the_signatures_have_their_fixed_names_types_and_shapes(models):
+    signatures = tf.saved_model.load(str(models / "1")).signatures
+
+    def outputs(name):
+        return {
+            key: (spec.dtype.name, spec.shape.as_list())
+            for key, spec in signatures[name].structured_outputs.items()
+        }
+
+    assert set(signatures) == {"serving_default", "tokenize", "embed"}
+    assert outputs("serving_default") == {
+        "label": ("string", [None]),
+        "score": ("float32", [None]),
+        "probabilities": ("float32", [None, 3]),
+        "labels": ("string", [None, 3]),
+    }
+    assert outputs("embed") == {"pooled": ("float32", [None, 12]), "mean": ("float32", [None, 12])}
+    assert outputs("tokenize") == {
+        name: ("int32", [None, None])
+        for name in ("input_ids", "input_mask", "segment_ids", "start", "end")
+    }
+    for name in signatures:
+        assert {
+            key: spec.dtype.name
+            for key, spec in signatures[name].structured_input_signature[1].items()
+        } == {"text": "string"}
+
+
+def test_the_graph_holds_no_python_no_xla_no_file_and_nothing_that_servers_lack(models):
+    operations, graph = graph_of(models / "1")
+    assert not {
+        operation for operation in operations if "Py" in operation or "File" in operation
+    } - {"MergeV2Checkpoints", "ShardedFilename"}
+    assert not operations & STALE_SERVERS_LACK
+    assert not [
+        function.signature.name
+        for function in graph.library.function
+        if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
+    ]
+    data = (models / "1" / "saved_model.pb").read_bytes()
+    for path in (str(ROOT), str(pathlib.Path.home()), "site-packages"):
+        assert path.encode() not in data
+
+
+def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
+    served = ServedDirectory(models)
+    texts = [text for texts in small.TEXTS.values() for text in texts]
+    whole = served.ask({"text": texts})
+    wanted = trained.pipeline.answer(text=tf.constant(texts))
+    assert (
+        whole["label"]
+        == [label.decode() for label in wanted["label"].numpy()]
+        == [label for label in small.TEXTS for _ in range(3)]
+    )
+    np.testing.assert_allclose(whole["probabilities"], wanted["probabilities"], atol=1e-5)
+    for size in (1, 4):
+        parts = [served.ask({"text": texts[start : start + size]}) for start in range(0, 9, size)]
+        np.testing.assert_allclose(
+            [row for part in parts for row in part["probabilities"]],
+            whole["probabilities"],
+            atol=1e-5,
+        )
+    assert served.ask({"text": []}) == {"label": [], "labels": [], "probabilities": [], "score": []}
+
+
+def test_tokenize_gives_characters_of_the_text_as_sent(models):
+    text = "The Cafe\u0301, 中 unaffable"
+    answer = ServedDirectory(models).ask({"text": [text, "a"]}, "tokenize")
+    covered = [
+        text[start:end]
+        for start, end in zip(answer["start"][0], answer["end"][0], strict=True)
+        if start >= 0
+    ]
+    assert covered == ["The", "Cafe\u0301", ",", "中", "un", "aff", "able"]
+    assert answer["start"][1][3:] == [-1] * (len(answer["start"][1]) - 3)
+    assert answer["input_mask"][1][:4] == [1, 1, 1, 0]
+
+
+def test_embeddings_are_those_of_the_encoder(models, trained):
+    answer = ServedDirectory(models).ask({"text": ["the bill", "my screen is broken !"]}, "embed")
+    wanted = trained.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
+    for name in ("pooled", "mean"):
+        np.testing.assert_allclose(answer[name], wanted[name], atol=1e-5)
+
+
+def test_a_pair_task_takes_two_texts(trained, tmp_path):
+    task = dataclasses.replace(trained.task, text_columns=("a", "b"))
+    pair = dataclasses.replace(
+        trained,
+        task=task,
+        pipeline=Pipeline(task, trained.pipeline.tokenizer, trained.pipeline.model),
+    )
+    publish(pair, tmp_path / "pair")
+    answer = ServedDirectory(tmp_path / "pair").ask(
+        {"text_a": ["the bill"], "text_b": ["is high"]}, "tokenize"
+    )
+    assert answer["segment_ids"] == [[0, 0, 0, 0, 1, 1, 1]]
+
+
+def altered(trained, *, weight=False, vocabulary=None, cased=False, labels=None):
+    """A copy of a trained run in which one thing is wrong."""
+    run = Run.open(trained.run.path)
+    task = dataclasses.replace(trained.task, labels=labels) if labels else trained.task
+    model = task.build_model(run.config)
+    for variable, value in zip(model.variables, trained.pipeline.model.variables, strict=True):
+        variable.assign(value)
+    if weight:
+        kernel = model.encoder.transformer[1].intermediate.kernel
+        kernel.assign(kernel + np.eye(*kernel.shape) * 1e-2)
+    if vocabulary:
+        run.vocabulary = vocabulary
+    tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case and not cased)
+    return dataclasses.replace(
+        trained, run=run, task=task, pipeline=Pipeline(task, tokenizer, model)
+    )
+
+
+def swapped(vocabulary, first, second):
+    lines = list(vocabulary.lines)
+    lines[first], lines[second] = lines[second], lines[first]
+    return Vocabulary(lines)
+
+
+SABOTAGES = {
+    "a weight": (
+        lambda trained: {"weight": True},
+        r"serving_default of text=.*: (score|probabilities) is",
+    ),
+    "a word's line": (
+        lambda trained: {"vocabulary": swapped(trained.run.vocabulary, 8, 11)},
+        "input_ids is",
+    ),
+    "a piece's line": (
+        lambda trained: {"vocabulary": swapped(trained.run.vocabulary, 17, 18)},
+        "input_ids is",
+    ),
+    "the case": (lambda trained: {"cased": True}, "of text='.*'"),
+    "a label": (
+        lambda trained: {"labels": ("billing", "software", "hardware")},
+        "label is|labels is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tmp_path, name):
+    change, message = SABOTAGES[name]
+    wrong = altered(trained, **change(trained))
+    with pytest.raises(UserError, match=message) as raised:
+        publish(
+            trained,
+            tmp_path / "models",
+            write=lambda right, directory: write_saved_model(wrong, directory),
+        )
+    assert str(raised.value).startswith("not published: ") and "text=" in str(raised.value)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_an_unaltered_copy_is_published(trained, tmp_path):
+    """The control of the test above."""
+    same = altered(trained)
+    path = publish(
+        trained,
+        tmp_path / "models",
+        write=lambda right, directory: write_saved_model(same, directory),
+    )
+    assert path == tmp_path / "models" / "1"
+
+
+def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
+    def write(right, directory):
+        write_saved_model(right, directory)
+        (directory / "saved_model.pb").write_bytes(b"damaged")
+
+    with pytest.raises(UserError, match="not published: the SavedModel cannot be asked on its own"):
+        publish(trained, tmp_path / "models", write=write)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_the_gate_tries_every_entry_of_the_vocabulary(trained):
+    words = parity._vocabulary_words(trained.run.vocabulary)
+    ids = trained.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
+    specials = {trained.run.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")}
+    assert set(ids.tolist()) | specials == set(range(len(trained.run.vocabulary)))
+
+
+def test_versions_count_up_past_what_is_there(trained, tmp_path):
+    for name in ("7", "12", "notes", ".writing-1"):
+        (tmp_path / name).mkdir()
+    assert publish(trained, tmp_path).name == "13"
+    assert versions(tmp_path) == [7, 12, 13]
+
+
+def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models, tmp_path):
+    shutil.copytree(models / "1", tmp_path / "moved")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            str(ROOT / "examples" / "ask.py"),
+            str(tmp_path / "moved"),
+            "the bill is too high",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "billing"
+
+
+def test_the_commands_publish_and_ask(run_command, run_dir, tmp_path):
+    done = run_command(
+        "export.export_saved_model", f"--run={run_dir}", f"--output_dir={tmp_path / 'm'}"
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'm' / '1'}\n"), done.stderr
+    done = run_command(
+        "export.request",
+        f"--model_dir={tmp_path / 'm'}",
+        "--input=text=the bill is too high",
+        "--input=text=broken screen !",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["label"] == ["billing", "hardware"]
+    done = run_command("export.request", f"--model_dir={tmp_path / 'm'}", "--input=words=a")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "serving_default wants text, got words" in done.stderr
+
+
+def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
+    with pytest.raises(UserError, match="no version there"):
+        ServedDirectory(tmp_path)
+    with pytest.raises(UserError, match="no such directory"):
+        ServedDirectory(tmp_path / "absent")
+    (tmp_path / "3").mkdir()
+    with pytest.raises(UserError, match="3: not a loadable SavedModel"):
+        ServedDirectory(tmp_path)
+    served = ServedDirectory(models)
+    with pytest.raises(
+        UserError, match="--signature=sing: there are embed, serving_default, tokenize"
+    ):
+        served.ask({"text": ["a"]}, "sing")
+    with pytest.raises(UserError, match="serving_default wants text, got more, text"):
+        served.ask({"text": ["a"], "more": ["b"]})
+    with pytest.raises(UserError, match="--input=text: wanted NAME=VALUE"):
+        RequestSettings("m", ("text",)).inputs()
+    assert RequestSettings("m", ("a=1", "b=2=3", "a=")).inputs() == {"a": ["1", ""], "b": ["2=3"]}
+
+
+def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):
+    from bert_tf import read_pretrained
+
+    read_pretrained(huggingface_dir).save(tmp_path / "pretrained")
+    with pytest.raises(UserError, match="pretrained, but not fine-tuned for a task"):
+        Trained.open(tmp_path / "pretrained")
