@@ -26,8 +26,7 @@ TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds be
 
 
 def model_variables(model):
-    """{name: variable} of a Keras model, or of an encoder alone: paths from the parts of the model
-    on ("bert/...")."""
+    """{name: variable} of a Keras model or encoder; a name is a path below the model."""
     prefix = f"{model.name}/" if isinstance(model, keras.Model) else ""
     names = [variable.path.removeprefix(prefix) for variable in model.variables]
     assert len(set(names)) == len(names), "two variables share a path"
@@ -40,8 +39,7 @@ def read(folder):
 
 
 def read_bundle(prefix):
-    """{name: array} of a TensorFlow checkpoint by its prefix. Raises UserError if it cannot be
-    read.
+    """{name: array} of a TensorFlow checkpoint by its prefix. Raises UserError if unreadable.
 
     Every tensor's checksum is checked on the way.
     """
@@ -54,8 +52,7 @@ def read_bundle(prefix):
 
 
 def assign(variables, values, where, ignore=re.compile("(?!)")):
-    """Sets each of {name: variable} from {name: array}. Total on both sides, but for values whose
-    name matches `ignore`.
+    """Sets {name: variable} from {name: array}, total on both sides but for names `ignore` matches.
 
     Raises UserError naming a variable without value, a value without variable, or two shapes that
     differ.
@@ -112,8 +109,7 @@ class Checkpoints:
         return max(scored, key=lambda step: (scores[step], step), default=None)
 
     def chosen_step(self):
-        """The checkpoint to use: the best where one was evaluated, else the newest. Raises
-        UserError if none."""
+        """The best step where one was evaluated, else the newest. Raises UserError if none."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no complete checkpoint there")
@@ -121,8 +117,7 @@ class Checkpoints:
         return steps[-1] if best is None else best
 
     def save(self, step, variables):
-        """Writes {name: variable} as the checkpoint of `step`; a crash at any moment leaves the
-        others as they were."""
+        """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".writing-{step:08d}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -153,8 +148,7 @@ class Checkpoints:
         self._sweep()
 
     def restore_newest(self, variables, say):
-        """Restores {name: variable} from the newest readable checkpoint; returns its step, or None
-        if there is none.
+        """Restores {name: variable} from the newest readable checkpoint; returns its step or None.
 
         A damaged one is named and passed over. Raises UserError if there are some and none can be
         read.

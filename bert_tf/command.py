@@ -141,8 +141,7 @@ def _help(settings_class, doc):
 
 
 def _import_tensorflow(verbose):
-    """Imports TensorFlow; what it prints to the terminal on the way is shown only on failure or if
-    asked for."""
+    """Imports TensorFlow; what it prints on the way is shown only on failure or if asked for."""
     if verbose:
         import tensorflow  # noqa: F401
 

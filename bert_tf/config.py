@@ -32,8 +32,7 @@ NEUTRAL_VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The keys of the published bert_config.json, and how text was normalized (Devlin et al. 2019,
-    3).
+    """The keys of the published bert_config.json, and how text was normalized.
 
     `hidden_act` is "gelu" (erf) or "gelu_new" (tanh). The released code began with erf and has used
     tanh since February 2019, under the one name "gelu"; `from_google` therefore reads "gelu" as
@@ -97,8 +96,7 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values, where="configuration"):
-        """Reads the keys of a run's or a Hugging Face config.json; unknown keys are refused by
-        name."""
+        """Reads the keys of a run's or a Hugging Face config.json; refuses unknown ones."""
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
             raise UserError(f"{where}: model_type is {values['model_type']!r}, wanted 'bert'")
@@ -129,8 +127,7 @@ class BertConfig:
 
     @classmethod
     def load(cls, path):
-        """Reads a file: by Google's reading if it is called bert_config.json, else by Hugging
-        Face's and ours."""
+        """Reads a file, as Google's if it is called bert_config.json, else as Hugging Face's."""
         path = pathlib.Path(path)
         read = cls.from_google if path.name == "bert_config.json" else cls.from_dict
         return read(read_json_object(path), where=str(path))
@@ -140,8 +137,7 @@ class BertConfig:
 
 
 def read_json_object(path):
-    """The JSON object in a file. Raises UserError if the file is missing or holds something
-    else."""
+    """The JSON object in a file. Raises UserError if the file is missing or holds none."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")

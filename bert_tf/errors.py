@@ -2,8 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake in what was given. The message is one line: what arrived, what was wanted, where,
-    what to do.
+    """A mistake in what was given, told in one line: what arrived, what was wanted, what to do.
 
     Commands print it and exit with status 2; in a notebook it is an ordinary ValueError.
     """

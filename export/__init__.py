@@ -1,2 +1,1 @@
-"""What to serve: a task's signatures as a SavedModel, published only if it answers as the trained
-model does."""
+"""What to serve: a SavedModel, published only if it answers as the trained model does."""

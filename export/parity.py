@@ -1,5 +1,4 @@
-"""The parity gate: a SavedModel may be published if, on its own, it answers as the trained model
-does."""
+"""The parity gate: does a SavedModel, on its own, answer as the trained model does?"""
 
 import base64
 import json
@@ -109,8 +108,7 @@ def _cases(trained):
 
 
 def _vocabulary_words(vocabulary):
-    """Words that between them use the entries: each beginning as it is, each continuation behind
-    some beginnings."""
+    """Words that use every entry: beginnings as they are, continuations behind some beginnings."""
     beginnings = [entry for entry in vocabulary.entries if not entry.startswith("##")]
     continuations = [entry[2:] for entry in vocabulary.entries if entry.startswith("##")]
     words = beginnings + [

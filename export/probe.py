@@ -1,5 +1,6 @@
-"""Asks a SavedModel in a process that has none of our code. Run by the parity gate: python -I
-probe.py MODEL CASES RESULTS
+"""Asks a SavedModel in a process that has none of our code; the parity gate runs it.
+
+    python -I probe.py MODEL CASES RESULTS
 
 CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}; RESULTS becomes an .npz with
 the outputs of case i under "i/name". This file imports nothing of the project, and makes sure that

@@ -11,8 +11,7 @@ from export.signatures import write_saved_model
 
 
 def publish(trained, output_dir, say=lambda line: None, write=write_saved_model):
-    """Writes the SavedModel of a trained run as the next version under `output_dir`; returns its
-    path.
+    """Publishes a trained run as the next version under `output_dir`; returns its path.
 
     `write(trained, directory)` makes the files. They come to stand under a name that no server
     reads, on the same file system, pass the parity gate, and are renamed. Raises UserError, with

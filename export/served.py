@@ -29,8 +29,7 @@ class ServedDirectory:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
 
     def ask(self, inputs, signature="serving_default"):
-        """{input: list of strings} -> {output: nested lists}. Raises UserError at a wrong signature
-        or input."""
+        """{input: strings} -> {output: nested lists}. Raises UserError at wrong names."""
         signatures = self._model.signatures
         if signature not in signatures:
             raise UserError(f"--signature={signature}: there are {', '.join(sorted(signatures))}")

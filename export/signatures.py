@@ -1,5 +1,4 @@
-"""A trained pipeline as a SavedModel with named signatures. No second model: the same layers are
-traced.
+"""A trained pipeline as a SavedModel. No second model: the same layers are traced.
 
 Legend: B texts.
 """

@@ -1,2 +1,1 @@
-"""What to fine-tune BERT for: a module a kind of task, and the commands finetune, evaluate,
-predict."""
+"""What to fine-tune BERT for: a module a kind of task; finetune, evaluate, predict."""

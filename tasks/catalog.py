@@ -13,8 +13,7 @@ KINDS = {"classification": "tasks.classification:Classification"}
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Where a published data set keeps what: its columns, and its labels in their published
-    order."""
+    """What a published data set calls its columns, and its labels in their published order."""
 
     kind: str
     text_columns: tuple[str, ...]

@@ -1,5 +1,4 @@
-"""Classification of a text or a pair of texts into one of two or more labels (Devlin et al. 2019,
-4.1).
+"""Classification of a text, or of a pair, into one of two or more labels (Devlin et al. 2019, 4.1).
 
 Two labels: one sigmoid logit, which stands for the second, and binary cross-entropy. More: softmax.
 
@@ -26,8 +25,7 @@ HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
 
 @keras.saving.register_keras_serializable("bert_tf")
 class Classifier(keras.Model):
-    """Encoder, dropout, dense. Takes the encoder's inputs, returns {"label": logits float32 [B,
-    C]}; C = 1 if binary."""
+    """Encoder, dropout, dense -> {"label": logits float32 [B, C]}, C = 1 if binary."""
 
     def __init__(self, config, num_logits, name="classification", **kwargs):
         super().__init__(name=name, **kwargs)

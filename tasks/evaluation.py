@@ -7,8 +7,7 @@ from bert_tf.train.distribution import distribute, gather
 
 
 class Evaluator:
-    """Evaluates a model on encoded examples, over all replicas of a strategy; its graph is built
-    once."""
+    """Evaluates a model on encoded examples, over all replicas; its graph is built once."""
 
     def __init__(self, task, model, strategy, replica_batch_size=64):
         self.task, self.model, self.strategy = task, model, strategy

@@ -13,8 +13,7 @@ from bert_tf.text.packing import Packed, padded
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """{input name: N strings} and {output name: N labels}, the latter empty where a file has
-    none."""
+    """{input name: N strings} and {output name: N labels}, empty where a file has none."""
 
     texts: dict[str, list[str]]
     labels: dict[str, np.ndarray]
@@ -51,8 +50,7 @@ class EncodedExamples:
     def training_batches(
         self, *, global_batch_size, num_epochs, seed, first_step=0, num_replicas=1
     ):
-        """Every example once an epoch in an order that is a function of (seed, epoch): (inputs,
-        labels, weights).
+        """Batches (inputs, labels, weights): all examples once an epoch, ordered by (seed, epoch).
 
         A step takes `num_replicas` elements, global_batch_size / num_replicas rows each. Where the
         last batch of an epoch does not fill a replica's share, the share is shorter; where it
@@ -77,8 +75,7 @@ class EncodedExamples:
         return np.argsort(-self.packed.input_ids.row_lengths().numpy(), kind="stable")
 
     def _batches(self, numbers):
-        """numbers [batches, B], -1 where there is none -> a dataset of (inputs, labels,
-        weights)."""
+        """numbers [batches, B], -1 where there is none -> dataset of (inputs, labels, weights)."""
         labels = {name: tf.constant(values) for name, values in self.labels.items()}
 
         def batch(numbers_B):

@@ -1,5 +1,4 @@
-"""From strings to answers in one graph: what training tokenizes with, predict runs and the export
-traces.
+"""From strings to answers in one graph, for training, predict and the export alike.
 
 Legend: B texts, L tokens, H hidden size.
 """
@@ -10,8 +9,7 @@ from bert_tf.text.packing import pack, padded
 
 
 class Pipeline(tf.Module):
-    """A task's tokenizer and model, joined. Its methods take and return tensors and may be
-    traced."""
+    """A task's tokenizer and model, joined; its methods take and return tensors."""
 
     def __init__(self, task, tokenizer, model):
         super().__init__(name="pipeline")
@@ -25,8 +23,7 @@ class Pipeline(tf.Module):
         )
 
     def encode(self, **texts):
-        """{input name: [B] string} -> Packed ids, without offsets; a graph of its own, for encoding
-        a data set."""
+        """{input name: [B] string} -> Packed ids, without offsets; for encoding a data set."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
     def answer(self, **texts):
@@ -37,8 +34,7 @@ class Pipeline(tf.Module):
         return self.task.answer(self.model(padded(packed, self.vocabulary)))
 
     def embed(self, text):
-        """[B] string -> {"pooled": [B, H], "mean": [B, H]}, the mean being over all tokens, [CLS]
-        and [SEP] too."""
+        """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
         inputs = padded(self._pack([text], self.tokenizer.tokenize), self.vocabulary)
         encoded = self.model.encoder(inputs)
         mask_BL1 = tf.cast(inputs["input_mask"], tf.float32)[:, :, tf.newaxis]
@@ -48,8 +44,7 @@ class Pipeline(tf.Module):
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):
-        """{input name: [B] string} -> what the model sees, and the characters that each token
-        covers, all [B, L].
+        """{input name: [B] string} -> what the model sees, and from which characters, [B, L].
 
         start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and
         padding.
@@ -64,8 +59,7 @@ class Pipeline(tf.Module):
         }
 
     def signatures(self):
-        """{signature: tf.function}, each taking its [B] string inputs by position, traced once for
-        every batch size."""
+        """{signature: tf.function} of [B] string inputs by position, each traced once."""
         texts = self.task.input_names
         return {
             "serving_default": self._traced(self.answer, texts),

@@ -1,5 +1,4 @@
-"""The settings of fine-tuning, one field a flag. Free of TensorFlow, so that a wrong one is told at
-once."""
+"""The settings of fine-tuning, a field a flag. Free of TensorFlow: a wrong one is told at once."""
 
 import dataclasses
 import pathlib
@@ -78,8 +77,7 @@ class FinetuneSettings:
                     raise UserError(f"--{flag}={path}: no such file")
 
     def data_set(self):
-        """Columns and labels: those of the flags, else of the data set known by name, else "text"
-        and "label"."""
+        """Columns and labels: the flags', else the known data set's, else "text" and "label"."""
         known = catalog.DATA_SETS.get(self.task, catalog.DataSet(self.task, ("text",), "label", ()))
         first = self.text_column or known.text_columns[0]
         second = (self.text_b_column,) if self.text_b_column else known.text_columns[1:]

@@ -13,8 +13,7 @@ from tasks.pipeline import Pipeline
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run with its task, its model under the chosen checkpoint's weights, and the pipeline of
-    both."""
+    """A run with its task, and the pipeline of its model under the chosen checkpoint's weights."""
 
     run: Run
     task: object
@@ -23,8 +22,7 @@ class Trained:
 
     @classmethod
     def open(cls, path, checkpoint=None):
-        """Opens a fine-tuned run directory; `checkpoint`, a folder's name, overrides the choice of
-        best or newest.
+        """Opens a fine-tuned run; `checkpoint`, a folder's name, overrides best or newest.
 
         Raises UserError if it is no run, or one without a task.
         """
@@ -52,8 +50,7 @@ class Trained:
 
     @classmethod
     def create(cls, path, pretrained, task, model):
-        """Writes a model that was trained elsewhere, under Keras `fit` say, as a run directory, and
-        opens it.
+        """Writes a model trained elsewhere, under `fit` say, as a run directory, and opens it.
 
         `pretrained` is the Pretrained that it began with: configuration, vocabulary and origin come
         from there.

@@ -1,5 +1,4 @@
-"""What tests share: two logical processors, a tiny BERT, a vocabulary that a person can read, the
-data folder."""
+"""What tests share: two logical processors, a tiny BERT, its vocabulary, the data folder."""
 
 import os
 import pathlib
@@ -31,8 +30,7 @@ WORDS = (
 
 @pytest.fixture(scope="session")
 def data_dir():
-    """The folder of real data that BERT_TF_DATA names; its tests are skipped where it is not
-    set."""
+    """The folder of real data that BERT_TF_DATA names; where it is unset, tests are skipped."""
     if "BERT_TF_DATA" not in os.environ:
         pytest.skip("BERT_TF_DATA is not set: no folder of real data")
     return pathlib.Path(os.environ["BERT_TF_DATA"])
@@ -49,8 +47,10 @@ def pretrained_dir():
 
 @pytest.fixture(scope="session")
 def mirrored():
-    """Two replicas, on CPU:0 and CPU:1. One for all tests: strategies of one process share the keys
-    of their reductions."""
+    """Two replicas, on CPU:0 and CPU:1.
+
+    One for all tests: strategies of one process share the keys of their reductions.
+    """
     return make_strategy("mirrored", ["CPU:0", "CPU:1"])
 
 
@@ -85,8 +85,7 @@ def inputs_BL():
 
 @pytest.fixture(scope="session")
 def run_command():
-    """Runs `python -m module --flag=value ...` at the project's root -> CompletedProcess with text
-    output."""
+    """Runs `python -m module --flag=value ...` at the project's root -> CompletedProcess."""
 
     def run(module, *arguments, env=None, **kwargs):
         return subprocess.run(

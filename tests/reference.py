@@ -62,8 +62,7 @@ def transformer_layer(hidden_LH, weights, prefix, config):
 
 
 def encode(input_ids_L, segment_ids_L, weights, config):
-    """One text without padding -> {"layers": list of [L, H], "attentions": list of [N, L, L],
-    "pooled": [H]}."""
+    """One text -> {"layers": [L, H] each, "attentions": [N, L, L] each, "pooled": [H]}."""
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     hidden = (
         w["bert/embeddings/word_embeddings"][input_ids_L]
@@ -97,8 +96,7 @@ def adamw(
     decay=0.01,
     clip=1.0,
 ):
-    """Steps through lists of gradients, each {name: array}, in float64; returns the weights after
-    the last."""
+    """Steps through gradients, {name: array} each, in float64; returns the last weights."""
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     m = {name: np.zeros_like(array) for name, array in w.items()}
     v = {name: np.zeros_like(array) for name, array in w.items()}
@@ -118,8 +116,7 @@ def adamw(
 
 
 def assert_equal(actual, wanted, num_layers):
-    """The tolerance of this project for float32: 1e-5 of the largest value up to 6 layers, 5e-5
-    beyond."""
+    """float32's tolerance here: 1e-5 of the largest value up to 6 layers, 5e-5 beyond."""
     tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(wanted).max())
     difference = np.abs(np.asarray(actual, np.float64) - wanted).max()
     assert difference <= tolerance, f"differs by {difference:.2e}, at most {tolerance:.2e} wanted"

@@ -1,5 +1,4 @@
-"""The layers of the encoder. They take rows, [T, H]; only attention and positions ask the layout
-who belongs together.
+"""The layers of the encoder. They take rows, [T, H], and a layout that knows who belongs together.
 
 Legend: T rows, H hidden size, F feed-forward size, B texts, N heads, L tokens of a text, D head
 size, V vocabulary, P positions. `seed` is an int64 pair; a dropout adds its own place number, so
@@ -12,8 +11,7 @@ import tensorflow as tf
 
 
 def dropout(x, rate, seed, place):
-    """Zeroes a share `rate` of x and scales the rest; the noise is a function of (seed, place)
-    alone.
+    """Zeroes a share `rate` of x and scales the rest; (seed, place) alone decide which.
 
     `seed` None means no dropout (inference).
     """
@@ -28,8 +26,7 @@ def dropout(x, rate, seed, place):
 
 
 def initializer(config):
-    """Truncated normal of the configured deviation, a new draw a weight (one shared instance would
-    repeat itself)."""
+    """Truncated normal; a new one for each weight, since a shared instance repeats its draw."""
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
@@ -66,8 +63,7 @@ class LayerNorm(keras.layers.Layer):
 
 
 class Embeddings(keras.layers.Layer):
-    """Sum of token, segment and position embeddings, then LayerNorm and dropout (Devlin et al.
-    2019, figure 2)."""
+    """Token + segment + position embeddings, LayerNorm, dropout (Devlin et al. 2019, figure 2)."""
 
     DROPOUT_PLACE = 0
 
@@ -148,8 +144,7 @@ class SelfAttention(keras.layers.Layer):
 
 
 class TransformerLayer(keras.layers.Layer):
-    """Attention and feed-forward, each: dropout, residual sum, then LayerNorm (post-norm; Vaswani
-    et al. 2017, 3.1).
+    """Attention and feed-forward, each with dropout, residual sum, LayerNorm (post-norm).
 
     Takes and returns rows [T, H]; also returns the attention probabilities [B, N, L, L].
     """

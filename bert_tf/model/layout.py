@@ -1,5 +1,4 @@
-"""Layouts: which rows of [T, H] are one text. All else in the encoder works on rows and does not
-ask.
+"""Layouts: which rows of [T, H] are one text. All else in the encoder does not ask.
 
 Legend: B texts, L their padded length, T rows (B * L here), N heads, D head size, H hidden size (N
 * D), P positions.

@@ -11,8 +11,7 @@ from bert_tf.text.tokenizer import Tokens
 
 
 class Packed(NamedTuple):
-    """Ragged int32 [B, (L)] each. starts and ends count characters of the token's own segment, -1
-    at specials."""
+    """Ragged int32 [B, (L)] each; starts and ends count characters of the token's own segment."""
 
     input_ids: tf.RaggedTensor
     segment_ids: tf.RaggedTensor
@@ -21,8 +20,7 @@ class Packed(NamedTuple):
 
 
 def pack(segments, vocabulary, max_seq_length):
-    """Joins one or two Tokens a row, cutting the longer segment first (released
-    _truncate_seq_pair).
+    """Joins one or two Tokens a row, cutting the longer first (released _truncate_seq_pair).
 
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
@@ -56,8 +54,7 @@ def pack(segments, vocabulary, max_seq_length):
 
 
 def padded(packed, vocabulary, length=None):
-    """Packed -> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or
-    `length`."""
+    """-> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or `length`."""
     shape = [None, length]
     return {
         "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
@@ -67,8 +64,7 @@ def padded(packed, vocabulary, length=None):
 
 
 def _truncate(segments, budget):
-    """Keeps as many tokens a segment as popping one at a time from the end of the longer (of B on a
-    tie) would."""
+    """Keeps what popping tokens one by one off the longer segment (B on a tie) would keep."""
     if len(segments) == 1:
         return [_head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
     length_a, length_b = (segment.ids.row_lengths() for segment in segments)

@@ -25,8 +25,7 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer(tf.Module):
-    """WordPiece over cleaned, split and, if uncased, lower-cased text (Devlin et al. 2019, 3;
-    released tokenization.py).
+    """WordPiece over cleaned, split and, if uncased, lower-cased text (released tokenization.py).
 
     Differs: TF Text's fast normalizer stands in for the released rules; on rare Unicode (about 5%
     of the lines of a 380-language collection, none of plain English) its tokens are not the
@@ -62,8 +61,10 @@ class Tokenizer(tf.Module):
         return Tokens(self._tokenizer.tokenize(_valid_utf8(texts)))
 
     def tokenize_with_offsets(self, texts):
-        """[B] string -> Tokens. ["Unaffable!"] -> ids of un ##aff ##able !, starts [0, 2, 5, 9],
-        ends [2, 5, 9, 10]."""
+        """[B] string -> Tokens.
+
+        ["Unaffable!"] -> ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
+        """
         texts = _valid_utf8(texts)
         ids, starts, ends = self._tokenizer.tokenize_with_offsets(texts)
         return Tokens(ids, *_bytes_to_characters(texts, starts, ends))

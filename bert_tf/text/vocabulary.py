@@ -10,8 +10,7 @@ MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
 
 
 class Vocabulary:
-    """The entries of a vocab.txt in order; `lines` are as in the file, `entries` stripped as the
-    released reader does.
+    """The entries of a vocab.txt in order: `lines` as in the file, `entries` stripped.
 
     A line is what stands between two "\\n": the released Chinese file has U+2028 inside lines,
     whose entries become "" and "##" when stripped; they keep their ids and never match.
@@ -72,8 +71,7 @@ class Vocabulary:
         return self._ids[entry]
 
     def looks_cased(self):
-        """True if over 1% of the entries hold an upper-case letter; [unused7] and the specials do
-        not count."""
+        """True if over 1% of the entries, bracketed ones aside, hold an upper-case letter."""
         entries = [
             entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))
         ]

@@ -1,2 +1,1 @@
-"""Training: losses, the optimizer, the train step and the loop that pretraining and fine-tuning
-share."""
+"""Training: losses, the optimizer, the train step and the loop that all training shares."""

@@ -7,8 +7,7 @@ POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def make_strategy(name, devices=None):
-    """A tf.distribute strategy by its flag: "none", or "mirrored" over `devices` (all local GPUs by
-    default)."""
+    """A tf.distribute strategy: "none", or "mirrored" over `devices`, by default all local GPUs."""
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
@@ -16,12 +15,10 @@ def make_strategy(name, devices=None):
 
 
 def distribute(batches, strategy):
-    """`batches()` gives a dataset of replica batches; each step takes one for each replica, in
-    order."""
+    """Of `batches()`, a dataset of replica batches, a step takes one for each replica."""
     return strategy.distribute_datasets_from_function(lambda context: batches())
 
 
 def gather(strategy, values):
-    """Joins a dict of per-replica results along the batch axis, replica by replica, as numpy
-    arrays."""
+    """Joins a dict of per-replica results along the batch axis, in order, as numpy arrays."""
     return {name: strategy.gather(value, axis=0).numpy() for name, value in values.items()}

@@ -15,8 +15,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def held_back():
-    """Yields a function that tells which signal came since (its number or None). Outside the main
-    thread: none."""
+    """Yields a function that tells which signal came since, its number or None.
+
+    Outside of the main thread, where Python takes no signals, none ever does.
+    """
     arrived = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

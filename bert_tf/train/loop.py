@@ -1,5 +1,4 @@
-"""The training loop of every run: step, tell, save, evaluate, stop when asked, go on where it
-stopped."""
+"""The training loop of every run: step, tell, save, evaluate, stop when asked, go on."""
 
 import dataclasses
 import signal
@@ -49,26 +48,21 @@ class Loop:
             self.say(f"resuming at step {step} of {self.num_train_steps}")
             self.run.forget_metrics_after(step)
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
-        clock = _Clock(step)
+        clock = _Clock()
         with held_back() as signal_arrived:
-            self._evaluate_if_due(
-                step
-            )  # The process may have ended between a save and its evaluation.
+            # The process may have ended between a save and its evaluation.
+            self._evaluate_if_due(step)
             while step < self.num_train_steps:
                 logs = self._step(iterator, step)
                 step += 1
                 clock.count(logs)
                 if step % self.log_every == 0 or step == self.num_train_steps:
                     self._log(step, logs, clock)
-                is_due = self._is_evaluation_step(step)
-                if (
-                    is_due
-                    or step % self.save_every == 0
-                    or step == self.num_train_steps
-                    or signal_arrived()
-                ):
+                is_due, signum = self._is_evaluation_step(step), signal_arrived()
+                is_last = step == self.num_train_steps
+                if is_due or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
-                if signum := signal_arrived():
+                if signum:
                     raise Interrupted(
                         f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
                         f"{self.num_train_steps} in {self.run.path}; the same command goes on",
@@ -86,13 +80,12 @@ class Loop:
                 raise
             raise UserError(
                 f"step {step}: the gradient is not finite, the update was not made; the newest "
-                "checkpoint in "
-                f"{self.run.checkpoints.directory} is from before; try a lower --learning_rate"
+                f"checkpoint in {self.run.checkpoints.directory} is from before; try a lower "
+                "--learning_rate"
             ) from None
 
     def variables(self):
-        """{name: variable} of all that a checkpoint holds: model, dropout seeds, optimizer slots,
-        step."""
+        """{name: variable} of all a checkpoint holds: model, dropout seeds, slots, step."""
         self.step.optimizer.build(self.step.model.trainable_variables)
         model = model_variables(self.step.model)
         names = {variable.path: name for name, variable in model.items()}
@@ -133,10 +126,9 @@ class Loop:
 
 
 class _Clock:
-    """Rates since the start or the last restart; the first step, which builds the graph, does not
-    count."""
+    """Rates over the steps so far, but for the first, which builds the graph."""
 
-    def __init__(self, step):
+    def __init__(self):
         self.first_step_is_over = False
         self.steps = self.examples = self.seconds = 0
         self.since = time.monotonic()
@@ -145,15 +137,13 @@ class _Clock:
         examples = int(logs["examples"])  # Waits for the step.
         now = time.monotonic()
         if self.first_step_is_over:
-            self.steps, self.examples, self.seconds = (
-                self.steps + 1,
-                self.examples + examples,
-                self.seconds + now - self.since,
-            )
+            self.steps += 1
+            self.examples += examples
+            self.seconds += now - self.since
         self.first_step_is_over, self.since = True, now
 
     def restart(self):
-        """Leaves out what happened since the last step."""
+        """Leaves the time since the last step out: it went into an evaluation."""
         self.since = time.monotonic()
 
     def examples_a_second(self):

@@ -23,8 +23,7 @@ def sigmoid_cross_entropy(labels_B, logits_B1):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WeightedMean(keras.losses.Loss):
-    """One of the losses above for Keras `compile`: sum(weight * loss) / sum(weight), as the train
-    step divides."""
+    """A loss for Keras `compile`: sum(weight * loss) / sum(weight), as the train step divides."""
 
     def __init__(self, loss, name=None):
         self.function = loss if callable(loss) else globals()[loss]

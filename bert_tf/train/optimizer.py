@@ -8,8 +8,7 @@ UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a va
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning rate of the released code: step / warmup_steps of the peak, then linear to 0 at
-    num_train_steps.
+    """The released learning rate: a linear rise to the peak, then linear to 0 at num_train_steps.
 
     Step 0 has rate 0. The decay is counted from step 0, so that at step W the rate falls from
     nearly the peak to (1 - W / N) of it (google-research/bert, optimization.py).
@@ -34,8 +33,7 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class AdamW(keras.optimizers.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019; released
-    AdamWeightDecayOptimizer).
+    """Adam with decoupled weight decay, as released (AdamWeightDecayOptimizer).
 
     Decay is taken from every trainable variable whose path does not end in one of UNDECAYED.
     `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
@@ -57,12 +55,9 @@ class AdamW(keras.optimizers.Optimizer):
         name="adamw",
     ):
         super().__init__(learning_rate=learning_rate, name=name)
-        self.weight_decay_rate, self.clip_norm, self.bias_correction = (
-            weight_decay_rate,
-            clip_norm,
-            bias_correction,
-        )
+        self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.bias_correction = bias_correction
 
     def build(self, variables):
         if not self.built:
@@ -75,8 +70,7 @@ class AdamW(keras.optimizers.Optimizer):
         return variable.path.split("/")[-1] not in UNDECAYED
 
     def state(self, names):
-        """{name: variable} of what a checkpoint needs; `names` gives each trainable variable's name
-        by its path."""
+        """{name: variable} of what a checkpoint needs; `names` is {path: name} of the weights."""
         slots = {
             f"{names[variable.path]}/{kind}": slot
             for kind, of_kind in (("adam_m", self._adam_m), ("adam_v", self._adam_v))
@@ -85,8 +79,7 @@ class AdamW(keras.optimizers.Optimizer):
         return {**slots, "step": self.iterations}
 
     def apply(self, grads, trainable_variables=None):
-        """One update. Call it on every replica, with dense or sparse gradients; returns the global
-        norm before clipping.
+        """One update, called on every replica; returns the gradient's norm before clipping.
 
         Raises InvalidArgumentError before anything is changed if the gradient is not finite.
         """
@@ -100,8 +93,7 @@ class AdamW(keras.optimizers.Optimizer):
             raise ValueError(
                 f"no gradient reaches {', '.join(without)}: does the loss depend on it?"
             )
-        # Sparse gradients repeat rows: their norm is not that of the gradient until the rows are
-        # added up.
+        # Sparse gradients may name a row twice: only added up they have the gradient's norm.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
         norm = tf.debugging.check_numerics(
@@ -111,19 +103,19 @@ class AdamW(keras.optimizers.Optimizer):
             if self.clip_norm is not None:
                 grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
             learning_rate = tf.cast(self.learning_rate, tf.float32)
-            for grad, variable in zip(grads, variables, strict=True):
-                self.update_step(grad, variable, learning_rate)
+            for variable, m, v, grad in zip(
+                variables, self._adam_m, self._adam_v, grads, strict=True
+            ):
+                self._update(variable, m, v, grad, learning_rate)
         self.iterations.assign_add(1)
         return norm
 
-    def update_step(self, gradient, variable, learning_rate):
-        """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= rate * (m / (sqrt(v) + epsilon) +
-        decay * w).
+    def _update(self, variable, m, v, gradient, learning_rate):
+        """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt v + eps) + decay w).
 
         With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. Every replica
         updates its own copy with the same numbers; TensorFlow's fused kernel does it in one pass.
         """
-        index = self._get_variable_index(variable)
         step = tf.cast(self.iterations, tf.float32) + 1.0
         power_1 = tf.pow(self.beta_1, step) if self.bias_correction else tf.zeros([])
         power_2 = tf.pow(self.beta_2, step) if self.bias_correction else tf.zeros([])
@@ -132,12 +124,11 @@ class AdamW(keras.optimizers.Optimizer):
                 resource=variable.value.handle,
                 value=learning_rate * self.weight_decay_rate * tf.convert_to_tensor(variable.value),
             )
-        # The kernel adds epsilon to the uncorrected sqrt(v); scaled like this it is the formula
-        # above exactly.
+        # The kernel adds epsilon to the uncorrected sqrt(v); so scaled, it is the formula above.
         tf.raw_ops.ResourceApplyAdam(
             var=variable.value.handle,
-            m=self._adam_m[index].value.handle,
-            v=self._adam_v[index].value.handle,
+            m=m.value.handle,
+            v=v.value.handle,
             beta1_power=power_1,
             beta2_power=power_2,
             lr=learning_rate,

@@ -1,5 +1,4 @@
-"""The train step: one optimizer update over all replicas. The only place where gradients are
-taken."""
+"""The train step: one update over all replicas. The only place where gradients are taken."""
 
 import tensorflow as tf
 

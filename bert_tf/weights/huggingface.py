@@ -1,5 +1,4 @@
-"""Reads a Hugging Face directory: config.json, model.safetensors, vocab.txt, and
-tokenizer_config.json if there.
+"""Reads a Hugging Face directory: config.json, model.safetensors, vocab.txt, tokenizer_config.json.
 
 Pickles (pytorch_model.bin) are never opened: opening one runs what it holds.
 """
@@ -63,8 +62,7 @@ def read(path):
 
 
 def _canonical(tensors):
-    """Without the "bert." of models that have a head, and with LayerNorm's gamma and beta under
-    their newer names."""
+    """Without the "bert." of models with a head, and LayerNorm's parts by their newer names."""
     return {
         name.removeprefix("bert.")
         .replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -74,8 +72,7 @@ def _canonical(tensors):
 
 
 def read_safetensors(path):
-    """{name: array} of a .safetensors file. numpy has no bfloat16, so the library's numpy reader
-    cannot be used."""
+    """{name: array} of a .safetensors file; by hand, as the library's reader lacks bfloat16."""
     try:
         tensors = safetensors.deserialize(path.read_bytes())
         return {

@@ -1,5 +1,4 @@
-"""Reads a keras-nlp (KerasHub) BERT preset, a directory or a name; the one module that imports
-keras_nlp."""
+"""Reads a keras-nlp (KerasHub) BERT preset; the one module that imports keras_nlp."""
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -14,8 +13,7 @@ def is_directory_of(path):
 
 
 def read(preset):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over). `preset` is a path or a
-    preset's name.
+    """-> (BertConfig, Vocabulary, {our name: array}, names passed over), by path or preset name.
 
     The backbone's gelu is the tanh form. Differs: its tokenizer keeps accents even in uncased
     presets; the weights are Google's, trained without, so accents follow the case here.

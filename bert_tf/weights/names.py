@@ -1,5 +1,4 @@
-"""What each of the encoder's weights is called here, in Google's releases, at Hugging Face and in
-keras-nlp presets.
+"""What each weight is called here, in Google's releases, at Hugging Face and in keras-nlp.
 
 The table is total: `rename` fails on a tensor that it does not name and on a weight that finds no
 tensor, except for what the caller lists as ignored.
@@ -102,8 +101,7 @@ def shapes(config):
 
 
 def rename(tensors, config, column, ignored, where):
-    """{their name: array} -> ({our name: float32 array}, the names passed over because they match
-    `ignored`).
+    """{their name: array} -> ({our name: float32 array}, the names that `ignored` passes over).
 
     `column` is "google", "huggingface" or "keras". Raises UserError naming a tensor that nothing
     here uses, a weight that is missing there, or a shape that is not the configuration's.

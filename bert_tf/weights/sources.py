@@ -15,8 +15,7 @@ from bert_tf.weights import google, huggingface, keras_preset, names
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """An encoder's configuration, vocabulary and {our name: float32 array}; `origin` says from
-    where, in a line."""
+    """An encoder's configuration, vocabulary and {our name: float32 array}, and where from."""
 
     config: BertConfig
     vocabulary: Vocabulary
@@ -24,8 +23,7 @@ class Pretrained:
     origin: str
 
     def assign_to(self, model):
-        """Sets all weights of the encoder in a model of this configuration, or of an Encoder
-        alone."""
+        """Sets all weights of the encoder in a model of this configuration (or of an Encoder)."""
         variables = checkpoints.model_variables(model)
         checkpoints.assign(
             {name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin
@@ -39,8 +37,7 @@ class Pretrained:
 
 
 def read_pretrained(path, do_lower_case=None):
-    """Reads a run directory, a Hugging Face directory, a Google release, or a keras-nlp preset
-    (directory or name).
+    """Reads a run, a Hugging Face directory, a Google release, or a keras-nlp preset.
 
     `do_lower_case` overrides what the source says of its case. Raises UserError naming what is
     missing, left over or of the wrong shape.

@@ -1,5 +1,4 @@
-"""The encoder against a float64 numpy forward pass, keras-nlp, real activations; and its
-properties."""
+"""The encoder against float64 numpy, keras-nlp and real activations; and its properties."""
 
 import dataclasses
 import functools
@@ -119,8 +118,7 @@ def test_equals_keras_nlp_with_the_same_weights():
 
 
 def test_equals_the_real_bert_tiny_activations(data_dir):
-    """google's bert-tiny fine-tuned on SST-2: both layers, pooler and classifier on a real
-    embedding output."""
+    """google's bert-tiny, fine-tuned on SST-2, from a real embedding output to the logits."""
     folder = data_dir / "checkpoints" / "bert_tiny_sst2_encoder_only"
     theirs = dict(np.load(folder / "bert_tiny_sst2_encoder.npz"))
     expected = dict(np.load(folder / "expected_numpy_float64.npz"))

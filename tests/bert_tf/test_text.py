@@ -175,8 +175,7 @@ def test_released_vocabularies_load_and_show_their_case(data_dir, name, size, ca
 
 
 def test_plain_english_has_the_released_ids(data_dir):
-    """The interim tokenizer may differ on rare Unicode; of the lines in plain ASCII it has to get
-    every one right."""
+    """On rare Unicode this tokenizer may differ; every line of plain ASCII has to be right."""
     lines = (data_dir / "multilingual" / "all_lines.txt").read_text(encoding="utf-8").split("\n")
     with np.load(data_dir / "conformance" / "multilingual_ids_uncased.npz") as expected:
         expected_ids = np.split(expected["ids"], np.cumsum(expected["lengths"])[:-1])

@@ -1,5 +1,4 @@
-"""Losses, optimizer and train step against numpy; one replica against two; what each step depends
-on."""
+"""Losses, optimizer and train step against numpy; one replica against two."""
 
 import math
 
@@ -67,8 +66,7 @@ def assert_weights_equal(first, second, tolerance=1e-5):
 
 
 def test_learning_rate_at_the_corners():
-    """Steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1 of the released schedule: the jump at W is the
-    released one."""
+    """Steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1; the jump at W is the released one."""
     schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10)
     steps = [0, 1, 9, 10, 11, 99, 100, 101]
     np.testing.assert_allclose(
@@ -255,8 +253,7 @@ def test_every_trainable_variable_moves():
 
 
 def test_keras_fit_gives_the_same_losses_and_weights():
-    """20 steps, dropout 0: one model, dataset, loss and optimizer, under our loop and under Keras
-    compile / fit."""
+    """20 steps, dropout 0: one model, dataset, loss and optimizer under our loop and under fit."""
     config = tiny_config(**NO_DROPOUT)
     dataset = small.batches(rows=24, weights=[1] * 20 + [0] * 4)
     schedule = {"peak": 1e-2, "num_train_steps": 20, "warmup_steps": 4}

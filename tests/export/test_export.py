@@ -232,17 +232,6 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tm
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_an_unaltered_copy_is_published(trained, tmp_path):
-    """The control of the test above."""
-    same = altered(trained)
-    path = publish(
-        trained,
-        tmp_path / "models",
-        write=lambda right, directory: write_saved_model(same, directory),
-    )
-    assert path == tmp_path / "models" / "1"
-
-
 def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
     def write(right, directory):
         write_saved_model(right, directory)
@@ -260,10 +249,15 @@ def test_the_gate_tries_every_entry_of_the_vocabulary(trained):
     assert set(ids.tolist()) | specials == set(range(len(trained.run.vocabulary)))
 
 
-def test_versions_count_up_past_what_is_there(trained, tmp_path):
+def test_an_unaltered_copy_is_published_as_the_version_after_those_there(trained, tmp_path):
+    """The control of the sabotages."""
     for name in ("7", "12", "notes", ".writing-1"):
         (tmp_path / name).mkdir()
-    assert publish(trained, tmp_path).name == "13"
+    same = altered(trained)
+    path = publish(
+        trained, tmp_path, write=lambda right, directory: write_saved_model(same, directory)
+    )
+    assert path == tmp_path / "13"
     assert versions(tmp_path) == [7, 12, 13]
 
 

@@ -1,5 +1,4 @@
-"""The classification task on literals: labels, answers, metrics; batches; the complaints that
-ship."""
+"""The classification task on literals; batches; the complaints that ship."""
 
 import ast
 import csv

@@ -1,5 +1,4 @@
-"""Fine-tuning from files to answers: it learns, resumes bit for bit, stops when asked, and refuses
-bad input."""
+"""Fine-tuning: it learns, resumes bit for bit, stops when asked, and refuses bad input."""
 
 import dataclasses
 import json
@@ -134,8 +133,7 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
 
 
 def test_two_replicas_reach_the_same_run(settings, huggingface_dir, tmp_path, mirrored):
-    """Dropout off: the same losses, and after every epoch the same dev metrics; 27 rows leave the
-    last batch uneven."""
+    """Dropout off: the same losses and dev metrics; 27 rows leave the last batch uneven."""
     config = json.loads((huggingface_dir / "config.json").read_text())
     (huggingface_dir / "config.json").write_text(
         json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
@@ -302,8 +300,7 @@ def test_bad_input_is_one_clear_line(settings, tmp_path, name):
 
 
 def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_path):
-    """finetune, evaluate, predict as processes; what they print is what one reads, and errors are
-    status 2."""
+    """finetune, evaluate, predict as processes; errors are one line and status 2."""
     done = run_command("tasks.finetune", *flags(settings, epochs=6))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (
