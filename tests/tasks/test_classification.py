@@ -6,11 +6,13 @@ import dataclasses
 import math
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Tokenizer, UserError
+from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
+from bert_tf.train.losses import WeightedMean
 from tasks import metrics
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
@@ -180,6 +182,24 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
         variable.assign(value)
     evaluator = Evaluator(pipeline.task, copy, mirrored, replica_batch_size)
     np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtype):
+    """As a notebook does it: compiled, fitted for a step, saved, loaded, fitted on."""
+    task = Classification(("text",), "label", ("no", "yes"), 12)
+    model = task.build_model(config, dtype)
+    model.compile(
+        AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(task.losses["label"])}
+    )
+    labels = {"label": np.array([0, 1])}
+    model.fit(inputs_BL, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(inputs_BL)["label"], model(inputs_BL)["label"])
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert int(loaded.optimizer.iterations.numpy()) == 1
+    loaded.fit(inputs_BL, labels, verbose=0)
 
 
 def test_mean_embedding_leaves_padding_out(pipeline):

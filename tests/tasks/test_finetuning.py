@@ -194,6 +194,22 @@ def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
     assert read(run.checkpoints.folder(4))["classifier/kernel"].shape == (12, 1)
 
 
+def test_sst2_is_known_by_name(settings, tmp_path):
+    """GLUE's own file form: a header, sentence TAB label, quotes are data."""
+    (tmp_path / "train.tsv").write_text(
+        "sentence\tlabel\n" + 'the bill is " high \t0\nmy app !\t1\n' * 4
+    )
+    changes = {
+        "task": "sst2",
+        "train": str(tmp_path / "train.tsv"),
+        "dev": (str(tmp_path / "train.tsv"),),
+    }
+    run = finetune(dataclasses.replace(settings, **changes))
+    assert (run.task["labels"], run.task["text_columns"]) == (("0", "1"), ("sentence",))
+    assert set(run.checkpoints.info(2)["metrics"]) == {"dev_accuracy", "dev_f1", "dev_loss"}
+    assert read(run.checkpoints.folder(2))["classifier/kernel"].shape == (12, 1)
+
+
 def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
     with pytest.raises(UserError, match="the gradient is not finite, the update was not made"):
         finetune(dataclasses.replace(settings, learning_rate=1e30, warmup_proportion=0.0))
