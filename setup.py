@@ -41,6 +41,7 @@ setuptools.setup(
     packages=setuptools.find_packages(
         include=["bert_tf", "bert_tf.*", "tasks", "tasks.*", "export", "export.*"]
     ),
+    package_data={"bert_tf.text": ["unicode_tables.npz"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

@@ -16,6 +16,7 @@ from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.files import replace_file
+from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how long, how often, how loud.
@@ -72,6 +73,7 @@ class Run:
         run.train = {
             **train,
             "vocabulary_sha256": vocabulary.sha256,
+            "tokenizer_tables_sha256": unicode_tables.sha256(),
             "versions": _versions(),
             "threads": os.cpu_count(),
         }

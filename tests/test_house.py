@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = ("bert_tf", "tasks", "export")
 VERBS = {
+    "bert_tf.text.make_tables",
     "bert_tf.convert",
     "tasks.finetune",
     "tasks.evaluate",

@@ -1,6 +1,11 @@
 """The tokenizer inside the graph: strings in, token ids and character offsets out.
 
-Legend: B texts, (T) tokens of a text, ragged.
+Exact by construction: every code point has its entry in a table (unicode_tables.py), three kinds of
+code points are resolved where they occur, and words go through a WordPiece operation that splits
+nothing by itself. Only operations of TensorFlow and TF Text are used, which TF Serving links.
+
+Legend: B texts, (T) tokens of a text (ragged), N code points of all texts laid end to end, M the
+characters that normalization makes of them, W words.
 """
 
 from typing import NamedTuple
@@ -8,15 +13,20 @@ from typing import NamedTuple
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from bert_tf.errors import UserError
+from bert_tf.text import unicode_tables as tables
+from bert_tf.text.vocabulary import Vocabulary
+
+MAX_WORD_CHARACTERS = 200  # The released limit; a longer word is [UNK].
+# A character that the vocabulary cannot match, as cleaning drops it.
+_NEVER = "\ufffd"
 
 
 class Tokens(NamedTuple):
     """Ragged int32 [B, (T)] each; starts and ends are None where nobody asked for them.
 
-    A token covers the characters text[start:end] of the string as it came in (Python's counting:
-    code points, an undecodable byte sequence counting as the U+FFFD that `bytes.decode("utf-8",
-    "replace")` puts there).
+    A token covers text[start:end] of the string as it came in, by Python's counting of code points;
+    bytes that are no UTF-8 count as `bytes.decode("utf-8", "replace")` counts them. The marks that
+    follow a character belong to it even where they are stripped.
     """
 
     ids: tf.RaggedTensor
@@ -24,74 +34,246 @@ class Tokens(NamedTuple):
     ends: tf.RaggedTensor | None = None
 
 
-class Tokenizer(tf.Module):
-    """WordPiece over cleaned, split and, if uncased, lower-cased text (released tokenization.py).
+class _Characters(NamedTuple):
+    """What normalization makes of the code points, still with those that leave nothing behind.
 
-    Differs: TF Text's fast normalizer stands in for the released rules; on rare Unicode (about 5%
-    of the lines of a 380-language collection, none of plain English) its tokens are not the
-    released ones.
+    characters, kinds int32 [M]; first, last int64 [M], the code points that each came from;
+    row_splits int64 [B + 1].
     """
 
-    def __init__(self, vocabulary, do_lower_case, strip_accents=None):
+    characters: tf.Tensor
+    kinds: tf.Tensor
+    first: tf.Tensor
+    last: tf.Tensor
+    row_splits: tf.Tensor
+
+
+class Tokenizer(tf.Module):
+    """Token for token google-research/bert's FullTokenizer (Devlin et al. 2019, 3).
+
+    `strip_accents` None follows the case, as there; True or False decide it apart, as at Hugging
+    Face.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, do_lower_case, strip_accents=None):
         super().__init__(name="tokenizer")
-        if strip_accents not in (None, do_lower_case):
-            raise UserError(
-                f"strip_accents={strip_accents} with do_lower_case={do_lower_case} is not "
-                "supported: "
-                "leave strip_accents unset, or equal to do_lower_case"
-            )
         self.vocabulary = vocabulary
-        self.do_lower_case = do_lower_case
-        # "" and a bare "##" never match in the released code. A control character never survives
-        # cleaning, so these stand-ins never match either.
+        strips = do_lower_case if strip_accents is None else strip_accents
+        with tf.init_scope():
+            self._tables = tables.Tables(*map(tf.constant, tables.load(do_lower_case, strips)))
+        self._has_sigma, self._has_marks = do_lower_case, strips
+        # In the released code "" and a bare "##" never match: nor do these stand-ins.
         entries = [
-            entry if entry not in ("", "##") else f"\x01{index}"
+            entry if entry not in ("", "##") else f"{_NEVER}{index}"
             for index, entry in enumerate(vocabulary.entries)
         ]
-        self._tokenizer = tf_text.FastBertTokenizer(
+        self._wordpiece = tf_text.FastWordpieceTokenizer(
             vocab=entries,
             unknown_token="[UNK]",
             token_out_type=tf.int32,
-            max_bytes_per_word=200,
-            lower_case_nfd_strip_accents=do_lower_case,
+            no_pretokenization=True,
+            max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
         )
+        lengths = [len(entry.removeprefix("##")) for entry in entries]
+        self._lengths_V = tf.constant(lengths, tf.int64)  # In characters, for offsets.
 
     def tokenize(self, texts):
         """[B] string -> Tokens with ids only."""
-        return Tokens(self._tokenizer.tokenize(_valid_utf8(texts)))
+        return self._in_halves(texts, with_offsets=False)
 
     def tokenize_with_offsets(self, texts):
         """[B] string -> Tokens.
 
         ["Unaffable!"] -> ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
         """
-        texts = _valid_utf8(texts)
-        ids, starts, ends = self._tokenizer.tokenize_with_offsets(texts)
-        return Tokens(ids, *_bytes_to_characters(texts, starts, ends))
+        return self._in_halves(texts, with_offsets=True)
 
-
-def _valid_utf8(texts):
-    return tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
-
-
-def _bytes_to_characters(texts, *offsets):
-    """Turns byte offsets into the valid UTF-8 `texts`, ragged [B, (T)], into character offsets."""
-    _, starts = tf.strings.unicode_decode_with_offsets(texts, "UTF-8")
-    lengths_B = tf.strings.length(texts, unit="BYTE")
-    # All texts laid end to end: one sorted list of where characters begin, in which every offset is
-    # looked up at once.
-    text_begins_B = tf.cast(tf.cumsum(lengths_B, exclusive=True), tf.int64)
-    character_begins = starts.flat_values + tf.gather(text_begins_B, starts.value_rowids())
-    first_character_B = starts.row_starts()
-
-    def convert(ragged):
-        rows = ragged.value_rowids()
-        begins = tf.cast(ragged.flat_values, tf.int64) + tf.gather(text_begins_B, rows)
-        index = tf.searchsorted(
-            character_begins[tf.newaxis], begins[tf.newaxis], side="left", out_type=tf.int64
-        )[0]
-        return ragged.with_flat_values(
-            tf.cast(index - tf.gather(first_character_B, rows), tf.int32)
+    def _in_halves(self, texts, with_offsets):
+        """Two halves of the batch, which TensorFlow works on at the same time."""
+        texts = tf.convert_to_tensor(texts)
+        middle = tf.size(texts) // 2
+        halves = [self._tokens(half, with_offsets) for half in (texts[:middle], texts[middle:])]
+        return Tokens(
+            *(
+                None if parts[0] is None else tf.concat(parts, axis=0)
+                for parts in zip(*halves, strict=True)
+            )
         )
 
-    return [convert(ragged) for ragged in offsets]
+    def _tokens(self, texts, with_offsets):
+        decoded = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+        codes_N, row_splits = decoded.flat_values, decoded.row_splits
+        entries_N = self._look_up(codes_N, self._tables.index, self._tables.pages)
+        normalized = self._normalize(codes_N, entries_N, row_splits)
+
+        # Words: runs of TEXT with nothing but dropped code points between, and what stands ALONE.
+        kept = tf.where(normalized.kinds >= tables.ALONE)[:, 0]
+        characters = tf.gather(normalized.characters, kept)
+        kept_splits = tf.searchsorted(kept, normalized.row_splits, out_type=tf.int64)
+        word_begins_W = self._word_begins(normalized, kept, kept_splits)
+        num_kept = tf.size(characters, out_type=tf.int64)
+        word_splits = tf.concat([word_begins_W, num_kept[tf.newaxis]], axis=0)
+        pieces = self._wordpiece.tokenize(_encode_words(characters, word_splits))
+
+        words_of_rows = tf.searchsorted(word_begins_W, kept_splits, out_type=tf.int64)
+        token_splits = tf.gather(pieces.row_splits, words_of_rows)
+
+        def of_rows(values):
+            return tf.RaggedTensor.from_row_splits(values, token_splits, validate=False)
+
+        if not with_offsets:
+            return Tokens(of_rows(pieces.flat_values))
+        starts, ends = self._offsets(
+            pieces, word_splits, tf.gather(normalized.first, kept), tf.gather(normalized.last, kept)
+        )
+        ends = self._with_marks(ends, entries_N)
+        rows = (
+            tf.searchsorted(token_splits, tf.range(tf.size(starts, tf.int64)), "right", tf.int64)
+            - 1
+        )
+        row_begins, row_ends = tf.gather(row_splits, rows), tf.gather(row_splits, rows + 1)
+        return Tokens(
+            of_rows(pieces.flat_values),
+            of_rows(tf.cast(starts - row_begins, tf.int32)),
+            of_rows(tf.cast(tf.minimum(ends, row_ends) - row_begins, tf.int32)),
+        )
+
+    def _look_up(self, codes_N, index, pages):
+        page = tf.gather(index, tf.bitwise.right_shift(codes_N, 8))
+        return tf.gather(pages, page + tf.bitwise.bitwise_and(codes_N, tables.PAGE - 1))
+
+    def _normalize(self, codes_N, entries_N, row_splits):
+        """-> _Characters: by the table alone where that is enough, as for nearly all text."""
+        kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
+        payloads_N = tf.bitwise.right_shift(entries_N, tables.KIND_BITS)
+        positions_N = tf.range(tf.size(codes_N, tf.int64))
+
+        def plain():
+            return _Characters(codes_N + payloads_N, kinds_N, positions_N, positions_N, row_splits)
+
+        def contextual():
+            characters = codes_N + payloads_N
+            if self._has_sigma:
+                characters = self._resolve_sigma(codes_N, characters, kinds_N, row_splits)
+            expanded = self._expand(characters, kinds_N, payloads_N, row_splits)
+            return self._reorder(expanded) if self._has_marks else expanded
+
+        return tf.cond(tf.reduce_any(kinds_N >= tables.SEVERAL), contextual, plain)
+
+    def _resolve_sigma(self, codes_N, characters_N, kinds_N, row_splits):
+        """Makes a sigma final if a letter with case precedes it in its word and none follows.
+
+        Case-ignorable characters are looked through (Unicode, 3.13, Final_Sigma; str.lower).
+        """
+        case_N = self._look_up(codes_N, self._tables.case_index, self._tables.case_pages)
+        is_seen = (case_N != tables.CASE_IGNORABLE) & (kinds_N != tables.DROPPED)
+        # With one unseen, uncased place before and after, so that every sigma has neighbours.
+        seen = tf.concat([[-1], tf.where(is_seen)[:, 0], [tf.size(codes_N, tf.int64)]], axis=0)
+        sigmas = tf.where(kinds_N == tables.SIGMA)[:, 0]
+        place = tf.searchsorted(seen, sigmas)
+        rows = tf.searchsorted(row_splits, sigmas, "right") - 1
+        before, after = tf.gather(seen, place - 1), tf.gather(seen, place + 1)
+        case_N = tf.concat([case_N, [tables.UNCASED]], axis=0)  # For -1 and N alike.
+        outside = tf.size(codes_N, tf.int64)
+
+        def is_cased(neighbours, is_in_row):
+            return tf.gather(case_N, tf.where(is_in_row, neighbours, outside)) == tables.CASED
+
+        is_final = is_cased(before, before >= tf.gather(row_splits, rows))
+        is_final &= ~is_cased(after, after < tf.gather(row_splits, rows + 1))
+        final = tf.boolean_mask(sigmas, is_final)[:, tf.newaxis]
+        values = tf.fill([tf.shape(final)[0]], tables.FINAL_SIGMA)
+        return tf.tensor_scatter_nd_update(characters_N, final, values)
+
+    def _expand(self, characters_N, kinds_N, payloads_N, row_splits):
+        """Puts the characters of each SEVERAL in its place -> _Characters."""
+        is_several = kinds_N == tables.SEVERAL
+        rows = tf.where(is_several, payloads_N, 0)
+        several = self._tables.several
+        if several.shape[0] == 0:
+            several = tf.zeros([1, 3], tf.int32)
+        several_N3 = tf.gather(several, rows)
+        counts_N = tf.where(is_several, tf.math.count_nonzero(several_N3, axis=1), 1)
+        ends_N = tf.cumsum(counts_N)
+        sources = tf.repeat(tf.range(tf.size(kinds_N, tf.int64)), counts_N)
+        within = tf.range(tf.size(sources, tf.int64)) - tf.gather(ends_N - counts_N, sources)
+        characters = tf.where(
+            tf.gather(is_several, sources),
+            tf.gather(tf.gather(several_N3, sources), within, batch_dims=1),
+            tf.gather(characters_N, sources),
+        )
+        splits = tf.gather(tf.concat([[0], ends_N], axis=0), row_splits)
+        return _Characters(characters, tf.gather(kinds_N, sources), sources, sources, splits)
+
+    def _reorder(self, expanded):
+        """Puts characters of a combining class in canonical order behind their starter (NFD)."""
+        codes, classes = tf.unstack(self._tables.classes, axis=1)
+        place = tf.minimum(tf.searchsorted(codes, expanded.characters), tf.size(codes) - 1)
+        is_listed = tf.gather(codes, place) == expanded.characters
+        is_listed &= (expanded.kinds == tables.REORDERED) | (expanded.kinds == tables.SEVERAL)
+        class_M = tf.where(is_listed, tf.gather(classes, place), 0)
+
+        # A run is a starter and what follows it up to the next. What is dropped starts none; a
+        # stripped mark does if its class is 0; a text begins one.
+        is_starter = (
+            (class_M == 0) & (expanded.kinds != tables.DROPPED) & (expanded.kinds != tables.MARK)
+        )
+        size = tf.size(class_M, tf.int64)
+        begins = tf.boolean_mask(expanded.row_splits, expanded.row_splits < size)[:, tf.newaxis]
+        is_first = tf.scatter_nd(begins, tf.ones_like(begins[:, 0], tf.int32), [size]) > 0
+        runs = tf.cumsum(tf.cast(is_starter | is_first, tf.int64))
+        order = tf.argsort(runs * 256 + tf.cast(class_M, tf.int64), stable=True)
+
+        # Of a run that may have changed places, each character is from anywhere in it.
+        num_runs = tf.reduce_max(tf.concat([runs, [0]], axis=0)) + 1
+        first = tf.math.unsorted_segment_min(
+            tf.where(is_listed, expanded.first, size), runs, num_runs
+        )
+        last = tf.math.unsorted_segment_max(tf.where(is_listed, expanded.last, -1), runs, num_runs)
+        return _Characters(
+            tf.gather(expanded.characters, order),
+            tf.gather(expanded.kinds, order),
+            tf.gather(tf.where(is_listed, tf.gather(first, runs), expanded.first), order),
+            tf.gather(tf.where(is_listed, tf.gather(last, runs), expanded.last), order),
+            expanded.row_splits,
+        )
+
+    def _word_begins(self, normalized, kept, kept_splits):
+        """Where words begin among the kept characters, int64 [W]."""
+        is_alone = tf.gather(normalized.kinds, kept) == tables.ALONE
+        spaces = tf.cumsum(tf.cast(normalized.kinds == tables.SPACE, tf.int32))
+        spaces = tf.gather(spaces, kept)
+        begins = is_alone[1:] | is_alone[:-1] | (spaces[1:] != spaces[:-1])
+        begins = tf.concat([tf.ones_like(is_alone[:1]), begins], axis=0)
+        size = tf.size(kept, tf.int64)
+        rows = tf.boolean_mask(kept_splits, kept_splits < size)[:, tf.newaxis]
+        is_first = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.int32), size[tf.newaxis]) > 0
+        return tf.where(begins | is_first)[:, 0]
+
+    def _offsets(self, pieces, word_splits, first, last):
+        """The code points that each token is from: its first, and the one behind its last."""
+        words = pieces.value_rowids()
+        word_begins, word_ends = tf.gather(word_splits, words), tf.gather(word_splits, words + 1)
+        is_unknown = pieces.flat_values == self.vocabulary["[UNK]"]
+        lengths = tf.gather(self._lengths_V, pieces.flat_values)
+        lengths = tf.where(is_unknown, word_ends - word_begins, lengths)
+        # A word's pieces between them have its characters, so all lengths up to a token count
+        # the characters before it.
+        ends = tf.cumsum(lengths)
+        return tf.gather(first, ends - lengths), tf.gather(last, ends - 1) + 1
+
+    def _with_marks(self, ends, entries_N):
+        """Moves ends behind the stripped marks that follow."""
+        kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
+        is_mark = (kinds_N == tables.MARK) | (kinds_N == tables.MARK_STARTER)
+        others = tf.concat([tf.where(~is_mark)[:, 0], [tf.size(kinds_N, tf.int64)]], axis=0)
+        return tf.gather(others, tf.searchsorted(others, ends))
+
+
+def _encode_words(characters, word_splits):
+    """UTF-8 strings of the words [W]; one over the limit becomes what no vocabulary holds."""
+    words = tf.strings.unicode_encode(
+        tf.RaggedTensor.from_row_splits(characters, word_splits, validate=False), "UTF-8"
+    )
+    is_long = word_splits[1:] - word_splits[:-1] > MAX_WORD_CHARACTERS
+    return tf.cond(tf.reduce_any(is_long), lambda: tf.where(is_long, _NEVER, words), lambda: words)

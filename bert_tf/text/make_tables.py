@@ -1,0 +1,10 @@
+"""Writes unicode_tables.npz, by the Unicode version of the Python that runs it (3.11: 14.0).
+
+python -m bert_tf.text.make_tables        (a minute)
+"""
+
+from bert_tf.text import unicode_tables
+
+if __name__ == "__main__":
+    unicode_tables.save(unicode_tables.PATH)
+    print(unicode_tables.PATH, unicode_tables.unicode_version(), unicode_tables.sha256())

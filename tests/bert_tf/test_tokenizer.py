@@ -1,0 +1,303 @@
+"""The tokenizer against the released rules: literals, every code point, context, conformance."""
+
+import json
+import random
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer, Vocabulary
+from bert_tf.text import unicode_tables
+from tests import tokenization
+from tests.conftest import WORDS
+
+SPECIALS = WORDS[:5]
+
+
+def covered(text, vocabulary, do_lower_case=True, strip_accents=None):
+    """[(entry, the characters that it covers)] of one text."""
+    tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
+    ids, starts, ends = tokenizer.tokenize_with_offsets(tf.constant([text]))
+    np.testing.assert_array_equal(ids[0], tokenizer.tokenize(tf.constant([text])).ids[0])
+    characters = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    tokens = zip(*(part[0].numpy() for part in (ids, starts, ends)), strict=True)
+    return [(vocabulary.entries[i], characters[start:end]) for i, start, end in tokens]
+
+
+def all_ids(tokenizer, texts):
+    """Ids of many texts, a list a text."""
+    tokenize = tf.function(
+        lambda texts: tokenizer.tokenize(texts).ids,
+        input_signature=[tf.TensorSpec([None], tf.string)],
+        autograph=False,
+    )
+    return [
+        row
+        for start in range(0, len(texts), 32768)
+        for row in tokenize(tf.constant(texts[start : start + 32768])).to_list()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("unaffable!", [("un", "un"), ("##aff", "aff"), ("##able", "able"), ("!", "!")]),
+        (
+            "The BILL,  open?",
+            [("the", "The"), ("bill", "BILL"), (",", ","), ("open", "open"), ("?", "?")],
+        ),
+        ("Café bill", [("cafe", "Café"), ("bill", "bill")]),
+        (
+            "Cafe\u0301 bill",
+            [("cafe", "Cafe\u0301"), ("bill", "bill")],
+        ),  # The accent a code point of its own.
+        ("\u0301a\u0301\u0323 b", [("a", "a\u0301\u0323"), ("b", "b")]),
+        ("a中b", [("a", "a"), ("中", "中"), ("b", "b")]),
+        (
+            "bi\u00adll b\u200dill",
+            [("bill", "bi\u00adll"), ("bill", "b\u200dill")],
+        ),  # Format characters vanish.
+        ("\u200dbill\u200d a", [("bill", "bill"), ("a", "a")]),
+        (
+            "\U0001f469\u200d\U0001f680 bill",
+            [("[UNK]", "\U0001f469\u200d\U0001f680"), ("bill", "bill")],
+        ),
+        (
+            "\U0001f1e9\U0001f1ea\U0001f600!",
+            [("[UNK]", "\U0001f1e9\U0001f1ea\U0001f600"), ("!", "!")],
+        ),
+        (b"a \xff\xfe bill", [("a", "a"), ("bill", "bill")]),
+        (b"a\xf0\x9f bill\xe2\x82", [("a", "a"), ("bill", "bill")]),
+        (b"bi\x00ll\x07", [("bill", "bi\x00ll")]),
+        ("the\u2028bill\u00a0a\u3000b", [("the", "the"), ("bill", "bill"), ("a", "a"), ("b", "b")]),
+        ("xyz", [("[UNK]", "xyz")]),
+        ("[MASK] the", [("[UNK]", "["), ("[UNK]", "MASK"), ("[UNK]", "]"), ("the", "the")]),
+        ("", []),
+        (" \t\n\u200d\u0301", []),
+    ],
+)
+def test_tokens_and_the_characters_they_cover(vocabulary, text, wanted):
+    assert covered(text, vocabulary) == wanted
+
+
+def test_hangul_falls_apart_and_each_part_covers_its_syllable():
+    """The syllable is two or three jamo once decomposed; a piece may end inside of it."""
+    vocabulary = Vocabulary([*SPECIALS, "\u1112", "##\u1161", "##\u11ab", "##\u1100"])
+    assert covered("\ud55c\uac00", vocabulary) == [
+        ("\u1112", "\ud55c"),
+        ("##\u1161", "\ud55c"),
+        ("##\u11ab", "\ud55c"),
+        ("##\u1100", "\uac00"),
+        ("##\u1161", "\uac00"),
+    ]
+
+
+def test_sigma_is_final_where_python_makes_it_final():
+    vocabulary = Vocabulary([*SPECIALS, "οδος", "οδοσ", "σ", "ς", "α", "'", "##σ", "##ς"])
+    assert covered("ΟΔΟΣ ΟΔΟΣ' Σ Α'Σ", vocabulary) == [
+        ("οδος", "ΟΔΟΣ"),
+        ("οδος", "ΟΔΟΣ"),
+        ("'", "'"),
+        ("σ", "Σ"),
+        ("α", "Α"),
+        ("'", "'"),
+        ("ς", "Σ"),
+    ]
+
+
+def test_marks_in_either_order_become_one_order():
+    """U+1D165 (class 216) and U+302E (224) are no Mn: they stay, in canonical order."""
+    vocabulary = Vocabulary([*SPECIALS, "a\U0001d165\u302e", "##\u302e"])
+    for text in (
+        "a\U0001d165\u302e",
+        "a\u302e\U0001d165",
+        "a\u302e\u0301\U0001d165",
+        "a\u302e\u200d\U0001d165",
+    ):
+        assert [entry for entry, _ in covered(text, vocabulary)] == ["a\U0001d165\u302e"]
+    # A stripped mark of class 0 stands between: nothing passes it.
+    assert [entry for entry, _ in covered("a\u302e\u0941\U0001d165", vocabulary)] == ["[UNK]"]
+
+
+def test_cased_text_keeps_case_and_accents():
+    vocabulary = Vocabulary([*WORDS, "Bill", "Café", "café"])
+    assert covered("Bill bill Café", vocabulary, False) == [
+        ("Bill", "Bill"),
+        ("bill", "bill"),
+        ("Café", "Café"),
+    ]
+    assert covered("Café", vocabulary, True, strip_accents=False) == [("café", "Café")]
+    assert covered(
+        "Bill Café", Vocabulary([*WORDS, "Bill", "Cafe"]), False, strip_accents=True
+    ) == [("Bill", "Bill"), ("Cafe", "Café")]
+
+
+def test_words_of_200_characters_have_pieces_and_longer_ones_do_not():
+    vocabulary = Vocabulary([*SPECIALS, "é", "##é", "a", "##a"])
+    tokenizer = Tokenizer(vocabulary, False)
+    ids = tokenizer.tokenize(tf.constant(["é" * 200, "é" * 201, "a" * 200, "a" * 201])).ids
+    assert ids.row_lengths().numpy().tolist() == [200, 1, 200, 1]
+    assert ids[1].numpy().tolist() == ids[3].numpy().tolist() == [vocabulary["[UNK]"]]
+
+
+def test_batches_of_none_and_a_megabyte(vocabulary):
+    tokenizer = Tokenizer(vocabulary, True)
+    for texts in ([], [""], ["", ""]):
+        tokens = tokenizer.tokenize_with_offsets(tf.constant(texts, tf.string))
+        assert (
+            tokens.ids.to_list()
+            == tokens.starts.to_list()
+            == tokens.ends.to_list()
+            == [[] for _ in texts]
+        )
+    tokens = tokenizer.tokenize_with_offsets(
+        tf.constant(["bill " * 200_000, "a" * 1_000_000, "\u0301" * 500_000, "bill"])
+    )
+    np.testing.assert_array_equal(tokens.ids.row_lengths(), [200_000, 1, 0, 1])
+    assert (tokens.starts[0][-1], tokens.ends[0][-1]) == (999_995, 999_999)
+    assert (tokens.starts[1][0], tokens.ends[1][0]) == (0, 1_000_000)
+
+
+def test_a_text_does_not_depend_on_its_neighbours(vocabulary):
+    texts = [
+        "Σ",
+        "ΑΣ",
+        "\u0301",
+        "\u302e",
+        "\U0001d165",
+        "a",
+        "中",
+        " ",
+        "\ud55c",
+        b"\xe2\x82".decode("latin1"),
+        "bill",
+    ]
+    tokenizer = Tokenizer(vocabulary, True)
+    for order in (texts, texts[::-1], [text for text in texts for _ in range(2)]):
+        together = tokenizer.tokenize_with_offsets(tf.constant(order))
+        for row, text in enumerate(order):
+            alone = tokenizer.tokenize_with_offsets(tf.constant([text]))
+            for got, want in zip(together, alone, strict=True):
+                assert got[row].numpy().tolist() == want[0].numpy().tolist(), text
+
+
+def character_vocabulary(texts, do_lower_case):
+    """A vocabulary of every character that the texts come to, so that ids hide nothing behind
+    [UNK]."""
+    characters = sorted(
+        {
+            character
+            for text in texts
+            for word in tokenization.words(text, do_lower_case)
+            for character in word
+        }
+    )
+    return Vocabulary([*SPECIALS, *characters, *("##" + character for character in characters)])
+
+
+def assert_as_the_reference(texts, do_lower_case):
+    vocabulary = character_vocabulary(texts, do_lower_case)
+    ids = {entry: number for number, entry in enumerate(vocabulary.entries)}
+    for text, got in zip(texts, all_ids(Tokenizer(vocabulary, do_lower_case), texts), strict=True):
+        assert got == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
+
+
+@pytest.mark.skipif(
+    unicodedata.unidata_version != unicode_tables.unicode_version(),
+    reason=f"this Python has Unicode {unicodedata.unidata_version}",
+)
+@pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
+def test_every_assigned_code_point_alone_inside_and_beside_letters(do_lower_case):
+    assigned = (
+        chr(code)
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) not in ("Cn", "Cs")
+    )
+    assert_as_the_reference(
+        [f"{character} a{character}b {character}a" for character in assigned], do_lower_case
+    )
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
+def test_random_strings_of_what_depends_on_context(do_lower_case):
+    """Sigmas, what is looked through, marks of all classes, what decomposes, what vanishes."""
+    pool = (
+        "Σσςa1B.'\u00b7\u2019:- "
+        "\u3000\t\u200d\u00ad\u0345\u02b0\u0301\u0323\u0327\u0941\u093f\u302e\u302f\u1b44\u0bca\ud55c\uac00\u1112"
+        "\u0130I\u00df\u1e9e中\uf900\u2260\u1fef\ufffd\0\x1c\u2028\U0001d165\U0001d16d\U0001d160\U00016ff0\U0001f600"
+    )
+    rng = random.Random(0)
+    assert_as_the_reference(
+        ["".join(rng.choices(pool, k=rng.randint(1, 12))) for _ in range(20_000)], do_lower_case
+    )
+
+
+def test_the_tables_are_what_this_pythons_unicode_makes_of_them():
+    """Under another Unicode version the code points that differ are listed, and may only be new
+    ones."""
+    different = []
+    for do_lower_case in (True, False):
+        for strip_accents in (True, False):
+            ours, made = (
+                unicode_tables.load(do_lower_case, strip_accents),
+                unicode_tables.compute(do_lower_case, strip_accents),
+            )
+            entries = [unicode_tables.expand(table.index, table.pages) for table in (ours, made)]
+            different += [hex(code) for code in np.flatnonzero(entries[0] != entries[1])]
+            if unicodedata.unidata_version == unicode_tables.unicode_version():
+                for name in ours._fields:
+                    np.testing.assert_array_equal(
+                        getattr(ours, name), getattr(made, name), err_msg=name
+                    )
+    if unicodedata.unidata_version == unicode_tables.unicode_version():
+        assert different == []
+    else:
+        print(f"Unicode {unicodedata.unidata_version} differs at {sorted(set(different))}")
+
+
+@pytest.mark.parametrize("name", ["uncased", "cased"])
+@pytest.mark.parametrize("kind", ["multilingual", "random"])
+def test_no_difference_from_the_released_ids(data_dir, name, kind):
+    """What the released code itself gave: 91,270 lines of 380 languages, 100,000 adversarial
+    strings."""
+    if kind == "multilingual":
+        texts = (
+            (data_dir / "multilingual" / "all_lines.txt").read_bytes().decode("utf-8").split("\n")
+        )
+    else:
+        texts = json.loads(
+            (data_dir / "conformance" / "random_strings.json").read_text(encoding="utf-8")
+        )
+    with np.load(data_dir / "conformance" / f"{kind}_ids_{name}.npz") as released:
+        ids, lengths = released["ids"], released["lengths"]
+    vocabulary = Vocabulary.load(data_dir / "vocab" / name / "vocab.txt")
+    got = all_ids(Tokenizer(vocabulary, name == "uncased"), texts[: len(lengths)])
+    wanted = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    assert len(wanted) in (91_270, 100_000)
+    assert [
+        number for number, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1]
+    ] == []
+
+
+def test_the_reference_itself_gives_the_released_ids(data_dir):
+    """A sample, as it is slow: it has the last word in the tests above."""
+    texts = json.loads(
+        (data_dir / "conformance" / "random_strings.json").read_text(encoding="utf-8")
+    )
+    for name in ("uncased", "cased"):
+        ids = {
+            entry: number
+            for number, entry in enumerate(
+                Vocabulary.load(data_dir / "vocab" / name / "vocab.txt").entries
+            )
+        }
+        with np.load(data_dir / "conformance" / f"random_ids_{name}.npz") as released:
+            wanted = np.split(released["ids"], np.cumsum(released["lengths"])[:-1])
+        for number in range(0, len(texts), 25):
+            assert (
+                tokenization.tokenize(texts[number], ids, name == "uncased")
+                == wanted[number].tolist()
+            ), ascii(texts[number])
