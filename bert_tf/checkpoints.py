@@ -18,6 +18,7 @@ import shutil
 import keras
 import tensorflow as tf
 
+from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.files import replace_file, sync
 
@@ -27,8 +28,9 @@ TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds be
 
 def model_variables(model):
     """{name: variable} of a Keras model or encoder; a name is a path below the model."""
-    prefix = f"{model.name}/" if isinstance(model, keras.Model) else ""
-    names = [variable.path.removeprefix(prefix) for variable in model.variables]
+    # An encoder is "bert/..." whatever its layer is called.
+    root = "" if isinstance(model, keras.Model) else "bert/"
+    names = [root + variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
     assert len(set(names)) == len(names), "two variables share a path"
     return dict(zip(names, model.variables, strict=True))
 
@@ -100,7 +102,7 @@ class Checkpoints:
 
     def info(self, step):
         """{"step", and once evaluated "score", "metrics"}."""
-        return json.loads((self.folder(step) / "checkpoint.json").read_text(encoding="utf-8"))
+        return read_json_object(self.folder(step) / "checkpoint.json")
 
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
@@ -150,16 +152,21 @@ class Checkpoints:
     def restore_newest(self, variables, say):
         """Restores {name: variable} from the newest readable checkpoint; returns its step or None.
 
-        A damaged one is named and passed over. Raises UserError if there are some and none can be
-        read.
+        A damaged one is named, passed over and set aside. Raises UserError if there are some and
+        none can be read.
         """
-        steps = self.steps()
+        steps, damaged = self.steps(), []
         for step in reversed(steps):
             try:
                 assign(variables, read(self.folder(step)), where=str(self.folder(step)))
-                return step
             except UserError as error:
                 say(f"warning: {error}; trying the checkpoint before")
+                damaged.append(self.folder(step))
+                continue
+            for folder in damaged:  # Out of the way of what will be saved next.
+                shutil.rmtree(folder.with_name(f"damaged-{folder.name}"), ignore_errors=True)
+                os.rename(folder, folder.with_name(f"damaged-{folder.name}"))
+            return step
         if steps:
             raise UserError(
                 f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "

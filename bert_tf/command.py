@@ -18,6 +18,13 @@ from absl import logging as absl_logging
 from bert_tf.errors import UserError
 
 STATUS_MISTAKE = 2
+_MISTAKEN_PATHS = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
 
 
@@ -50,6 +57,9 @@ def start(main, settings_class, doc):
         main(settings)
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_MISTAKE)
+    except OSError as error:
+        status = STATUS_MISTAKE if isinstance(error, _MISTAKEN_PATHS) else 1
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", status)
     except KeyboardInterrupt as error:  # The training loop's own kind says how to go on.
         _fail(
             str(error) or "interrupted",
@@ -137,6 +147,7 @@ def _help(settings_class, doc):
             f"  --{_flag_name(field)}  ({note}) {field.metadata['help']}"
             + (f" [{'|'.join(choices)}]" if choices else "")
         )
+    lines.append("  --verbosity  (optional) how much TensorFlow may say, from 0 (all)")
     return "\n".join(lines)
 
 

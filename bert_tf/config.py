@@ -78,6 +78,11 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, int | float) or value <= 0:
                 raise UserError(f"configuration: {name} is {value!r}, wanted a number over 0")
+        if type(self.do_lower_case) is not bool or self.strip_accents not in (None, True, False):
+            raise UserError(
+                f"configuration: do_lower_case={self.do_lower_case!r}, strip_accents="
+                f"{self.strip_accents!r}: wanted true or false (strip_accents may be null)"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"configuration: hidden_size {self.hidden_size} does not divide by "
@@ -89,10 +94,6 @@ class BertConfig:
                 f"configuration: hidden_act is {self.hidden_act!r}, wanted one of "
                 f"{', '.join(ACTIVATIONS)}"
             )
-
-    @property
-    def strips_accents(self):
-        return self.do_lower_case if self.strip_accents is None else self.strip_accents
 
     @classmethod
     def from_dict(cls, values, where="configuration"):

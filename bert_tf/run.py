@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 from importlib import metadata
 
 from bert_tf.checkpoints import Checkpoints
@@ -19,8 +20,8 @@ from bert_tf.files import replace_file
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
-# Settings that may change when a run is resumed: how long, how often, how loud.
-MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
+# Settings that may change when a run is resumed: how often, how loud.
+MAY_CHANGE = frozenset({"save_every", "log_every"})
 
 
 class Run:
@@ -62,13 +63,10 @@ class Run:
         `train` is what train.json has to hold beside versions and threads.
         """
         run = cls(path)
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-            raise UserError(
-                f"--output_dir={run.path}: there is something else there already; name a new "
-                "directory"
-            )
-        run.checkpoints.directory.mkdir(parents=True)
-        vocabulary.save(run.path / "vocab.txt")
+        is_abandoned = cls.is_at(path) and not run.checkpoints.steps()  # Killed before its first.
+        if run.path.exists() and not is_abandoned:
+            if not run.path.is_dir() or any(run.path.iterdir()):
+                raise UserError(f"{run.path}: there is something else there; name a new directory")
         run.config, run.vocabulary, run.task = config, vocabulary, task
         run.train = {
             **train,
@@ -77,22 +75,29 @@ class Run:
             "versions": _versions(),
             "threads": os.cpu_count(),
         }
+        # Made beside it and renamed: killed here, there is no half run in the way of the next.
+        temporary = run.path.absolute().with_name(f".{run.path.absolute().name}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "checkpoints").mkdir(parents=True)
+        vocabulary.save(temporary / "vocab.txt")
         if task is not None:
-            _write_json(run.path / "task.json", task)
-        _write_json(run.path / "train.json", run.train)
-        _write_json(run.path / "config.json", config.to_dict())  # Last: with it, it is a run.
+            _write_json(temporary / "task.json", task)
+        _write_json(temporary / "train.json", run.train)
+        _write_json(temporary / "config.json", config.to_dict())
+        if is_abandoned:
+            shutil.rmtree(run.path)
+        os.rename(temporary, run.path)
         return run
 
     def check_resumable(self, settings, task):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE."""
         if "settings" not in self.train:
             raise UserError(
-                f"--output_dir={self.path}: holds converted weights, no training; name a new "
-                "directory"
+                f"{self.path}: holds converted weights, no training; name a new directory"
             )
         if (self.task or {}).get("kind") != (task or {}).get("kind"):
             raise UserError(
-                f"--output_dir={self.path}: holds a run of task "
+                f"{self.path}: holds a run of task "
                 f"{(self.task or {}).get('kind', 'pretraining')!r}, "
                 f"not {(task or {}).get('kind', 'pretraining')!r}; name a new directory"
             )
@@ -107,7 +112,7 @@ class Run:
                 )
         if self.task != json.loads(json.dumps(task)):
             raise UserError(
-                f"--output_dir={self.path}: its task.json no longer fits the data (labels or "
+                f"{self.path}: its task.json no longer fits the data (labels or "
                 "columns have changed); "
                 "name a new directory"
             )
@@ -117,13 +122,21 @@ class Run:
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as lines:
             lines.write(json.dumps(record) + "\n")
 
-    def forget_metrics_after(self, step):
-        """Drops lines of steps that were lost with a killed process and will be written again."""
+    def forget_metrics_after(self, step, and_evaluation=False):
+        """Drops lines of steps that were lost with a killed process and will be written again.
+
+        With `and_evaluation` also what `step` itself was evaluated to, which is told by having no
+        "loss".
+        """
         path = self.path / "metrics.jsonl"
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            records = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
             kept = [
-                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
+                line
+                for line, record in records
+                if record["step"] < step
+                or (record["step"] == step and ("loss" in record or not and_evaluation))
             ]
             replace_file(path, "".join(kept))
 

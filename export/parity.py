@@ -135,7 +135,7 @@ def _run_probe(moved, scratch):
     if done.returncode:
         raise UserError(
             "not published: the SavedModel cannot be asked on its own: "
-            + done.stderr.strip().splitlines()[-1]
+            + (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         )
 
 

@@ -7,6 +7,7 @@ An --input may be given several times: for several names, or for several texts o
 
 import dataclasses
 import json
+import os
 
 from bert_tf import command
 from bert_tf.errors import UserError
@@ -18,13 +19,17 @@ class RequestSettings:
     input: tuple[str, ...] = command.setting("NAME=VALUE", repeated=True)
     signature: str = command.setting("which signature", "serving_default")
 
+    def __post_init__(self):
+        for pair in self.input:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise UserError(f"--input={pair}: wanted NAME=VALUE")
+
     def inputs(self):
+        """{name: its values in order}, bytes as they were typed."""
         result = {}
         for pair in self.input:
-            name, equals, value = pair.partition("=")
-            if not equals or not name:
-                raise UserError(f"--input={pair}: wanted NAME=VALUE")
-            result.setdefault(name, []).append(value)
+            name, _, value = pair.partition("=")
+            result.setdefault(name, []).append(os.fsencode(value))
         return result
 
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its AdamW.
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.model.encoder import Encoder
@@ -73,7 +74,11 @@ class Classification:
 
         Raises UserError if the file holds fewer than two labels, or one that is not among `labels`.
         """
-        found = {row.values[label_column] for row in read_rows(path, (*text_columns, label_column))}
+        found = set()
+        for row in read_rows(path, (*text_columns, label_column)):
+            if not row.values[label_column].strip():
+                raise UserError(f"{row.where}: column {label_column!r} is empty, wanted a label")
+            found.add(row.values[label_column])
         if len(found) < 2:
             raise UserError(
                 f"{path}: every row has the label {min(found)!r}; there is nothing to tell apart"
@@ -84,6 +89,9 @@ class Classification:
 
     @classmethod
     def from_dict(cls, values):
+        wanted = sorted(field.name for field in dataclasses.fields(cls))
+        if sorted(values) != wanted:
+            raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
         return cls(
             **{
                 name: tuple(value) if isinstance(value, list) else value
@@ -139,7 +147,7 @@ class Classification:
         if self.is_binary:
             result["f1"] = metrics.f1(labels_N, predictions_N, positive=1)
         else:
-            result["macro_f1"] = metrics.macro_f1(labels_N, predictions_N, len(self.labels))
+            result["macro_f1"] = metrics.macro_f1(labels_N, predictions_N)
         return {**result, "loss": float(losses_N.mean())}
 
     def probabilities(self, outputs):
@@ -165,6 +173,6 @@ class Classification:
 def _in_order(labels):
     """As numbers if all are integers, else as text."""
     try:
-        return tuple(sorted(labels, key=int))
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))

@@ -41,9 +41,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
     steps_per_epoch = math.ceil(len(train) / settings.global_batch_size)
     num_train_steps = steps_per_epoch * settings.epochs
 
-    # The run: a new one from the pretrained weights, or the one that is there.
-    source = None
-    if Run.is_at(settings.output_dir):
+    # The run that is there, or pretrained weights for a new one.
+    run = source = None
+    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir)
         run.check_resumable(_recorded(settings), task.to_dict())
         if run.train["data"] != _data_hashes(settings):
@@ -52,34 +52,16 @@ def finetune(settings, say=lambda line: None, strategy=None):
                 "--output_dir"
             )
         if _is_finished(run, num_train_steps, settings):
-            say(
-                f"{run.path}: finished at step {num_train_steps}, nothing to do; the best "
-                "checkpoint is step "
-                f"{run.checkpoints.chosen_step()}"
-            )
+            best = run.checkpoints.chosen_step()
+            say(f"{run.path}: finished at step {num_train_steps}, nothing to do; best step {best}")
             return run
-    if not Run.is_at(settings.output_dir) or not run.checkpoints.steps():
+    else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
-        if settings.max_seq_length > source.config.max_position_embeddings:
-            raise UserError(
-                f"--max_seq_length={settings.max_seq_length}: {source.origin} has "
-                f"{source.config.max_position_embeddings} positions"
-            )
-    if not Run.is_at(settings.output_dir):
-        run = Run.create(
-            settings.output_dir,
-            source.config,
-            source.vocabulary,
-            task=task.to_dict(),
-            train={
-                "settings": _recorded(settings),
-                "data": _data_hashes(settings),
-                "origin": source.origin,
-            },
-        )
+        _check_fits(source, task)
+    config, vocabulary = (run or source).config, (run or source).vocabulary
 
-    # Model and optimizer. The seed makes the head's first weights, the order of the rows and
-    # dropout's noise.
+    # Model and optimizer. The seed makes the head's first weights; with it the rows are put in
+    # order, and dropout draws its noise.
     keras.utils.set_random_seed(settings.seed)
     strategy = strategy or make_strategy(settings.strategy)
     replicas = strategy.num_replicas_in_sync
@@ -89,25 +71,26 @@ def finetune(settings, say=lambda line: None, strategy=None):
             f"{replicas} replicas"
         )
     with strategy.scope():
-        model = task.build_model(run.config, POLICIES[settings.precision])
-        schedule = WarmupLinearDecay(
-            settings.learning_rate,
-            num_train_steps,
-            int(settings.warmup_proportion * num_train_steps),
-        )
+        model = task.build_model(config, POLICIES[settings.precision])
+        warmup_steps = int(settings.warmup_proportion * num_train_steps)
+        schedule = WarmupLinearDecay(settings.learning_rate, num_train_steps, warmup_steps)
         optimizer = AdamW(
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
         optimizer.build(model.trainable_variables)
-    if source is not None:
-        source.assign_to(model)
 
     # Text to token ids, with what will serve.
-    pipeline = Pipeline(
-        task, Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents), model
-    )
+    tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
+    pipeline = Pipeline(task, tokenizer, model)
     encoded = EncodedExamples(train, pipeline)
     encoded_devs = [EncodedExamples(dev, pipeline) for dev in devs]
+
+    # All that can be wrong has been looked at: now a new run may be made.
+    if source is not None:
+        source.assign_to(model)
+        origins = {"data": _data_hashes(settings), "origin": source.origin}
+        record = {"settings": _recorded(settings), **origins}
+        run = Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
     say(
         f"{task.kind}: {len(train)} rows, "
         f"{', '.join(f'{len(dev)} dev rows' for dev in devs) or 'no dev rows'}; "
@@ -115,7 +98,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
     )
     say(
         f"{model.count_params():,} parameters from {run.train['origin']}; "
-        f"{'uncased' if run.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
+        f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
         f"{settings.global_batch_size} "
         f"on {replicas} replica{'s' * (replicas > 1)}"
     )
@@ -151,6 +134,17 @@ def finetune(settings, say=lambda line: None, strategy=None):
     ).train()
     say(f"finished: {run.path}, best checkpoint step {run.checkpoints.chosen_step()}")
     return run
+
+
+def _check_fits(source, task):
+    """Raises UserError where weights have too few positions or segments for a task."""
+    if task.max_seq_length > source.config.max_position_embeddings:
+        raise UserError(
+            f"--max_seq_length={task.max_seq_length}: {source.origin} has "
+            f"{source.config.max_position_embeddings} positions"
+        )
+    if len(task.input_names) > source.config.type_vocab_size:
+        raise UserError(f"--text_b_column: {source.origin} knows one segment only, no pairs")
 
 
 def _recorded(settings):

@@ -14,6 +14,7 @@ def f1(labels_N, predictions_N, positive):
     return float(2 * true_positives / either) if either else 0.0
 
 
-def macro_f1(labels_N, predictions_N, num_classes):
-    """The plain mean of every class' F1, so that a rare class counts as much as a common one."""
-    return float(np.mean([f1(labels_N, predictions_N, label) for label in range(num_classes)]))
+def macro_f1(labels_N, predictions_N):
+    """The plain mean of the F1 of every class that was labelled or predicted, rare or common."""
+    classes = np.union1d(labels_N, predictions_N)
+    return float(np.mean([f1(labels_N, predictions_N, label) for label in classes]))

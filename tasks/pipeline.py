@@ -15,10 +15,10 @@ class Pipeline(tf.Module):
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.vocabulary = tokenizer.vocabulary
-        names = tf.TensorSpec([None], tf.string)
+        text = tf.TensorSpec([None], tf.string)
         self._encode = tf.function(
             lambda *texts: self._pack(texts, self.tokenizer.tokenize),
-            input_signature=[names] * len(task.input_names),
+            input_signature=[text] * len(task.input_names),
             autograph=False,
         )
 

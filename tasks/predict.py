@@ -4,8 +4,10 @@ python -m tasks.predict --run=RUN --input=rows.csv --output=answers.jsonl
 """
 
 import dataclasses
+import pathlib
 
 from bert_tf import command
+from bert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,15 @@ class PredictSettings:
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
     global_batch_size: int = command.setting("rows answered at a time", 64)
+
+    def __post_init__(self):
+        if self.global_batch_size < 1:
+            raise UserError(f"--global_batch_size={self.global_batch_size}: wanted at least 1")
+        if not pathlib.Path(self.input).is_file():
+            raise UserError(f"--input={self.input}: no such file")
+        output = pathlib.Path(self.output)
+        if output.is_dir() or not output.absolute().parent.is_dir():
+            raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
 
 
 def main(settings):

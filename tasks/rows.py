@@ -43,6 +43,11 @@ def read_rows(path, columns):
                             f"{path}:{number}: column {column!r} holds {values[column]!r}, "
                             "wanted text"
                         )
+                    if _has_surrogate(str(values[column])):
+                        raise UserError(
+                            f"{path}:{number}: column {column!r} holds half of a surrogate pair, "
+                            "which is no character"
+                        )
                 yield Row({column: str(values[column]) for column in columns}, f"{path}:{number}")
                 count += 1
     except UnicodeDecodeError as error:
@@ -54,8 +59,12 @@ def read_rows(path, columns):
 
 
 def _csv_rows(path, lines, **dialect):
+    csv.field_size_limit(2**31 - 1)
     reader = csv.DictReader(lines, strict=True, **dialect)
     try:
+        header = reader.fieldnames or ()
+        if len(set(header)) < len(header):
+            raise UserError(f"{path}: two columns have one name: {', '.join(header)}")
         for values in reader:
             if None in values:
                 raise UserError(
@@ -84,6 +93,10 @@ def _jsonl_rows(path, lines):
                 f"{path}:{number}: holds a JSON {type(values).__name__}, wanted an object"
             )
         yield number, values
+
+
+def _has_surrogate(text):
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _READERS = {".csv": _csv_rows, ".tsv": _tsv_rows, ".jsonl": _jsonl_rows}

@@ -59,6 +59,8 @@ class FinetuneSettings:
         ):
             if getattr(self, name) < least:
                 raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+        if self.seed >= 2**32:
+            raise UserError(f"--seed={self.seed}: wanted less than 2**32")
         if not self.learning_rate > 0:
             raise UserError(f"--learning_rate={self.learning_rate}: wanted a number over 0")
         if not 0 <= self.warmup_proportion < 1:

@@ -48,7 +48,10 @@ class Encoder(keras.layers.Layer):
         """The noise of one call, for the encoder and a head on it: None where dropout is off."""
         if not training:
             return None
-        return tf.cast(self.seed_generator.next() if seed is None else seed, tf.int64)
+        if seed is not None:
+            return tf.cast(seed, tf.int64)
+        # The generator counts calls by one; a call's places, at most 2**16, are counted within.
+        return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16]
 
     def call(self, inputs, training=False, seed=None, return_layers=False):
         seed = self.dropout_seed(training, seed)
@@ -60,9 +63,10 @@ class Encoder(keras.layers.Layer):
                 "cut the texts with pack(..., max_seq_length)"
             )
         layout = Padded(inputs["input_mask"])
+        # Cast, since Keras' symbolic build under a strategy hands over floats.
         hidden_TH = self.embeddings(
-            layout.rows(inputs["input_ids"]),
-            layout.rows(inputs["segment_ids"]),
+            layout.rows(tf.cast(inputs["input_ids"], tf.int32)),
+            layout.rows(tf.cast(inputs["segment_ids"], tf.int32)),
             layout=layout,
             seed=seed,
         )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables as tables
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -67,32 +68,44 @@ class Tokenizer(tf.Module):
             entry if entry not in ("", "##") else f"{_NEVER}{index}"
             for index, entry in enumerate(vocabulary.entries)
         ]
-        self._wordpiece = tf_text.FastWordpieceTokenizer(
-            vocab=entries,
-            unknown_token="[UNK]",
-            token_out_type=tf.int32,
-            no_pretokenization=True,
-            max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
-        )
+        try:
+            self._wordpiece = tf_text.FastWordpieceTokenizer(
+                vocab=entries,
+                unknown_token="[UNK]",
+                token_out_type=tf.int32,
+                no_pretokenization=True,
+                max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
+            )
+        except RuntimeError as error:  # No ordinary entry, or one of over 256 bytes.
+            raise UserError(f"vocabulary of {len(entries)} entries: {error}") from None
         lengths = [len(entry.removeprefix("##")) for entry in entries]
         self._lengths_V = tf.constant(lengths, tf.int64)  # In characters, for offsets.
+        # Traced once each: all signatures of an export call these.
+        self._ids, self._ids_and_offsets = (
+            tf.function(
+                lambda texts, with_offsets=with_offsets: self._tokens(texts, with_offsets),
+                input_signature=[tf.TensorSpec([None], tf.string)],
+                autograph=False,
+            )
+            for with_offsets in (False, True)
+        )
 
     def tokenize(self, texts):
         """[B] string -> Tokens with ids only."""
-        return self._in_halves(texts, with_offsets=False)
+        return self._in_halves(texts, self._ids)
 
     def tokenize_with_offsets(self, texts):
         """[B] string -> Tokens.
 
         ["Unaffable!"] -> ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
         """
-        return self._in_halves(texts, with_offsets=True)
+        return self._in_halves(texts, self._ids_and_offsets)
 
-    def _in_halves(self, texts, with_offsets):
+    def _in_halves(self, texts, tokens):
         """Two halves of the batch, which TensorFlow works on at the same time."""
         texts = tf.convert_to_tensor(texts)
         middle = tf.size(texts) // 2
-        halves = [self._tokens(half, with_offsets) for half in (texts[:middle], texts[middle:])]
+        halves = [tokens(half) for half in (texts[:middle], texts[middle:])]
         return Tokens(
             *(
                 None if parts[0] is None else tf.concat(parts, axis=0)

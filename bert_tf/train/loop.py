@@ -1,6 +1,7 @@
 """The training loop of every run: step, tell, save, evaluate, stop when asked, go on."""
 
 import dataclasses
+import datetime
 import signal
 import time
 from collections.abc import Callable
@@ -46,21 +47,22 @@ class Loop:
             step = 0
         else:
             self.say(f"resuming at step {step} of {self.num_train_steps}")
-            self.run.forget_metrics_after(step)
+        self.run.forget_metrics_after(step, and_evaluation=self._is_due(step))
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock()
         with held_back() as signal_arrived:
             # The process may have ended between a save and its evaluation.
-            self._evaluate_if_due(step)
+            if self._is_due(step):
+                self._evaluate(step)
             while step < self.num_train_steps:
                 logs = self._step(iterator, step)
                 step += 1
                 clock.count(logs)
                 if step % self.log_every == 0 or step == self.num_train_steps:
                     self._log(step, logs, clock)
-                is_due, signum = self._is_evaluation_step(step), signal_arrived()
+                evaluates, signum = self._evaluates_at(step), signal_arrived()
                 is_last = step == self.num_train_steps
-                if is_due or is_last or signum or step % self.save_every == 0:
+                if evaluates or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
                 if signum:
                     raise Interrupted(
@@ -68,8 +70,8 @@ class Loop:
                         f"{self.num_train_steps} in {self.run.path}; the same command goes on",
                         signum,
                     )
-                if is_due:
-                    self._evaluate_if_due(step)
+                if evaluates:
+                    self._evaluate(step)
                     clock.restart()
 
     def _step(self, iterator, step):
@@ -79,9 +81,9 @@ class Loop:
             if "not finite" not in str(error):
                 raise
             raise UserError(
-                f"step {step}: the gradient is not finite, the update was not made; the newest "
-                f"checkpoint in {self.run.checkpoints.directory} is from before; try a lower "
-                "--learning_rate"
+                f"step {step}: the gradient is not finite; the update was not made, nothing of it "
+                f"is in {self.run.checkpoints.directory}; try a lower --learning_rate in a new "
+                "--output_dir"
             ) from None
 
     def variables(self):
@@ -91,16 +93,17 @@ class Loop:
         names = {variable.path: name for name, variable in model.items()}
         return {**model, **self.step.optimizer.state(names)}
 
-    def _is_evaluation_step(self, step):
+    def _evaluates_at(self, step):
+        is_end = step == self.num_train_steps
         return (
-            self.evaluate is not None
-            and step > 0
-            and (step % self.evaluate_every == 0 or step == self.num_train_steps)
+            self.evaluate is not None and step > 0 and (is_end or step % self.evaluate_every == 0)
         )
 
-    def _evaluate_if_due(self, step):
-        if not self._is_evaluation_step(step) or "score" in self.run.checkpoints.info(step):
-            return
+    def _is_due(self, step):
+        """True if the saved step still has to be evaluated."""
+        return self._evaluates_at(step) and "score" not in self.run.checkpoints.info(step)
+
+    def _evaluate(self, step):
         score, metrics = self.evaluate()
         self.run.log_metrics({"step": step, **metrics})
         self.run.checkpoints.annotate(step, score, metrics)
@@ -115,13 +118,11 @@ class Loop:
         values = {name: float(value) for name, value in logs.items() if name != "examples"}
         rate = clock.examples_a_second()
         self.run.log_metrics({"step": step, **values, "examples_per_second": round(rate, 1)})
-        left = time.strftime(
-            "%H:%M:%S", time.gmtime(clock.seconds_a_step() * (self.num_train_steps - step))
-        )
+        left = round(clock.seconds_a_step() * (self.num_train_steps - step))
         self.say(
             f"step {step}/{self.num_train_steps}  loss {values['loss']:.4f}  lr "
             f"{values['learning_rate']:.2e}  "
-            f"{rate:.0f} examples/s  ETA {left}"
+            f"{rate:.0f} examples/s  ETA {datetime.timedelta(seconds=left)}"
         )
 
 

@@ -65,6 +65,10 @@ class AdamW(keras.optimizers.Optimizer):
             self._adam_m, self._adam_v = self.add_optimizer_variables(
                 variables, ["adam_m", "adam_v"]
             )
+            slots = zip(self._adam_m, self._adam_v, strict=True)
+            self._slots = {
+                id(variable): pair for variable, pair in zip(variables, slots, strict=True)
+            }
 
     def decays(self, variable):
         return variable.path.split("/")[-1] not in UNDECAYED
@@ -81,18 +85,22 @@ class AdamW(keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         """One update, called on every replica; returns the gradient's norm before clipping.
 
-        Raises InvalidArgumentError before anything is changed if the gradient is not finite.
+        Raises InvalidArgumentError before anything is changed if the gradient is not finite (not
+        inside of a function compiled with jit_compile=True: XLA leaves such checks out). Variables
+        without gradient stay as they are.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-        variables = self._trainable_variables
-        without = [
-            variable.path for variable, grad in zip(variables, grads, strict=True) if grad is None
-        ]
-        if without:
-            raise ValueError(
-                f"no gradient reaches {', '.join(without)}: does the loss depend on it?"
-            )
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        unknown = [variable.path for variable in variables if id(variable) not in self._slots]
+        if unknown:
+            raise ValueError(f"not among the variables of this optimizer: {', '.join(unknown)}")
+        variables, grads = zip(
+            *(pair for pair in zip(variables, grads, strict=True) if pair[1] is not None),
+            strict=True,
+        )
         # Sparse gradients may name a row twice: only added up they have the gradient's norm.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
@@ -103,10 +111,8 @@ class AdamW(keras.optimizers.Optimizer):
             if self.clip_norm is not None:
                 grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
             learning_rate = tf.cast(self.learning_rate, tf.float32)
-            for variable, m, v, grad in zip(
-                variables, self._adam_m, self._adam_v, grads, strict=True
-            ):
-                self._update(variable, m, v, grad, learning_rate)
+            for variable, grad in zip(variables, grads, strict=True):
+                self._update(variable, *self._slots[id(variable)], grad, learning_rate)
         self.iterations.assign_add(1)
         return norm
 

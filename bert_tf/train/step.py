@@ -51,6 +51,13 @@ class TrainStep:
                 ]
             )  # This replica's share of the loss.
         gradients = tape.gradient(loss, self.model.trainable_variables)
+        without = [
+            variable.path
+            for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True)
+            if gradient is None
+        ]
+        if without:
+            raise ValueError(f"no gradient reaches {', '.join(without)}: does the loss need it?")
         norm = self.optimizer.apply(gradients, self.model.trainable_variables)
         examples = tf.reduce_sum(tf.cast(next(iter(weights.values())) > 0, tf.int32))
         return loss, norm, examples

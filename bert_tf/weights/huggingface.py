@@ -38,14 +38,17 @@ def read(path):
             "once with "
             "save_pretrained(..., safe_serialization=True) and give that directory"
         )
-    config = BertConfig.load(path / "config.json")
+    # Their class' default activation is the erf form; a file without the key means that.
+    values = {"hidden_act": "gelu", **read_json_object(path / "config.json")}
+    config = BertConfig.from_dict(values, where=str(path / "config.json"))
     tokenizer_path = path / "tokenizer_config.json"
     vocabulary = Vocabulary.load(path / "vocab.txt")
     tokenizer = read_json_object(tokenizer_path) if tokenizer_path.is_file() else {}
+    lower = tokenizer.get("do_lower_case")
     config = BertConfig.from_dict(
         {
             **config.to_dict(),
-            "do_lower_case": tokenizer.get("do_lower_case", not vocabulary.looks_cased()),
+            "do_lower_case": not vocabulary.looks_cased() if lower is None else lower,
             "strip_accents": tokenizer.get("strip_accents"),
         },
         where=str(tokenizer_path),

@@ -32,8 +32,7 @@ def read(preset):
         tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(preset))
     except Exception as error:  # Whatever the library, Kaggle or the network has to say.
         raise UserError(
-            f"--init_from={preset}: keras-nlp cannot load this preset: {type(error).__name__}: "
-            f"{error}"
+            f"{preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}"
         ) from None
     config = BertConfig(
         vocab_size=backbone.vocabulary_size,

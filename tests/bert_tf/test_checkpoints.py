@@ -85,8 +85,24 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, dama
     np.testing.assert_array_equal(target["a/kernel"], np.full((300, 7), 1, np.float32))
     assert len(said) == 1 and "step-00000002" in said[0]
     damage(checkpoints.folder(1))
-    with pytest.raises(UserError, match="none of its 2 checkpoints can be restored"):
+    with pytest.raises(UserError, match="none of its 1 checkpoints can be restored"):
         checkpoints.restore_newest(target, said.append)
+    assert checkpoints.steps() == [1]  # Still there: the next start will not take it for a new run.
+
+
+def test_what_is_saved_after_a_damaged_one_was_passed_over_is_kept(tmp_path):
+    checkpoints = saved(tmp_path, 4)
+    checkpoints.annotate(4, 1.0, {})
+    for step in (8, 12):
+        checkpoints.save(step, variables(step))
+        flip(checkpoints.folder(step) / "variables.data-00000-of-00001")
+    assert checkpoints.restore_newest(variables(0), print) == 4
+    checkpoints.save(5, variables(5))
+    assert checkpoints.steps() == [4, 5]
+    assert sorted(path.name for path in checkpoints.directory.glob("damaged-*")) == [
+        "damaged-step-00000008",
+        "damaged-step-00000012",
+    ]
 
 
 def test_restoring_from_nothing_is_none(tmp_path):
@@ -115,6 +131,24 @@ def test_metrics_of_lost_steps_are_dropped(tmp_path, config, vocabulary):
         lines.write('{"step": 5, "lo')  # Killed while writing.
     run.forget_metrics_after(2)
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    run.log_metrics({"step": 3, "loss": 1.0})
+    run.log_metrics({"step": 3, "dev_accuracy": 1.0})
+    run.forget_metrics_after(3, and_evaluation=True)
+    assert (run.path / "metrics.jsonl").read_text().count("\n") == 3
+    run.forget_metrics_after(0)
+    assert (run.path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabulary):
+    first = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {"seed": 3}})
+    first.log_metrics({"step": 1})
+    second = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {"seed": 4}})
+    assert Run.open(second.path).train["settings"] == {"seed": 4}
+    assert not (second.path / "metrics.jsonl").exists()
+    second.checkpoints.save(0, variables(0))
+    with pytest.raises(UserError, match="there is something else there; name a new directory"):
+        Run.create(tmp_path / "run", config, vocabulary, train={})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):

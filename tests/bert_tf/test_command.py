@@ -86,6 +86,51 @@ def test_flags_are_checked_before_tensorflow_is_imported(
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments", "message"),
+    [
+        (
+            "tasks.predict",
+            ["--run=r", "--input=setup.py", "--output=o.jsonl", "--global_batch_size=0"],
+            "--global_batch_size=0",
+        ),
+        (
+            "tasks.predict",
+            ["--run=r", "--input=absent.csv", "--output=o.jsonl"],
+            "--input=absent.csv: no such file",
+        ),
+        (
+            "tasks.predict",
+            ["--run=r", "--input=setup.py", "--output=absent/o.jsonl"],
+            "--output=absent/o.jsonl: wanted a file",
+        ),
+        (
+            "tasks.predict",
+            ["--run=r", "--input=setup.py", "--output=tests"],
+            "--output=tests: wanted a file",
+        ),
+        ("export.request", ["--model_dir=m", "--input=text"], "--input=text: wanted NAME=VALUE"),
+        (
+            "tasks.finetune",
+            [
+                "--task=sst2",
+                "--train=setup.py",
+                "--init_from=x",
+                "--output_dir=y",
+                "--seed=5000000000",
+            ],
+            "--seed=5000000000",
+        ),
+    ],
+)
+def test_so_are_those_of_the_other_commands(
+    run_command, without_tensorflow, verb, arguments, message
+):
+    done = run_command(verb, *arguments, env=without_tensorflow)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+
+
 def test_right_flags_do_import_tensorflow(run_command, without_tensorflow):
     """The control of the test above."""
     done = run_command(

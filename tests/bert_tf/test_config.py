@@ -65,6 +65,8 @@ def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):
         ({"hidden_size": 10}, "hidden_size 10 does not divide by num_attention_heads 12"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
+        ({"do_lower_case": "false"}, "do_lower_case='false'"),
+        ({"strip_accents": "no"}, "strip_accents='no'"),
         ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
     ],
@@ -83,9 +85,3 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=f"config.json: {message}"):
         BertConfig.load(path)
-
-
-def test_accents_follow_the_case_unless_told():
-    assert BertConfig(vocab_size=9, do_lower_case=True).strips_accents
-    assert not BertConfig(vocab_size=9, do_lower_case=False).strips_accents
-    assert not BertConfig(vocab_size=9, do_lower_case=True, strip_accents=False).strips_accents

@@ -239,6 +239,36 @@ def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
     np.testing.assert_allclose(tf.cast(outputs["pooled"], tf.float32), exact, atol=0.05)
 
 
+def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
+    """Rows of mean 100: a variance taken in bfloat16 (8 bits) would be off by far more."""
+    from bert_tf.model.layers import LayerNorm
+
+    rows = tf.cast(100 + np.random.default_rng(0).normal(size=(4, 64)) * 3, tf.bfloat16)
+    norm = LayerNorm(1e-12, dtype="mixed_bfloat16")
+    wanted = reference.layer_norm(tf.cast(rows, tf.float64).numpy(), 1.0, 0.0, 1e-12)
+    # What remains is the rounding of the result: half a unit in the last of its 8 bits.
+    np.testing.assert_allclose(tf.cast(norm(rows), tf.float64), wanted, rtol=2**-8, atol=1e-6)
+    encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
+    for probs in encoder(inputs_BL, return_layers=True)["attentions"]:
+        np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
+
+
+def test_no_two_calls_share_noise_at_any_place(config):
+    """Under `fit` seeds come from a generator that counts by one, and places count within a
+    call."""
+    encoder = Encoder(config)
+    seeds = [encoder.dropout_seed(True).numpy() for _ in range(3)]
+    keys = {(seed[0], seed[1] + place) for seed in seeds for place in (*range(8), 2**15)}
+    assert len(keys) == 3 * 9
+    assert encoder.dropout_seed(False) is None
+
+
+def test_an_encoder_of_another_name_has_the_same_variable_names(config):
+    encoder = Encoder(config, name="enc")
+    encoder.build()
+    assert set(names.shapes(config)) < set(model_variables(encoder))
+
+
 def test_weights_begin_truncated_normal_each_its_own():
     config = BertConfig(
         vocab_size=500,

@@ -143,7 +143,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     optimizer = AdamW(1e-1)
     optimizer.build([variable])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
-        tf.function(optimizer.apply)([tf.constant([1.0, np.nan])], [variable])
+        tf.function(lambda grad: optimizer.apply([grad], [variable]))(tf.constant([1.0, np.nan]))
     np.testing.assert_array_equal(variable, [1, 1])
 
 
@@ -278,3 +278,37 @@ def test_keras_fit_gives_the_same_losses_and_weights():
             if "seed" not in name
         },
     )
+
+
+def test_fit_on_two_replicas_gives_the_same_weights_as_on_one(mirrored):
+    config = tiny_config(**NO_DROPOUT)
+    results = []
+    for strategy in (make_strategy("none"), mirrored):
+        step = make_step(config, strategy)
+        with strategy.scope():
+            losses = {name: WeightedMean(loss) for name, loss in step.losses.items()}
+            step.model.compile(optimizer=step.optimizer, loss=losses)
+        dataset = small.batches(rows=16, replica_rows=16).take(5)
+        step.model.fit(dataset, epochs=1, verbose=0)
+        results.append(
+            {n: v.numpy() for n, v in model_variables(step.model).items() if "seed" not in n}
+        )
+    assert_weights_equal(*results)
+
+
+def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
+    variables = [keras.Variable(np.ones(2, np.float32), name=name) for name in ("kernel", "other")]
+    optimizer = AdamW(1e-1)
+    optimizer.apply([tf.ones(2), None], variables)
+    assert variables[0].numpy()[0] < 1
+    np.testing.assert_array_equal(variables[1], [1, 1])
+    with pytest.raises(ValueError, match="not among the variables of this optimizer: more"):
+        optimizer.apply([tf.ones(2)], [keras.Variable(np.ones(2, np.float32), name="more")])
+    step = make_step(tiny_config(), make_strategy("none"))
+    step.losses = {
+        "label": lambda labels, outputs: (
+            tf.zeros_like(labels, tf.float32) + tf.reduce_sum(step.model.head.bias)
+        )
+    }
+    with pytest.raises(ValueError, match="no gradient reaches .*word_embeddings"):
+        train(step, small.batches(rows=8), 1)

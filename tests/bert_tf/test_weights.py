@@ -130,6 +130,15 @@ def test_the_case_comes_from_the_flag_else_the_tokenizer_else_the_vocabulary(hug
     assert read_pretrained(huggingface_dir).config.do_lower_case is False
 
 
+def test_what_a_hugging_face_directory_leaves_out_is_what_its_classes_mean(huggingface_dir):
+    values = json.loads((huggingface_dir / "config.json").read_text())
+    del values["hidden_act"]
+    (huggingface_dir / "config.json").write_text(json.dumps(values))
+    (huggingface_dir / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": None}))
+    config = read_pretrained(huggingface_dir).config
+    assert (config.hidden_act, config.do_lower_case) == ("gelu", True)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("empty", "no model there: wanted a run directory"), ("a/b", "no such directory")],
@@ -151,7 +160,7 @@ def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
     for name, array in pretrained.weights.items():
         np.testing.assert_array_equal(again.weights[name], array)
     assert Run.open(tmp_path / "run").train["origin"] == pretrained.origin
-    with pytest.raises(UserError, match="there is something else there already"):
+    with pytest.raises(UserError, match="there is something else there; name a new directory"):
         pretrained.save(tmp_path / "run")
 
 

@@ -313,8 +313,11 @@ def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
     with pytest.raises(UserError, match="serving_default wants text, got more, text"):
         served.ask({"text": ["a"], "more": ["b"]})
     with pytest.raises(UserError, match="--input=text: wanted NAME=VALUE"):
-        RequestSettings("m", ("text",)).inputs()
-    assert RequestSettings("m", ("a=1", "b=2=3", "a=")).inputs() == {"a": ["1", ""], "b": ["2=3"]}
+        RequestSettings("m", ("text",))
+    assert RequestSettings("m", ("a=1", "b=2=3", "a=")).inputs() == {
+        "a": [b"1", b""],
+        "b": [b"2=3"],
+    }
 
 
 def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):

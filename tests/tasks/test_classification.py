@@ -5,6 +5,8 @@ import csv
 import dataclasses
 import math
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
-from bert_tf.train.losses import WeightedMean
+from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks import metrics
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
@@ -42,6 +44,7 @@ def from_data(path, **changes):
         (["b", "a", "c", "a"], ("a", "b", "c")),
         (["10", "9", "-1"], ("-1", "9", "10")),
         (["10", "9", "x"], ("10", "9", "x")),
+        (["2", "01", "1"], ("01", "1", "2")),
     ],
 )
 def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, wanted):
@@ -98,7 +101,8 @@ def test_metrics_by_hand():
     assert metrics.f1(labels, predictions, 1) == pytest.approx(0.8)
     assert metrics.f1(labels, predictions, 2) == 0.0
     assert metrics.f1(labels, predictions, 3) == 0.0
-    assert metrics.macro_f1(labels, predictions, 3) == pytest.approx((0.5 + 0.8 + 0) / 3)
+    assert metrics.macro_f1(labels, predictions) == pytest.approx((0.5 + 0.8 + 0) / 3)
+    assert metrics.macro_f1(labels[:4], labels[:4]) == 1.0
     task = Classification(("text",), "label", ("no", "yes"), 12)
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
     result = task.metrics({"label": np.array([1, 1, 0], np.int32)}, {"label": logits})
@@ -200,6 +204,20 @@ def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtyp
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
     assert int(loaded.optimizer.iterations.numpy()) == 1
     loaded.fit(inputs_BL, labels, verbose=0)
+
+
+def test_a_saved_model_loads_in_a_process_that_imports_the_task_alone(config, inputs_BL, tmp_path):
+    model = Classification(("text",), "label", ("no", "yes"), 12).build_model(config)
+    model.compile(
+        AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(sigmoid_cross_entropy)}
+    )
+    model.fit(inputs_BL, {"label": np.array([0, 1])}, verbose=0)
+    model.save(tmp_path / "model.keras")
+    path = str(tmp_path / "model.keras")
+    load = f"print(keras.saving.load_model({path!r}).name)"
+    code = f"import keras, tasks.classification; {load}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "classification\n", done.stderr
 
 
 def test_mean_embedding_leaves_padding_out(pipeline):

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
@@ -62,7 +63,7 @@ def test_it_learns_and_the_run_directory_says_how(settings):
     steps = [line["step"] for line in metrics_of(run) if "dev_accuracy" in line]
     assert steps == [4, 8, 12, 16, 20, 24]  # 27 rows in batches of 8: 4 steps an epoch.
     assert any(
-        line.startswith("step 2/24  loss ") and "examples/s  ETA 00:00:" in line for line in said
+        line.startswith("step 2/24  loss ") and "examples/s  ETA 0:00:" in line for line in said
     )
 
 
@@ -211,13 +212,33 @@ def test_sst2_is_known_by_name(settings, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
-    with pytest.raises(UserError, match="the gradient is not finite, the update was not made"):
-        finetune(dataclasses.replace(settings, learning_rate=1e30, warmup_proportion=0.0))
-    for step in Run.open(settings.output_dir).checkpoints.steps():
-        assert all(
-            np.isfinite(array).all()
-            for array in read(Run.open(settings.output_dir).checkpoints.folder(step)).values()
-        )
+    changed = dataclasses.replace(settings, learning_rate=1e30, warmup_proportion=0.0)
+    with pytest.raises(UserError, match="the gradient is not finite; the update was not made"):
+        finetune(changed)
+    assert Run.open(settings.output_dir).checkpoints.steps() == []
+    finetune(settings)  # What has saved nothing is not in the way of a better choice.
+
+
+def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mirrored):
+    with pytest.raises(UserError, match="--global_batch_size=3: does not divide by the 2 replicas"):
+        finetune(dataclasses.replace(settings, global_batch_size=3), strategy=mirrored)
+    path = huggingface_dir / "vocab.txt"
+    Vocabulary([*WORDS[:-1], "x" * 300]).save(path)
+    with pytest.raises(UserError, match="vocabulary of 29 entries"):
+        finetune(settings)
+    Vocabulary(WORDS).save(path)
+    assert not Run.is_at(settings.output_dir)
+    finetune(settings)
+
+
+def test_pairs_need_weights_with_two_segments(settings, huggingface_dir):
+    reconfigure(settings, type_vocab_size=1)
+    edit = safetensors.numpy.load_file(huggingface_dir / "model.safetensors")
+    name = "bert.embeddings.token_type_embeddings.weight"
+    edit[name] = edit[name][:1].copy()
+    safetensors.numpy.save_file(edit, huggingface_dir / "model.safetensors")
+    with pytest.raises(UserError, match="knows one segment only, no pairs"):
+        finetune(dataclasses.replace(settings, text_b_column="text"))
 
 
 def test_bfloat16_trains_and_keeps_float32_weights(settings):
@@ -268,13 +289,17 @@ def spoil(name):
             lambda s, d: {"max_seq_length": 17},
             "--max_seq_length=17: .* has 16 positions",
         ),
+        "no label": (
+            lambda s, d: replace_rows(s, "train", [("a", "x"), ("b", "")]),
+            "train.csv:3: column 'label' is empty, wanted a label",
+        ),
         "one class": (
             lambda s, d: replace_rows(s, "train", [("a", "x"), ("b", "x")]),
             "every row has the label 'x'",
         ),
         "other files in the way": (
             lambda s, d: {"output_dir": str(d)},
-            "there is something else there already",
+            "there is something else there; name a new directory",
         ),
     }[name]
 
@@ -305,6 +330,7 @@ def other_task(settings):
         "another task's output",
         "too long",
         "one class",
+        "no label",
         "other files in the way",
     ],
 )
@@ -348,6 +374,13 @@ def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_pat
     done = run_command("tasks.evaluate", f"--run={tmp_path}", f"--data={complaints['dev']}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not a run directory" in done.stderr
+    for changes, message in (
+        ({"text_column": "words"}, "no column 'words'"),
+        ({"output_dir": f"{complaints['dev']}/run"}, "Not a directory"),
+    ):
+        done = run_command("tasks.finetune", *flags(settings, **changes))
+        assert (done.returncode, done.stderr.splitlines()[-1].count(message)) == (2, 1), done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_sigterm_to_the_command_saves_says_how_to_go_on_and_is_status_143(settings, tmp_path):

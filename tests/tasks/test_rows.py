@@ -42,6 +42,16 @@ def test_each_form_is_read_by_column_name(tmp_path, name, content, wanted):
         ("a.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
         ("a.jsonl", b"[1]\n", "a.jsonl:1: holds a JSON list, wanted an object"),
         ("a.jsonl", b'{"text": ["a"], "label": "x"}\n', r"a.jsonl:1: column 'text' holds \['a'\]"),
+        (
+            "a.csv",
+            b"text,label,text\na,x,b\n",
+            "a.csv: two columns have one name: text, label, text",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "\\ud83d", "label": "x"}\n',
+            "a.jsonl:1: column 'text' holds half of a surr",
+        ),
         ("a.txt", b"a\n", "wanted a file that ends in .csv, .tsv, .jsonl"),
     ],
 )
@@ -54,3 +64,8 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, message)
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="absent.csv: no such file"):
         read(tmp_path / "absent.csv")
+
+
+def test_a_field_may_hold_a_megabyte(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'a ' * 500_000},x\n")
+    assert len(read(tmp_path / "a.csv")[0][0]) == 1_000_000
