@@ -7,6 +7,7 @@ from nbclient import NotebookClient
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 def test_the_notebook_fine_tunes_with_fit_plots_exports_and_asks(pretrained_dir, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples" / "finetune_with_fit.ipynb", as_version=4)

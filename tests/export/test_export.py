@@ -202,11 +202,7 @@ SABOTAGES = {
         lambda trained: {"weight": True},
         r"serving_default of text=.*: (score|probabilities) is",
     ),
-    "a word's line": (
-        lambda trained: {"vocabulary": swapped(trained.run.vocabulary, 8, 11)},
-        "input_ids is",
-    ),
-    "a piece's line": (
+    "a vocabulary line": (
         lambda trained: {"vocabulary": swapped(trained.run.vocabulary, 17, 18)},
         "input_ids is",
     ),
