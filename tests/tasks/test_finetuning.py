@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
@@ -231,16 +230,6 @@ def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mir
     finetune(settings)
 
 
-def test_pairs_need_weights_with_two_segments(settings, huggingface_dir):
-    reconfigure(settings, type_vocab_size=1)
-    edit = safetensors.numpy.load_file(huggingface_dir / "model.safetensors")
-    name = "bert.embeddings.token_type_embeddings.weight"
-    edit[name] = edit[name][:1].copy()
-    safetensors.numpy.save_file(edit, huggingface_dir / "model.safetensors")
-    with pytest.raises(UserError, match="knows one segment only, no pairs"):
-        finetune(dataclasses.replace(settings, text_b_column="text"))
-
-
 def test_bfloat16_trains_and_keeps_float32_weights(settings):
     run = finetune(dataclasses.replace(settings, precision="bfloat16", epochs=1))
     assert {
@@ -248,97 +237,6 @@ def test_bfloat16_trains_and_keeps_float32_weights(settings):
         for name, array in read(run.checkpoints.folder(4)).items()
         if name.startswith("bert/")
     } == {"float32"}
-
-
-def spoil(name):
-    """What is done to the inputs of a run, and the line that has to come of it."""
-
-    def replace_rows(settings, which, rows, columns=("text", "label")):
-        small.write_rows(
-            getattr(settings, which) if which == "train" else settings.dev[0], rows, columns
-        )
-
-    return {
-        "missing file": (
-            lambda s, d: {"train": str(d / "absent.csv")},
-            "--train=.*absent.csv: no such file",
-        ),
-        "empty file": (lambda s, d: open(s.train, "w").close(), "train.csv: no rows in it"),
-        "unknown column": (
-            lambda s, d: {"text_column": "words"},
-            "no column 'words', there are: text, label",
-        ),
-        "strange dev label": (
-            lambda s, d: replace_rows(s, "dev", [("a", "billing"), ("b", "garden")]),
-            "dev.csv:3: label 'garden' is none of",
-        ),
-        "wrong vocabulary": (
-            lambda s, d: Vocabulary([*WORDS, "x"]).save(f"{s.init_from}/vocab.txt"),
-            "30 entries, but the configuration's vocab_size is 29",
-        ),
-        "wrong shape": (
-            lambda s, d: reconfigure(s, hidden_size=15),
-            "has shape .*, but the configuration makes it",
-        ),
-        "no model": (lambda s, d: {"init_from": str(d)}, "no model there"),
-        "another task's output": (
-            lambda s, d: other_task(s),
-            "holds a run of task 'tagging', not 'classification'",
-        ),
-        "too long": (
-            lambda s, d: {"max_seq_length": 17},
-            "--max_seq_length=17: .* has 16 positions",
-        ),
-        "no label": (
-            lambda s, d: replace_rows(s, "train", [("a", "x"), ("b", "")]),
-            "train.csv:3: column 'label' is empty, wanted a label",
-        ),
-        "one class": (
-            lambda s, d: replace_rows(s, "train", [("a", "x"), ("b", "x")]),
-            "every row has the label 'x'",
-        ),
-        "other files in the way": (
-            lambda s, d: {"output_dir": str(d)},
-            "there is something else there; name a new directory",
-        ),
-    }[name]
-
-
-def reconfigure(settings, **changes):
-    path = f"{settings.init_from}/config.json"
-    with open(path) as file:
-        values = json.load(file)
-    with open(path, "w") as file:
-        json.dump({**values, **changes}, file)
-
-
-def other_task(settings):
-    run = finetune(dataclasses.replace(settings, epochs=1))
-    (run.path / "task.json").write_text(json.dumps({**run.task, "kind": "tagging"}))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "missing file",
-        "empty file",
-        "unknown column",
-        "strange dev label",
-        "wrong vocabulary",
-        "wrong shape",
-        "no model",
-        "another task's output",
-        "too long",
-        "one class",
-        "no label",
-        "other files in the way",
-    ],
-)
-def test_bad_input_is_one_clear_line(settings, tmp_path, name):
-    change, message = spoil(name)
-    with pytest.raises(UserError, match=message) as raised:
-        finetune(dataclasses.replace(settings, **(change(settings, tmp_path) or {})))
-    assert "\n" not in str(raised.value)
 
 
 def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_path):
