@@ -108,7 +108,7 @@ def _cases(trained):
 
 
 def _vocabulary_words(vocabulary):
-    """Words that use every entry: beginnings as they are, continuations behind some beginnings."""
+    """Words to try the entries with: beginnings alone, continuations behind some beginnings."""
     beginnings = [entry for entry in vocabulary.entries if not entry.startswith("##")]
     continuations = [entry[2:] for entry in vocabulary.entries if entry.startswith("##")]
     words = beginnings + [
