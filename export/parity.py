@@ -47,7 +47,7 @@ def check(directory, trained):
     """Compares the SavedModel in `directory` with the trained run it was made from.
 
     It is copied elsewhere, made read-only, and asked in a fresh, isolated Python that has none of
-    our code: strings of every unpleasant kind through each signature, and every vocabulary entry
+    our code: strings of every unpleasant kind through each signature, the words of the vocabulary
     through the tokenizer. Raises UserError naming the first string on which ids or labels differ,
     or a probability by more than TOLERANCE.
     """
