@@ -21,6 +21,14 @@ from bert_tf import BertConfig, Vocabulary  # noqa: E402
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+COMMANDS = (
+    "bert_tf.convert",
+    "tasks.finetune",
+    "tasks.evaluate",
+    "tasks.predict",
+    "export.export_saved_model",
+    "export.request",
+)
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
     "##aff ##able ! , ? a b c "
@@ -59,7 +67,7 @@ def vocabulary():
     return Vocabulary(WORDS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config():
     """All sizes differ, so that a transposition cannot pass."""
     return BertConfig(

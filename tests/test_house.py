@@ -8,17 +8,10 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.conftest import COMMANDS, ROOT
+
 ROOMS = ("bert_tf", "tasks", "export")
-VERBS = {
-    "bert_tf.text.make_tables",
-    "bert_tf.convert",
-    "tasks.finetune",
-    "tasks.evaluate",
-    "tasks.predict",
-    "export.export_saved_model",
-    "export.request",
-}
+VERBS = {*COMMANDS, "bert_tf.text.make_tables"}
 # Inside bert_tf a module may import from its own floor and from those before it.
 FLOORS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files"},

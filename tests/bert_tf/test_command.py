@@ -9,16 +9,7 @@ import pytest
 
 from bert_tf import command
 from bert_tf.errors import UserError
-from tests.conftest import ROOT
-
-VERBS = (
-    "bert_tf.convert",
-    "tasks.finetune",
-    "tasks.evaluate",
-    "tasks.predict",
-    "export.export_saved_model",
-    "export.request",
-)
+from tests.conftest import COMMANDS, ROOT
 
 
 @pytest.fixture
@@ -28,7 +19,7 @@ def without_tensorflow(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_help_is_status_0_and_a_wrong_flag_status_2_in_one_line(
     run_command, without_tensorflow, verb
 ):
