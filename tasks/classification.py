@@ -41,7 +41,7 @@ class Classifier(keras.Model):
 
     def call(self, inputs, training=False, seed=None):
         seed = self.encoder.dropout_seed(training, seed)
-        pooled_BH = self.encoder(inputs, training=training, seed=seed)["pooled"]
+        pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
         return {
             "label": self.head(
                 dropout(pooled_BH, self.config.hidden_dropout_prob, seed, HEAD_DROPOUT_PLACE)

@@ -21,15 +21,17 @@ class EvaluateSettings:
 
 
 def main(settings):
-    from bert_tf.train.distribution import make_strategy
+    from bert_tf.train.distribution import make_layout, make_strategy
     from tasks.evaluation import Evaluator
     from tasks.examples import EncodedExamples
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
     command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
-    encoded = EncodedExamples(trained.task.read(settings.data), trained.pipeline)
-    evaluator = Evaluator(trained.task, trained.pipeline.model, make_strategy("none"))
+    strategy = make_strategy("none")
+    examples = trained.task.read(settings.data)
+    encoded = EncodedExamples(examples, trained.pipeline, make_layout(strategy))
+    evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     print(json.dumps(evaluator.metrics(encoded)))
 
 

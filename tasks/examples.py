@@ -32,8 +32,8 @@ class Examples:
 class EncodedExamples:
     """Examples as packed token ids, kept ragged: a row takes the memory of its tokens."""
 
-    def __init__(self, examples, pipeline):
-        """Tokenizes with `pipeline`, the one that serves."""
+    def __init__(self, examples, pipeline, layout=padded):
+        """Tokenizes with `pipeline`, the one that serves; its batches are `padded` or `flat`."""
         parts = [pipeline.encode(**texts) for texts in examples.slices(1024)]
         self.packed = Packed(
             *(
@@ -41,7 +41,7 @@ class EncodedExamples:
                 for name in ("input_ids", "segment_ids")
             )
         )
-        self.vocabulary = pipeline.vocabulary
+        self.vocabulary, self.layout = pipeline.vocabulary, layout
         self.labels = examples.labels
 
     def __len__(self):
@@ -82,7 +82,7 @@ class EncodedExamples:
             count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
             weights_B = tf.cast(numbers_B[:count] >= 0, tf.float32)
             numbers_B = tf.maximum(numbers_B[:count], 0)
-            inputs = padded(
+            inputs = self.layout(
                 Packed(*(tf.gather(part, numbers_B) for part in self.packed[:2])), self.vocabulary
             )
             return (

@@ -10,7 +10,7 @@ import keras
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.train.distribution import POLICIES, make_strategy
+from bert_tf.train.distribution import POLICIES, make_layout, make_strategy
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -82,8 +82,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
     # Text to token ids, with what will serve.
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
-    encoded = EncodedExamples(train, pipeline)
-    encoded_devs = [EncodedExamples(dev, pipeline) for dev in devs]
+    layout = make_layout(strategy)
+    encoded = EncodedExamples(train, pipeline, layout)
+    encoded_devs = [EncodedExamples(dev, pipeline, layout) for dev in devs]
 
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:

@@ -5,7 +5,7 @@ Legend: B texts, L tokens, H hidden size.
 
 import tensorflow as tf
 
-from bert_tf.text.packing import pack, padded
+from bert_tf.text.packing import flat, pack, padded
 
 
 class Pipeline(tf.Module):
@@ -31,16 +31,15 @@ class Pipeline(tf.Module):
         packed = self._pack(
             [texts[name] for name in self.task.input_names], self.tokenizer.tokenize
         )
-        return self.task.answer(self.model(padded(packed, self.vocabulary)))
+        return self.task.answer(self.model(flat(packed, self.vocabulary)))
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        inputs = padded(self._pack([text], self.tokenizer.tokenize), self.vocabulary)
-        encoded = self.model.encoder(inputs)
-        mask_BL1 = tf.cast(inputs["input_mask"], tf.float32)[:, :, tf.newaxis]
-        mean_BH = tf.reduce_sum(
-            tf.cast(encoded["sequence"], tf.float32) * mask_BL1, axis=1
-        ) / tf.reduce_sum(mask_BL1, axis=1)
+        packed = self._pack([text], self.tokenizer.tokenize)
+        encoded = self.model.encoder(flat(packed, self.vocabulary))
+        splits = packed.input_ids.row_splits
+        sequence_TH = tf.cast(encoded["sequence"][: splits[-1]], tf.float32)
+        mean_BH = tf.reduce_mean(tf.RaggedTensor.from_row_splits(sequence_TH, splits), axis=1)
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):

@@ -8,17 +8,24 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model import layers
-from bert_tf.model.layout import Padded
+from bert_tf.model.layout import layout_of
 
 
 @keras.saving.register_keras_serializable("bert_tf")
 class Encoder(keras.layers.Layer):
     """BERT (Devlin et al. 2019): embeddings, post-norm Transformer layers, pooler.
 
-    Takes {input_ids, input_mask, segment_ids} int [B, L]; mask 1 = token, 0 = padding, whose
-    content reaches no token. Returns a dict: "sequence" [B, L, H] and "pooled" [B, H] (tanh of a
-    dense layer over [CLS]); with return_layers=True also "layers", the embeddings' and every
-    layer's output [B, L, H], and "attentions", every layer's probabilities float32 [B, N, L, L].
+    Takes a batch in either layout, ints; the two give the same numbers:
+
+        padded  {input_ids, input_mask, segment_ids} [B, L]; mask 1 = token, 0 = padding, whose
+                content reaches no token
+        flat    {input_ids, segment_ids} [T] and row_splits [B + 1]: text b is the tokens
+                row_splits[b] up to row_splits[b + 1]; those from row_splits[-1] on are nobody's
+
+    Returns a dict: "sequence" [B, L, H], or [T, H] if flat, and "pooled" [B, H] (tanh of a dense
+    layer over [CLS]); with return_layers=True also "layers", the embeddings' and every layer's
+    output, as "sequence", and "attentions", every layer's probabilities float32 [B, N, L, L]. With
+    pooled_only=True there is "pooled" alone, and the last layer computes no other token.
 
     With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
     same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
@@ -53,16 +60,9 @@ class Encoder(keras.layers.Layer):
         # The generator counts calls by one; a call's places, at most 2**16, are counted within.
         return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16]
 
-    def call(self, inputs, training=False, seed=None, return_layers=False):
+    def call(self, inputs, training=False, seed=None, return_layers=False, pooled_only=False):
         seed = self.dropout_seed(training, seed)
-        length = inputs["input_ids"].shape[1]
-        if length is not None and length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"{length} tokens a text, but max_position_embeddings is "
-                f"{self.config.max_position_embeddings}: "
-                "cut the texts with pack(..., max_seq_length)"
-            )
-        layout = Padded(inputs["input_mask"])
+        layout = layout_of(inputs)
         # Cast, since Keras' symbolic build under a strategy hands over floats.
         hidden_TH = self.embeddings(
             layout.rows(tf.cast(inputs["input_ids"], tf.int32)),
@@ -72,10 +72,15 @@ class Encoder(keras.layers.Layer):
         )
         outputs, attentions = [hidden_TH], []
         for layer in self.transformer:
-            hidden_TH, probs_BNLL = layer(hidden_TH, layout=layout, seed=seed)
+            first_only = pooled_only and layer is self.transformer[-1]
+            hidden_TH, probs_BNLL = layer(
+                hidden_TH, layout=layout, seed=seed, first_only=first_only
+            )
             outputs.append(hidden_TH)
             attentions.append(probs_BNLL)
 
+        if pooled_only:
+            return {"pooled": self.pooler(hidden_TH)}
         result = {
             "sequence": layout.restore(hidden_TH),
             "pooled": self.pooler(layout.first_rows(hidden_TH)),

@@ -9,6 +9,8 @@ precision; `compute_dtype` is that of the products.
 import keras
 import tensorflow as tf
 
+from bert_tf.model.layout import first_row_heads
+
 
 def dropout(x, rate, seed, place):
     """Zeroes a share `rate` of x and scales the rest; (seed, place) alone decide which.
@@ -36,6 +38,12 @@ def dense(config, units, name, dtype, activation=None):
     )
 
 
+def product(x_TH, dense):
+    """A dense layer before its activation; matrix product and bias, which TensorFlow joins."""
+    kernel, bias = tf.convert_to_tensor(dense.kernel), tf.convert_to_tensor(dense.bias)
+    return tf.nn.bias_add(tf.matmul(x_TH, kernel), bias)
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class LayerNorm(keras.layers.Layer):
     """LayerNorm over the last axis, statistics in float32 (Ba et al. 2016)."""
@@ -52,11 +60,34 @@ class LayerNorm(keras.layers.Layer):
             shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
         )
 
-    def call(self, x):
-        x = tf.cast(x, tf.float32)
-        centered = x - tf.reduce_mean(x, -1, keepdims=True)
-        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + self.epsilon)
-        return tf.cast(centered * scale * self.gamma + self.beta, self.compute_dtype)
+    def call(self, x_TH, training=False):
+        x_TH = tf.cast(x_TH, tf.float32)
+        normed_TH = self._by_moments(x_TH) if training else self._as_one_kernel(x_TH)
+        return tf.cast(normed_TH * self.gamma + self.beta, self.compute_dtype)
+
+    def _by_moments(self, x_TH):
+        centered_TH = x_TH - tf.reduce_mean(x_TH, -1, keepdims=True)
+        variance_T1 = tf.reduce_mean(tf.square(centered_TH), -1, keepdims=True)
+        return centered_TH * tf.math.rsqrt(variance_T1 + self.epsilon)
+
+    def _as_one_kernel(self, x_TH):
+        """The same, each row a channel of one picture.
+
+        So written, and gamma and beta constant, TensorFlow computes all of LayerNorm in one kernel
+        that is ten times as fast; but its gradient is slower than that of the moments.
+        """
+        rows = tf.shape(x_TH)[0]
+        normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=tf.reshape(x_TH, [1, rows, x_TH.shape[-1], 1]),
+            scale=tf.ones([rows]),
+            offset=tf.zeros([rows]),
+            mean=tf.zeros([0]),
+            variance=tf.zeros([0]),
+            epsilon=self.epsilon,
+            data_format="NCHW",
+            is_training=True,
+        )
+        return tf.reshape(normed_1TH1, tf.shape(x_TH))
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}
@@ -97,7 +128,10 @@ class Embeddings(keras.layers.Layer):
             + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
         )
         return dropout(
-            self.norm(summed_TH), self.config.hidden_dropout_prob, seed, self.DROPOUT_PLACE
+            self.norm(summed_TH, training=seed is not None),
+            self.config.hidden_dropout_prob,
+            seed,
+            self.DROPOUT_PLACE,
         )
 
 
@@ -105,7 +139,8 @@ class SelfAttention(keras.layers.Layer):
     """Multi-head self-attention before the residual sum (Vaswani et al. 2017, 3.2.2).
 
     Returns context [T, H] and probs [B, N, L, L], the float32 attention probabilities before
-    dropout. Padding is ignored as key; the rows of padding themselves come out meaningless.
+    dropout. Padding is ignored as key; the rows of padding themselves come out meaningless. With
+    first_only=True only the first token of each text asks: context [B, H], probs [B, N, 1, L].
     """
 
     def __init__(self, config, place, **kwargs):
@@ -121,14 +156,14 @@ class SelfAttention(keras.layers.Layer):
         for layer in (self.query, self.key, self.value, self.output_dense):
             layer.build((None, self.config.hidden_size))
 
-    def call(self, hidden_TH, layout, seed=None):
-        # One product for all three. The variables stay apart, as released: LAMB and importers see
-        # them one by one.
-        parts = (self.query, self.key, self.value)
-        kernel = tf.concat([tf.convert_to_tensor(part.kernel) for part in parts], axis=1)
-        bias = tf.concat([tf.convert_to_tensor(part.bias) for part in parts], axis=0)
-        qkv_TE = tf.nn.bias_add(tf.matmul(hidden_TH, kernel), bias)
-        q_BNLD, k_BNLD, v_BNLD = layout.split_heads(qkv_TE, self.config.num_attention_heads)
+    def call(self, hidden_TH, layout, seed=None, first_only=False):
+        num_heads = self.config.num_attention_heads
+        if first_only:
+            q_BNLD = first_row_heads(product(layout.first_rows(hidden_TH), self.query), num_heads)
+        else:
+            q_BNLD = layout.split_heads(product(hidden_TH, self.query), num_heads)
+        k_BNLD = layout.split_heads(product(hidden_TH, self.key), num_heads)
+        v_BNLD = layout.split_heads(product(hidden_TH, self.value), num_heads)
 
         head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
@@ -139,14 +174,19 @@ class SelfAttention(keras.layers.Layer):
             seed,
             self.place,
         )
-        context_TH = layout.merge_heads(tf.matmul(dropped_BNLL, v_BNLD))
-        return self.output_dense(context_TH), probs_BNLL
+        context_BNLD = tf.matmul(dropped_BNLL, v_BNLD)
+        if first_only:
+            context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
+        else:
+            context_TH = layout.merge_heads(context_BNLD)
+        return product(context_TH, self.output_dense), probs_BNLL
 
 
 class TransformerLayer(keras.layers.Layer):
     """Attention and feed-forward, each with dropout, residual sum, LayerNorm (post-norm).
 
-    Takes and returns rows [T, H]; also returns the attention probabilities [B, N, L, L].
+    Takes and returns rows [T, H]; also returns the attention probabilities [B, N, L, L]. With
+    first_only=True it returns those of the first token of each text, [B, H] and [B, N, 1, L].
     """
 
     def __init__(self, config, index, **kwargs):
@@ -173,14 +213,18 @@ class TransformerLayer(keras.layers.Layer):
             layer.build(hidden)
         self.output_dense.build((None, self.config.intermediate_size))
 
-    def call(self, hidden_TH, layout, seed=None):
-        rate = self.config.hidden_dropout_prob
-        attended_TH, probs_BNLL = self.attention(hidden_TH, layout=layout, seed=seed)
+    def call(self, hidden_TH, layout, seed=None, first_only=False):
+        rate, training = self.config.hidden_dropout_prob, seed is not None
+        attended_TH, probs_BNLL = self.attention(
+            hidden_TH, layout=layout, seed=seed, first_only=first_only
+        )
+        if first_only:
+            hidden_TH = layout.first_rows(hidden_TH)
         hidden_TH = self.attention_norm(
-            dropout(attended_TH, rate, seed, self.place + 1) + hidden_TH
+            dropout(attended_TH, rate, seed, self.place + 1) + hidden_TH, training=training
         )
         inner_TF = tf.nn.gelu(
-            self.intermediate(hidden_TH), approximate=self.config.hidden_act == "gelu_new"
+            product(hidden_TH, self.intermediate), approximate=self.config.hidden_act == "gelu_new"
         )
-        output_TH = dropout(self.output_dense(inner_TF), rate, seed, self.place + 2)
-        return self.output_norm(output_TH + hidden_TH), probs_BNLL
+        output_TH = dropout(product(inner_TF, self.output_dense), rate, seed, self.place + 2)
+        return self.output_norm(output_TH + hidden_TH, training=training), probs_BNLL

@@ -1,12 +1,15 @@
 """Packing: one or two segments of tokens -> [CLS] A [SEP] B [SEP], cut to fit.
 
-Legend: B rows, (L) tokens of a packed row, ragged.
+Then to tensors in one of two layouts, flat or padded: what the encoder takes.
+
+Legend: B rows, (L) tokens of a packed row, ragged, L the longest of them, T tokens of all rows.
 """
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from bert_tf.shapes import round_up
 from bert_tf.text.tokenizer import Tokens
 
 
@@ -60,6 +63,22 @@ def padded(packed, vocabulary, length=None):
         "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
         "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
         "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
+    }
+
+
+def flat(packed, vocabulary):
+    """-> {input_ids, segment_ids} int32 [T], row_splits int32 [B + 1].
+
+    T is rounded up to one of few sizes; the tokens behind row_splits[-1] are [PAD]s of no row.
+    """
+    count = tf.size(packed.input_ids.flat_values)
+    tail = [[0, round_up(count) - count]]
+    return {
+        "input_ids": tf.pad(
+            packed.input_ids.flat_values, tail, constant_values=vocabulary["[PAD]"]
+        ),
+        "segment_ids": tf.pad(packed.segment_ids.flat_values, tail),
+        "row_splits": tf.cast(packed.input_ids.row_splits, tf.int32),
     }
 
 

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from bert_tf.text.packing import flat, padded
+
 STRATEGIES = ("none", "mirrored")
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
@@ -12,6 +14,12 @@ def make_strategy(name, devices=None):
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
     }[name]()
+
+
+def make_layout(strategy):
+    """How batches are laid out: `flat`, or `padded` where XLA compiles, a TPU's or that of all."""
+    compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
+    return padded if compiled else flat
 
 
 def distribute(batches, strategy):

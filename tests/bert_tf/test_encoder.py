@@ -304,7 +304,9 @@ def test_more_tokens_than_positions_are_refused(config):
     inputs = {
         name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")
     }
-    with pytest.raises(ValueError, match="17 tokens a text, but max_position_embeddings is 16"):
+    with pytest.raises(
+        ValueError, match="17 tokens, 16 positions: a text has more tokens than max_pos"
+    ):
         Encoder(config)(inputs)
 
 

@@ -1,0 +1,20 @@
+"""Sizes that take few values, since kernels are built anew for each new shape."""
+
+import numpy as np
+import tensorflow as tf
+
+# Multiples of 8 up to 64, from there on eight in each octave: 72, ..., 128, 144, ..., 256, 288, ...
+SIZES = np.array(
+    [
+        0,
+        *range(8, 64, 8),
+        *(2**octave * eighth // 8 for octave in range(6, 30) for eighth in range(8, 16)),
+    ],
+    np.int32,
+)
+
+
+def round_up(number):
+    """The least of SIZES that holds a scalar int: less than an eighth more, over 64."""
+    number = tf.cast(number, tf.int32)
+    return tf.gather(SIZES, tf.searchsorted(SIZES, number[tf.newaxis])[0])

@@ -1,0 +1,231 @@
+"""The flat layout against the padded one, values and gradients; and what it is made of."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import AdamW
+from bert_tf.model.layout import Flat
+from bert_tf.shapes import SIZES, round_up
+from bert_tf.text.packing import Packed, flat, padded
+from bert_tf.train.distribution import distribute, make_layout
+from bert_tf.train.step import TrainStep
+from tasks.classification import Classifier
+from tasks.evaluation import Evaluator
+from tests import reference, small
+from tests.bert_tf.test_encoder import make_encoder
+
+LENGTHS = {
+    "mixed": [5, 1, 16, 3, 3, 2, 9, 1],
+    "batch of one": [7],
+    "one token each": [1, 1, 1],
+    "all equal": [8, 8],
+    "full": [512],
+    "full batch": [512, 512, 512],
+}
+
+
+@pytest.fixture(scope="module")
+def deep_config(config):
+    """With 512 positions."""
+    return dataclasses.replace(config, max_position_embeddings=512)
+
+
+def random_texts(lengths, config, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(1, config.vocab_size, sum(lengths)).astype(np.int32)
+    segments = rng.integers(0, 2, sum(lengths)).astype(np.int32)
+    return Packed(*(tf.RaggedTensor.from_row_lengths(part, lengths) for part in (ids, segments)))
+
+
+def tokens(values_BL, lengths):
+    """The rows of a padded [B, L, ...] that are tokens, as flat has them."""
+    return np.concatenate(
+        [row[:length] for row, length in zip(np.asarray(values_BL), lengths, strict=True)]
+    )
+
+
+def without_tail(inputs):
+    count = int(inputs["row_splits"][-1])
+    return {
+        name: values if name == "row_splits" else values[:count] for name, values in inputs.items()
+    }
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wrap):
+    encoder = make_encoder(deep_config, small.random_weights(deep_config))
+    texts, count = random_texts(lengths, deep_config), sum(lengths)
+    encode = wrap(lambda inputs: encoder(inputs, return_layers=True))
+    wanted = encode(padded(texts, vocabulary))
+    for inputs in (flat(texts, vocabulary), without_tail(flat(texts, vocabulary))):
+        got = encode(inputs)
+        assert got["sequence"].shape == (len(inputs["input_ids"]), deep_config.hidden_size)
+        reference.assert_equal(got["pooled"], wanted["pooled"].numpy(), 2)
+        for mine, theirs in (
+            (got["sequence"], wanted["sequence"]),
+            *zip(got["layers"], wanted["layers"], strict=True),
+        ):
+            reference.assert_equal(mine[:count], tokens(theirs, lengths), 2)
+        for mine, theirs in zip(got["attentions"], wanted["attentions"], strict=True):
+            for row, length in enumerate(lengths):
+                reference.assert_equal(
+                    mine[row, :, :length, :length], theirs[row, :, :length, :length].numpy(), 2
+                )
+                np.testing.assert_array_equal(mine[row, :, :length, length:], 0)
+        reference.assert_equal(
+            encoder(inputs, pooled_only=True)["pooled"], wanted["pooled"].numpy(), 2
+        )
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
+    config = dataclasses.replace(
+        deep_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    encoder = make_encoder(config, small.random_weights(config))
+    texts, count = random_texts(lengths, config), sum(lengths)
+    rng = np.random.default_rng(1)
+    weights_TH = tf.constant(rng.normal(size=(count, config.hidden_size)), tf.float32)
+
+    def gradients(inputs, rows):
+        with tf.GradientTape() as tape:
+            outputs = encoder(inputs, training=training, seed=np.array([1, 2]))
+            products = rows(outputs["sequence"]) * weights_TH
+            pooled = outputs["pooled"] * weights_TH[0]
+            loss = (tf.reduce_sum(products) + tf.reduce_sum(pooled)) / count
+        return tape.gradient(loss, encoder.trainable_variables)
+
+    is_token = tf.sequence_mask(lengths)
+    wanted = gradients(
+        padded(texts, vocabulary), lambda values_BLH: tf.boolean_mask(values_BLH, is_token)
+    )
+    # The rows that are nobody's have a token that no text has: its embedding gets no gradient.
+    inputs = flat(texts, vocabulary)
+    got = gradients(inputs, lambda values_TH: values_TH[:count])
+    for variable, mine, theirs in zip(encoder.trainable_variables, got, wanted, strict=True):
+        mine, theirs = (tf.convert_to_tensor(gradient).numpy() for gradient in (mine, theirs))
+        reference.assert_equal(mine, theirs, 2)
+        if variable.path.endswith("word_embeddings"):
+            np.testing.assert_array_equal(mine[vocabulary["[PAD]"]], 0)
+
+
+def test_rows_that_are_nobodys_reach_nothing(config, vocabulary):
+    encoder = make_encoder(config, small.random_weights(config))
+    inputs = flat(random_texts([3, 7, 1], config), vocabulary)
+    garbled = {
+        **inputs,
+        "input_ids": tf.where(tf.range(16) < 11, inputs["input_ids"], 9),
+        "segment_ids": tf.where(tf.range(16) < 11, inputs["segment_ids"], 1),
+    }
+    assert not np.array_equal(inputs["input_ids"], garbled["input_ids"])
+    for name, kept in (("sequence", slice(11)), ("pooled", slice(None))):
+        np.testing.assert_array_equal(
+            encoder(inputs)[name].numpy()[kept], encoder(garbled)[name].numpy()[kept]
+        )
+
+
+def test_a_batch_in_the_flat_layout(vocabulary):
+    ids, segments = [[2, 7, 3], [2, 5, 6, 3, 8, 3]], [[0, 0, 0], [0, 0, 0, 0, 1, 1]]
+    texts = Packed(tf.ragged.constant(ids, tf.int32), tf.ragged.constant(segments, tf.int32))
+    assert {name: values.numpy().tolist() for name, values in flat(texts, vocabulary).items()} == {
+        "input_ids": [2, 7, 3, 2, 5, 6, 3, 8, 3] + [0] * 7,
+        "segment_ids": [0, 0, 0, 0, 0, 0, 0, 1, 1] + [0] * 7,
+        "row_splits": [0, 3, 9],
+    }
+
+
+def test_there_are_few_row_counts():
+    some = [0, 1, 8, 9, 64, 65, 128, 129, 500, 513, 1000, 16384]
+    assert [int(round_up(number)) for number in some] == (
+        [0, 8, 8, 16, 64, 72, 128, 144, 512, 576, 1024, 16384]
+    )
+    sizes = SIZES[SIZES >= 64]
+    assert (sizes[1:] <= sizes[:-1] * 1.125).all()
+    for octave in (64, 512, 4096):
+        assert ((sizes > octave) & (sizes <= 2 * octave)).sum() == 8
+
+
+def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary):
+    encoder = make_encoder(config, small.random_weights(config))
+    inputs = flat(random_texts([4, 17], config), vocabulary)
+    for encode in (encoder, tf.function(encoder)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="more tokens than max_position"):
+            encode(inputs)
+    for lengths in ([16, 1], [1, 16]):  # Five rows behind the last text have no 17th position.
+        encoder(flat(random_texts(lengths, config), vocabulary))
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_labels):
+    """Five steps of the one loop's step, batches of different lengths, clipping active."""
+    from tasks.classification import Classification
+
+    config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % max(num_labels, 2)
+    texts = random_texts(lengths, config)
+    task = Classification(("text",), "label", tuple("abc"[: max(num_labels, 2)]), 16)
+    logits, weights = {}, {}
+    for layout in (padded, flat):
+        keras.utils.set_random_seed(3)
+        model = Classifier(config, num_labels)
+        model.build()
+        optimizer = AdamW(0.01, clip_norm=0.1)
+        optimizer.build(model.trainable_variables)
+        examples = small.encoded(texts, {"label": labels.astype(np.int32)}, vocabulary, layout)
+        step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), 0)
+        batches = examples.training_batches(global_batch_size=4, num_epochs=2, seed=1)
+        iterator = iter(distribute(lambda batches=batches: batches, step.strategy))
+        for _ in range(5):
+            step(iterator)
+        evaluator = Evaluator(task, model, step.strategy, replica_batch_size=4)
+        logits[layout] = evaluator.outputs(examples)["label"]
+        weights[layout] = {variable.path: variable.numpy() for variable in model.variables}
+    np.testing.assert_allclose(logits[flat], logits[padded], atol=1e-4)
+    for path, values in weights[padded].items():
+        np.testing.assert_allclose(weights[flat][path], values, atol=1e-4, err_msg=path)
+
+
+def test_fine_tuning_is_flat_but_where_xla_compiles():
+    assert make_layout(tf.distribute.get_strategy()) is flat
+    on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)  # There is none here.
+    assert make_layout(on_tpu) is padded
+    tf.config.optimizer.set_jit(True)
+    try:
+        assert make_layout(tf.distribute.get_strategy()) is padded
+    finally:
+        tf.config.optimizer.set_jit(False)
+
+
+def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
+    encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
+    texts = random_texts([5, 1, 16, 3], config)
+    wanted, got = (
+        tf.cast(encoder(layout(texts, vocabulary))["pooled"], tf.float32)
+        for layout in (padded, flat)
+    )
+    np.testing.assert_allclose(got, wanted, atol=0.03)
+
+
+def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
+    """Attention's grid from rows and back, by plain gathers, whose gradients TensorFlow adds up."""
+    splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(2)
+    layout = Flat({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
+    x_TH = tf.constant(rng.normal(size=(12, 6)), tf.float32)
+    upstream = tf.constant(rng.normal(size=(3, 2, 8, 3)), tf.float32)
+    is_token = (np.arange(8) < np.diff(splits)[:, None])[:, None, :, None]
+    rows_BL = np.minimum(splits[:-1, None] + np.arange(8), 11)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x_TH)
+        mine = layout.split_heads(x_TH, 2)
+        plain = tf.transpose(tf.reshape(tf.gather(x_TH, rows_BL), [3, 8, 2, 3]), [0, 2, 1, 3])
+        losses = [tf.reduce_sum(grid * upstream * is_token) for grid in (mine, plain)]
+    gradients = [tf.convert_to_tensor(tape.gradient(loss, x_TH)) for loss in losses]
+    np.testing.assert_array_equal(mine * is_token, plain * is_token)
+    np.testing.assert_allclose(*gradients, rtol=1e-6)
+    np.testing.assert_array_equal(layout.merge_heads(mine)[:9], x_TH[:9])
