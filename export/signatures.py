@@ -16,8 +16,10 @@ def write_saved_model(trained, directory):
 
     Signatures serving_default (the task's inputs -> its answer), tokenize (the same inputs -> what
     the model sees) and embed (text -> pooled, mean); inputs are [B] UTF-8 strings, outputs dicts
-    with fixed names. vocab.txt, config.json, task.json and tokenizer.json go to assets.extra, for
-    people; the graph needs no file.
+    with fixed names. The weights stand once, in variables/: TensorFlow joins kernels as it does of
+    constants, but those are copied dozens of times while a server loads them. vocab.txt,
+    config.json, task.json and tokenizer.json go to assets.extra, for people; the graph needs no
+    file.
     """
     module = tf.Module(name="servable")  # Holds variables and functions, and nothing of Keras.
     module.weights = [variable.value for variable in trained.pipeline.model.variables]

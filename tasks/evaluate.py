@@ -30,7 +30,7 @@ def main(settings):
     command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
-    encoded = EncodedExamples(examples, trained.pipeline, make_layout(strategy))
+    encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     print(json.dumps(evaluator.metrics(encoded)))
 

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed, padded
+from bert_tf.text.packing import Packed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +32,22 @@ class Examples:
 class EncodedExamples:
     """Examples as packed token ids, kept ragged: a row takes the memory of its tokens."""
 
-    def __init__(self, examples, pipeline, layout=padded):
-        """Tokenizes with `pipeline`, the one that serves; its batches are `padded` or `flat`."""
+    def __init__(self, packed, labels, vocabulary, layout):
+        """`layout` is bert_tf.text.packing's `flat` or `padded`; `fit` and XLA want the latter."""
+        self.packed, self.labels = packed, labels
+        self.vocabulary, self.layout = vocabulary, layout
+
+    @classmethod
+    def encode(cls, examples, pipeline, layout):
+        """Tokenizes Examples with `pipeline`, the one that serves."""
         parts = [pipeline.encode(**texts) for texts in examples.slices(1024)]
-        self.packed = Packed(
+        packed = Packed(
             *(
                 tf.concat([getattr(part, name) for part in parts], axis=0)
                 for name in ("input_ids", "segment_ids")
             )
         )
-        self.vocabulary, self.layout = pipeline.vocabulary, layout
-        self.labels = examples.labels
+        return cls(packed, examples.labels, pipeline.vocabulary, layout)
 
     def __len__(self):
         return int(self.packed.input_ids.nrows())

@@ -73,7 +73,12 @@ def finetune(settings, say=lambda line: None, strategy=None):
     with strategy.scope():
         model = task.build_model(config, POLICIES[settings.precision])
         warmup_steps = int(settings.warmup_proportion * num_train_steps)
-        schedule = WarmupLinearDecay(settings.learning_rate, num_train_steps, warmup_steps)
+        schedule = WarmupLinearDecay(
+            settings.learning_rate,
+            num_train_steps,
+            warmup_steps,
+            continuous=settings.schedule == "continuous",
+        )
         optimizer = AdamW(
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
@@ -83,8 +88,8 @@ def finetune(settings, say=lambda line: None, strategy=None):
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
     layout = make_layout(strategy)
-    encoded = EncodedExamples(train, pipeline, layout)
-    encoded_devs = [EncodedExamples(dev, pipeline, layout) for dev in devs]
+    encoded = EncodedExamples.encode(train, pipeline, layout)
+    encoded_devs = [EncodedExamples.encode(dev, pipeline, layout) for dev in devs]
 
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:

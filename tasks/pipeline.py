@@ -37,9 +37,9 @@ class Pipeline(tf.Module):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
         packed = self._pack([text], self.tokenizer.tokenize)
         encoded = self.model.encoder(flat(packed, self.vocabulary))
-        splits = packed.input_ids.row_splits
-        sequence_TH = tf.cast(encoded["sequence"][: splits[-1]], tf.float32)
-        mean_BH = tf.reduce_mean(tf.RaggedTensor.from_row_splits(sequence_TH, splits), axis=1)
+        count = packed.input_ids.row_splits[-1]
+        sequence_TH = tf.cast(encoded["sequence"][:count], tf.float32)
+        mean_BH = tf.reduce_mean(packed.input_ids.with_flat_values(sequence_TH), axis=1)
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):

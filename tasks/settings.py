@@ -33,6 +33,11 @@ class FinetuneSettings:
     epochs: int = setting("passes over the training rows", 3)
     learning_rate: float = setting("peak learning rate", 5e-5)
     warmup_proportion: float = setting("share of the steps over which the learning rate rises", 0.1)
+    schedule: str = setting(
+        "the fall of the learning rate: counted from step 0, as released, or from the peak",
+        "released",
+        choices=("released", "continuous"),
+    )
     weight_decay_rate: float = setting("AdamW's decay, off for biases and LayerNorm", 0.01)
     bias_correction: bool = setting("Adam's bias correction (the released code has none)", True)
     seed: int = setting("seed of the head, the order of the rows and dropout", 0)

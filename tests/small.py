@@ -8,7 +8,6 @@ import safetensors.numpy
 import tensorflow as tf
 
 from bert_tf.weights import names
-from tasks.examples import EncodedExamples
 from tasks.settings import FinetuneSettings
 
 TEXTS = {
@@ -102,11 +101,3 @@ def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed
         .batch(replica_rows)
         .repeat()
     )
-
-
-def encoded(packed, labels, vocabulary, layout):
-    """EncodedExamples of token ids, without texts."""
-    examples = EncodedExamples.__new__(EncodedExamples)
-    examples.packed, examples.labels = packed, labels
-    examples.vocabulary, examples.layout = vocabulary, layout
-    return examples

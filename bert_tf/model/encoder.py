@@ -15,17 +15,19 @@ from bert_tf.model.layout import layout_of
 class Encoder(keras.layers.Layer):
     """BERT (Devlin et al. 2019): embeddings, post-norm Transformer layers, pooler.
 
-    Takes a batch in either layout, ints; the two give the same numbers:
+    Takes a batch in either layout, ints; without dropout the two give the same numbers:
 
         padded  {input_ids, input_mask, segment_ids} [B, L]; mask 1 = token, 0 = padding, whose
                 content reaches no token
         flat    {input_ids, segment_ids} [T] and row_splits [B + 1]: text b is the tokens
-                row_splits[b] up to row_splits[b + 1]; those from row_splits[-1] on are nobody's
+                row_splits[b] up to row_splits[b + 1], at least one; those from row_splits[-1]
+                on are nobody's. Not for XLA, nor for `fit`, to which axis 0 is the batch.
 
     Returns a dict: "sequence" [B, L, H], or [T, H] if flat, and "pooled" [B, H] (tanh of a dense
     layer over [CLS]); with return_layers=True also "layers", the embeddings' and every layer's
-    output, as "sequence", and "attentions", every layer's probabilities float32 [B, N, L, L]. With
-    pooled_only=True there is "pooled" alone, and the last layer computes no other token.
+    output, as "sequence", and "attentions", every layer's probabilities float32 [B, N, L, L] (if
+    flat, L is rounded up). With pooled_only=True there is "pooled" alone, and the last layer
+    computes no other token.
 
     With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
     same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
@@ -61,6 +63,10 @@ class Encoder(keras.layers.Layer):
         return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16]
 
     def call(self, inputs, training=False, seed=None, return_layers=False, pooled_only=False):
+        if pooled_only and return_layers:
+            raise ValueError(
+                "return_layers=True: with pooled_only=True the last layer is not there"
+            )
         seed = self.dropout_seed(training, seed)
         layout = layout_of(inputs)
         # Cast, since Keras' symbolic build under a strategy hands over floats.

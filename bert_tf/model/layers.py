@@ -38,9 +38,9 @@ def dense(config, units, name, dtype, activation=None):
     )
 
 
-def product(x_TH, dense):
+def product(x_TH, layer):
     """A dense layer before its activation; matrix product and bias, which TensorFlow joins."""
-    kernel, bias = tf.convert_to_tensor(dense.kernel), tf.convert_to_tensor(dense.bias)
+    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
     return tf.nn.bias_add(tf.matmul(x_TH, kernel), bias)
 
 
@@ -62,7 +62,10 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, x_TH, training=False):
         x_TH = tf.cast(x_TH, tf.float32)
-        normed_TH = self._by_moments(x_TH) if training else self._as_one_kernel(x_TH)
+        # The one kernel is the processor's alone; TensorFlow has put it on GPUs too, and failed.
+        has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        one_kernel = not training and not has_gpu
+        normed_TH = self._as_one_kernel(x_TH) if one_kernel else self._by_moments(x_TH)
         return tf.cast(normed_TH * self.gamma + self.beta, self.compute_dtype)
 
     def _by_moments(self, x_TH):
@@ -73,8 +76,8 @@ class LayerNorm(keras.layers.Layer):
     def _as_one_kernel(self, x_TH):
         """The same, each row a channel of one picture.
 
-        So written, and gamma and beta constant, TensorFlow computes all of LayerNorm in one kernel
-        that is ten times as fast; but its gradient is slower than that of the moments.
+        So written, TensorFlow with oneDNN joins all of LayerNorm in one kernel, ten times as fast;
+        but its gradient is slower than that of the moments.
         """
         rows = tf.shape(x_TH)[0]
         normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(

@@ -1,10 +1,10 @@
 """Layouts: which rows of [T, H] are one text. All else in the encoder does not ask.
 
-Both have the same methods, and `batch`, `length` and `key_bias_B11L`. Attention is computed on a
-[B, L] grid in either; what is one product a token is computed on rows.
+Both have the same methods, and `key_bias_B11L`. Attention is computed on a [B, L] grid in either,
+all else on rows.
 
-Legend: B texts, L tokens of the longest, T rows, N heads, D head size, H hidden size (N * D), P
-positions.
+Legend: B texts, L tokens of the longest or a few more, T rows, N heads, D head size, H hidden size
+(N * D), P positions.
 """
 
 import tensorflow as tf
@@ -15,15 +15,19 @@ from bert_tf.shapes import round_up
 MASKED_SCORE = -1e9
 TOO_LONG = "a text has more tokens than max_position_embeddings: cut with pack(..., max_seq_length)"
 
+WRONG_SPLITS = (
+    "row_splits begins with 0, leaves each text at least one token, and ends within input_ids"
+)
+
 
 def layout_of(inputs):
     """The layout that a batch came in, by its keys: `row_splits` is flat, `input_mask` padded."""
     return Flat(inputs) if "row_splits" in inputs else Padded(inputs["input_mask"])
 
 
-def first_row_heads(rows_BE, num_heads):
+def first_row_heads(rows_BH, num_heads):
     """One row a text, [B, H] -> [B, N, 1, D], as `split_heads` gives L of them."""
-    return tf.reshape(rows_BE, [-1, num_heads, 1, rows_BE.shape[-1] // num_heads])
+    return tf.reshape(rows_BH, [-1, num_heads, 1, rows_BH.shape[-1] // num_heads])
 
 
 class Padded:
@@ -76,14 +80,18 @@ class Flat:
     """Texts one behind the other: a row is a token, and no padding is computed but in attention.
 
     Made from input_ids [T] and row_splits [B + 1]: text b has the rows row_splits[b] up to
-    row_splits[b + 1], at least one. Rows from row_splits[-1] on are nobody's: they are computed,
-    but reach nothing, and have no gradient.
+    row_splits[b + 1], at least one. Rows from row_splits[-1] on are nobody's: no text sees them,
+    and what is computed for them means nothing.
     """
 
     def __init__(self, inputs):
         splits = tf.cast(inputs["row_splits"], tf.int32)
+        fits = (splits[0] == 0) & (splits[-1] <= tf.size(inputs["input_ids"]))
+        fits &= tf.reduce_all(splits[1:] > splits[:-1])
+        # Looked at before any gather: a GPU's takes whatever index, and says nothing.
+        with tf.control_dependencies([tf.debugging.assert_equal(fits, True, message=WRONG_SPLITS)]):
+            splits = tf.identity(splits)
         starts_B, lengths_B = splits[:-1], splits[1:] - splits[:-1]
-        self.batch = tf.size(starts_B)
         self.length = round_up(tf.reduce_max(lengths_B))
         # Everything of T rows is gathered through this one index or computed from it: only so is
         # TensorFlow sure that their shapes agree, and joins product, bias and residual sum.
@@ -103,13 +111,16 @@ class Flat:
         self.key_bias_B11L = _key_bias(self._is_token_BL)
 
     def rows(self, values_T):
+        """[T], as it is."""
         return tf.gather(values_T, self._row_T)
 
     def positions(self, table_PH):
         """The position embedding of each row, [T, H]."""
-        longest = tf.reduce_max(self._position_T) + 1
-        tf.debugging.assert_less_equal(longest, table_PH.shape[0], message=TOO_LONG)
-        return tf.gather(table_PH, self._position_T)
+        last = tf.reduce_max(self._position_T)
+        fits = tf.debugging.assert_less(last, table_PH.shape[0], message=TOO_LONG)
+        with tf.control_dependencies([fits]):
+            position_T = tf.identity(self._position_T)
+        return tf.gather(table_PH, position_T)
 
     def split_heads(self, rows_TH, num_heads):
         """[T, H] -> [B, N, L, D]: each head's piece of a row is read where it lies."""
@@ -136,7 +147,8 @@ class Flat:
 
     def first_rows(self, hidden_TH):
         """The row of each text's [CLS], [B, H]."""
-        return tf.gather(hidden_TH, self._starts_B)
+        is_first_T = self._is_owned_T & (self._position_T == 0)
+        return _gather(hidden_TH, self._starts_B, self._text_T, is_first_T[:, tf.newaxis])
 
     def restore(self, hidden_TH):
         """[T, H], as it is."""
@@ -155,7 +167,7 @@ def _gather(values, index, inverse, has_source):
     """
 
     def gradient(upstream):
-        gathered = tf.gather(tf.reshape(upstream, [-1, upstream.shape[-1]]), inverse)
+        gathered = tf.gather(tf.reshape(upstream, [-1, values.shape[-1]]), inverse)
         gathered = tf.where(has_source, gathered, tf.zeros([], gathered.dtype))
         return tf.reshape(gathered, tf.shape(values))
 

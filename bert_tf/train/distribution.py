@@ -17,7 +17,7 @@ def make_strategy(name, devices=None):
 
 
 def make_layout(strategy):
-    """How batches are laid out: `flat`, or `padded` where XLA compiles, a TPU's or that of all."""
+    """How batches are laid out: `flat`, or `padded` for XLA (a TPU's, or set_jit's)."""
     compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
     return padded if compiled else flat
 

@@ -8,19 +8,22 @@ UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a va
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """The released learning rate: a linear rise to the peak, then linear to 0 at num_train_steps.
+    """The learning rate: a linear rise to the peak, then linear to 0 at num_train_steps.
 
-    Step 0 has rate 0. The decay is counted from step 0, so that at step W the rate falls from
-    nearly the peak to (1 - W / N) of it (google-research/bert, optimization.py).
+    Step 0 has rate 0. As released (google-research/bert, optimization.py) the decay is counted from
+    step 0, so that at step W the rate falls from nearly the peak to (1 - W / N) of it;
+    continuous=True counts it from the peak at step W (as in transformers).
     """
 
-    def __init__(self, peak, num_train_steps, warmup_steps=0):
+    def __init__(self, peak, num_train_steps, warmup_steps=0, continuous=False):
         self.peak, self.num_train_steps, self.warmup_steps = peak, num_train_steps, warmup_steps
+        self.continuous = continuous
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         warming = step / max(self.warmup_steps, 1)
-        decaying = tf.maximum(0.0, 1.0 - step / self.num_train_steps)
+        decay_steps = self.num_train_steps - self.warmup_steps * self.continuous
+        decaying = tf.maximum(0.0, (self.num_train_steps - step) / max(decay_steps, 1))
         return self.peak * tf.where(step < self.warmup_steps, warming, decaying)
 
     def get_config(self):
@@ -28,6 +31,7 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "peak": self.peak,
             "num_train_steps": self.num_train_steps,
             "warmup_steps": self.warmup_steps,
+            "continuous": self.continuous,
         }
 
 

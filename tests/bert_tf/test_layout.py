@@ -13,13 +13,14 @@ from bert_tf.shapes import SIZES, round_up
 from bert_tf.text.packing import Packed, flat, padded
 from bert_tf.train.distribution import distribute, make_layout
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classifier
+from tasks.classification import Classification, Classifier
 from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples
 from tests import reference, small
 from tests.bert_tf.test_encoder import make_encoder
 
 LENGTHS = {
-    "mixed": [5, 1, 16, 3, 3, 2, 9, 1],
+    "mixed": [5, 1, 16, 3, 3, 2, 9, 1, 4],
     "batch of one": [7],
     "one token each": [1, 1, 1],
     "all equal": [8, 8],
@@ -157,15 +158,13 @@ def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary
     for encode in (encoder, tf.function(encoder)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="more tokens than max_position"):
             encode(inputs)
-    for lengths in ([16, 1], [1, 16]):  # Five rows behind the last text have no 17th position.
+    for lengths in ([16, 1], [1, 16]):  # The rows behind the last text have no 17th position.
         encoder(flat(random_texts(lengths, config), vocabulary))
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_labels):
     """Five steps of the one loop's step, batches of different lengths, clipping active."""
-    from tasks.classification import Classification
-
     config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % max(num_labels, 2)
     texts = random_texts(lengths, config)
@@ -177,7 +176,7 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
         model.build()
         optimizer = AdamW(0.01, clip_norm=0.1)
         optimizer.build(model.trainable_variables)
-        examples = small.encoded(texts, {"label": labels.astype(np.int32)}, vocabulary, layout)
+        examples = EncodedExamples(texts, {"label": labels.astype(np.int32)}, vocabulary, layout)
         step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), 0)
         batches = examples.training_batches(global_batch_size=4, num_epochs=2, seed=1)
         iterator = iter(distribute(lambda batches=batches: batches, step.strategy))
@@ -229,3 +228,38 @@ def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
     np.testing.assert_array_equal(mine * is_token, plain * is_token)
     np.testing.assert_allclose(*gradients, rtol=1e-6)
     np.testing.assert_array_equal(layout.merge_heads(mine)[:9], x_TH[:9])
+
+
+def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
+    splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(3)
+    layout = Flat({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
+    context = tf.constant(rng.normal(size=(3, 2, 8, 3)), tf.float32)
+    hidden_TH = tf.constant(rng.normal(size=(12, 6)), tf.float32)
+    upstream_TH = tf.constant(rng.normal(size=(9, 6)), tf.float32)
+    is_token = np.arange(8) < np.diff(splits)[:, None]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([context, hidden_TH])
+        rows_BLH = tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [3, 8, 6])
+        plain = tf.reduce_sum(tf.boolean_mask(rows_BLH, is_token) * upstream_TH)
+        mine = tf.reduce_sum(layout.merge_heads(context)[:9] * upstream_TH)
+        plain_first = tf.reduce_sum(tf.gather(hidden_TH, [0, 3, 4]) * upstream_TH[:3])
+        first = tf.reduce_sum(layout.first_rows(hidden_TH) * upstream_TH[:3])
+    for got, wanted, x in ((mine, plain, context), (first, plain_first, hidden_TH)):
+        gradients = [tf.convert_to_tensor(tape.gradient(loss, x)) for loss in (got, wanted)]
+        np.testing.assert_array_equal(*gradients)
+
+
+@pytest.mark.parametrize("splits", [[0, 3, 3, 8], [0, 3, 9], [1, 3, 8], [0, 3, 2, 8]])
+def test_wrong_row_splits_are_refused(config, vocabulary, splits):
+    encoder = make_encoder(config, small.random_weights(config))
+    ids = tf.ones([8], tf.int32)
+    inputs = {"input_ids": ids, "segment_ids": 0 * ids, "row_splits": tf.constant(splits)}
+    for encode in (encoder, tf.function(encoder)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits begins with 0"):
+            encode(inputs)
+
+
+def test_no_texts_have_no_outputs(config, vocabulary):
+    encoder = make_encoder(config, small.random_weights(config))
+    outputs = encoder(flat(random_texts([], config), vocabulary))
+    assert outputs["pooled"].shape == (0, 12) and outputs["sequence"].shape == (0, 12)

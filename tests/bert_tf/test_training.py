@@ -75,6 +75,14 @@ def test_learning_rate_at_the_corners():
     assert float(WarmupLinearDecay(1.0, 100)(0)) == 1.0
 
 
+def test_a_continuous_learning_rate_reaches_its_peak():
+    schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10, continuous=True)
+    wanted = {0: 0, 1: 0.1, 9: 0.9, 10: 1.0, 11: 89 / 90, 99: 1 / 90, 100: 0, 101: 0}
+    for step, rate in wanted.items():
+        assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
+    assert WarmupLinearDecay(**schedule.get_config())(11) == schedule(11)
+
+
 @pytest.mark.parametrize("bias_correction", [False, True])
 def test_adamw_equals_numpy_over_100_steps(bias_correction):
     rng = np.random.default_rng(0)

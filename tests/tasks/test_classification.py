@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
+from bert_tf.text.packing import padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks import metrics
 from tasks.catalog import task_from_dict
@@ -119,9 +120,8 @@ def pipeline(config, vocabulary):
 @pytest.fixture
 def encoded(pipeline):
     texts = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
-    return EncodedExamples(
-        Examples({"text": texts}, {"label": np.arange(10, dtype=np.int32)}), pipeline
-    )
+    examples = Examples({"text": texts}, {"label": np.arange(10, dtype=np.int32)})
+    return EncodedExamples.encode(examples, pipeline, padded)
 
 
 def rows_of(batches):

@@ -9,13 +9,16 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
+from bert_tf.model import encoder, layout
 from bert_tf.run import Run
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
 from tasks.finetuning import finetune
+from tasks.trained import Trained
 from tests import small
 from tests.conftest import ROOT, WORDS
 
@@ -64,6 +67,20 @@ def test_it_learns_and_the_run_directory_says_how(settings):
     assert any(
         line.startswith("step 2/24  loss ") and "examples/s  ETA 0:00:" in line for line in said
     )
+
+
+def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, monkeypatch):
+    is_flat = []
+
+    def spy(inputs):
+        is_flat.append("row_splits" in inputs)
+        return layout.layout_of(inputs)
+
+    monkeypatch.setattr(encoder, "layout_of", spy)
+    run = finetune(dataclasses.replace(settings, epochs=1))
+    in_training = len(is_flat)
+    Trained.open(run.path).pipeline.answer(text=tf.constant(["the bill"]))
+    assert 2 <= in_training < len(is_flat) and all(is_flat)
 
 
 def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):

