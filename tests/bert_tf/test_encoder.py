@@ -253,6 +253,22 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
         np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("epsilon", [1e-12, 0.05])
+def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, training):
+    """In a graph TensorFlow joins it into one kernel, which has to keep the epsilon."""
+    from bert_tf.model.layers import LayerNorm
+
+    rng = np.random.default_rng(0)
+    rows, gamma, beta = rng.normal(3, 0.1, (40, 64)), rng.normal(size=64), rng.normal(size=64)
+    norm = LayerNorm(epsilon)
+    norm.build((None, 64))
+    norm.gamma.assign(gamma)
+    norm.beta.assign(beta)
+    got = tf.function(lambda x: norm(x, training=training))(tf.constant(rows, tf.float32))
+    reference.assert_equal(got, reference.layer_norm(rows, gamma, beta, epsilon), 1)
+
+
 def test_no_two_calls_share_noise_at_any_place(config):
     """Under `fit` seeds come from a generator that counts by one, and places count within a
     call."""
