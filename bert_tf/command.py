@@ -40,7 +40,7 @@ def say(line):
     print(line, file=sys.stderr, flush=True)
 
 
-def start(main, settings_class, doc):
+def start(main, settings_class, doc, imports_tensorflow=True):
     """Parses sys.argv into `settings_class`, calls main(settings) and exits.
 
     Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and
@@ -53,7 +53,8 @@ def start(main, settings_class, doc):
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
-        _import_tensorflow(verbose)
+        if imports_tensorflow:
+            import_tensorflow(verbose)
         main(settings)
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_MISTAKE)
@@ -151,7 +152,7 @@ def _help(settings_class, doc):
     return "\n".join(lines)
 
 
-def _import_tensorflow(verbose):
+def import_tensorflow(verbose=False):
     """Imports TensorFlow; what it prints on the way is shown only on failure or if asked for."""
     if verbose:
         import tensorflow  # noqa: F401

@@ -1,0 +1,1 @@
+"""Pretraining data: documents -> instances -> masked examples -> shards -> batches."""

@@ -1,0 +1,236 @@
+"""Documents of any amount of text: found once, hashed and dealt, then read where they lie.
+
+Pass 1 goes through every file line by line and keeps, for each document, a hash of its content and
+where it lies: 48 bytes, whatever its size. It needs no TensorFlow. Pass 2 reads documents by seek.
+"""
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import zlib
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_tf.errors import UserError
+
+FORMATS = ("lines", "text", "jsonl")
+MAX_LINE_BYTES = 1 << 20
+MAX_JSON_LINE_BYTES = 64 << 20
+
+
+class Span(NamedTuple):
+    """A document as pass 1 finds it: 16 bytes of hash, and where in its file it lies."""
+
+    digest: bytes
+    offset: int
+    length: int
+
+
+class Index(NamedTuple):
+    """All documents in an order that only their content decides.
+
+    paths: the files, or for gzip what they were unpacked to. digests uint64 [D, 2], sorted; files
+    int32 [D], numbers into paths; offsets, lengths int64 [D].
+    """
+
+    paths: tuple[str, ...]
+    digests: np.ndarray
+    files: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self):
+        return len(self.files)
+
+    @property
+    def sha256(self):
+        """Of all documents' content: equal for equal text, however it is spread over files."""
+        return hashlib.sha256(self.digests.tobytes()).hexdigest()
+
+
+def find_files(patterns):
+    """The sorted paths that globs match. Raises UserError where one matches nothing."""
+    paths = set()
+    for pattern in patterns:
+        if _is_remote(pattern):
+            matches = _gfile().glob(pattern)
+        else:
+            matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        if not matches:
+            raise UserError(f"--input={pattern}: no such file")
+        paths.update(matches)
+    return sorted(paths)
+
+
+def open_file(path, mode="rb"):
+    """A binary stream of a local file or of any path that tf.io.gfile knows."""
+    return _gfile().GFile(path, mode) if _is_remote(path) else open(path, mode)
+
+
+def lines(path, max_bytes=MAX_LINE_BYTES):
+    """(offset, bytes, text) of each line of a file, plain or gzip, split at "\\n" only.
+
+    Raises UserError naming the line where one is too long or no UTF-8.
+    """
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(open_file(path))
+        if path.endswith(".gz"):
+            stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
+        # Not TensorFlow's own readline, which takes microseconds.
+        stream = stack.enter_context(io.BufferedReader(_Raw(stream), 1 << 20))
+        offset = number = 0
+        while True:
+            try:
+                line = stream.readline(max_bytes + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise UserError(f"{path}: damaged gzip file ({error})") from None
+            if not line:
+                return
+            number += 1
+            if len(line) > max_bytes and not line.endswith(b"\n"):
+                raise UserError(
+                    f"{path}: line {number} is longer than {max_bytes} bytes; wanted a sentence or "
+                    "a paragraph a line; break the text into lines"
+                )
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
+                    "file; convert it (iconv -f LATIN1 -t UTF-8) or take the line out"
+                ) from None
+            yield offset, line, text
+            offset += len(line)
+
+
+def spans(path, input_format, text_field="text", copy_to=None):
+    """The documents of a file, as Spans.
+
+    "lines" are separated by blank lines; "text" is a document a file; "jsonl" a document a line,
+    an object whose `text_field` is a string. Documents without text are left out. What is read goes
+    to the stream `copy_to` if there is one.
+    """
+    max_bytes = MAX_JSON_LINE_BYTES if input_format == "jsonl" else MAX_LINE_BYTES
+    digest, begin, end = None, 0, 0
+    for number, (offset, line, text) in enumerate(lines(path, max_bytes), start=1):
+        if copy_to is not None:
+            copy_to.write(line)
+        text = text.strip()
+        if input_format == "jsonl":
+            content = text and json_text(text, text_field, f"{path}: line {number}").strip()
+            if content:
+                yield Span(_digest(content.encode()).digest(), offset, len(line))
+        elif text:
+            if digest is None:
+                digest, begin = _digest(), offset
+            # Stripped, so that line ends and trailing blanks decide nothing.
+            digest.update(text.encode() + b"\n")
+            end = offset + len(line)
+        elif input_format == "lines" and digest is not None:
+            yield Span(digest.digest(), begin, end - begin)
+            digest = None
+    if digest is not None:
+        yield Span(digest.digest(), begin, end - begin)
+
+
+def json_text(line, text_field, where):
+    """The text of a JSON line. Raises UserError naming the line if it has none."""
+    try:
+        text = json.loads(line)[text_field]
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    except (KeyError, TypeError):
+        raise UserError(f"{where}: wanted an object with the key {text_field!r}") from None
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {text_field!r} is {text!r}, wanted a string")
+    if any(len(part) > MAX_LINE_BYTES for part in text.split("\n")):
+        raise UserError(
+            f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; break it into "
+            "paragraphs"
+        )
+    return text
+
+
+def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: None):
+    """Pass 1 -> Index. gzip files are unpacked into `spill_dir` on the way, to be read by seek.
+
+    Ordered by (hash, path, offset); the hash has 128 bits, so that equal hashes are equal content.
+    Raises UserError where there is no document at all.
+    """
+    # Arrays, not tuples: a corpus may have many million documents.
+    digests, files, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
+    places = []
+    for number, path in enumerate(paths):
+        place, copy = path, contextlib.nullcontext()
+        if path.endswith(".gz"):
+            os.makedirs(spill_dir, exist_ok=True)
+            place = os.path.join(spill_dir, f"{number}")
+            copy = open(place, "wb")
+        places.append(place)
+        with copy as copy_to:
+            for span in spans(path, input_format, text_field, copy_to):
+                digests += span.digest
+                files.append(number)
+                offsets.append(span.offset)
+                lengths.append(span.length)
+                report(span.length)
+    if not files:
+        raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
+    digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
+    files, offsets, lengths = (np.array(column) for column in (files, offsets, lengths))
+    # `paths` are sorted: a file's number is its path's rank.
+    order = np.lexsort((offsets, files, digests[:, 1], digests[:, 0]))
+    return Index(tuple(places), digests[order], files[order], offsets[order], lengths[order])
+
+
+def forget_spilled(spill_dir):
+    shutil.rmtree(spill_dir, ignore_errors=True)
+
+
+def read(path, offset, length, input_format, text_field="text"):
+    """Pass 2: the lines of a document, stripped, as strings; "" between paragraphs."""
+    with open_file(path) as stream:
+        stream.seek(offset)
+        data = stream.read(length)
+    if len(data) != length:
+        raise UserError(f"{path}: has become shorter while it was read")
+    text = data.decode("utf-8")
+    if input_format == "jsonl":
+        text = json_text(text, text_field, f"{path}: at byte {offset}")
+    return [line.strip() for line in text.split("\n")]
+
+
+class _Raw(io.RawIOBase):
+    """The raw stream that io.BufferedReader wants, of anything that has `read`."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _digest(data=b""):
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _is_remote(path):
+    return "://" in path
+
+
+def _gfile():
+    import tensorflow as tf
+
+    return tf.io.gfile
