@@ -17,6 +17,7 @@ FLOORS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files"},
     {"bert_tf.command", "bert_tf.config", "bert_tf.shapes"},
     {"bert_tf.text"},
+    {"bert_tf.data"},
     {"bert_tf.model"},
     {"bert_tf.checkpoints"},
     {"bert_tf.run"},

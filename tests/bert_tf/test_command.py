@@ -170,7 +170,7 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
         "from bert_tf import command; import dataclasses, time\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
         "def main(settings):\n    print('ready', flush=True)\n    time.sleep(60)\n"
-        "command._import_tensorflow = lambda verbose: None\n"
+        "command.import_tensorflow = lambda verbose: None\n"
         "command.start(main, Nothing, 'doc')"
     )
     for signum, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
