@@ -5,7 +5,7 @@ where it lies: 48 bytes, whatever its size. It needs no TensorFlow. Pass 2 reads
 """
 
 import contextlib
-import glob
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_tf import files
 from bert_tf.errors import UserError
 
 FORMATS = ("lines", "text", "jsonl")
@@ -33,7 +34,8 @@ class Span(NamedTuple):
     length: int
 
 
-class Index(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Index:
     """All documents in an order that only their content decides.
 
     paths: the files, or for gzip what they were unpacked to. digests uint64 [D, 2], sorted; files
@@ -59,19 +61,11 @@ def find_files(patterns):
     """The sorted paths that globs match. Raises UserError where one matches nothing."""
     paths = set()
     for pattern in patterns:
-        if _is_remote(pattern):
-            matches = _gfile().glob(pattern)
-        else:
-            matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        matches = files.matching(pattern)
         if not matches:
             raise UserError(f"--input={pattern}: no such file")
         paths.update(matches)
     return sorted(paths)
-
-
-def open_file(path, mode="rb"):
-    """A binary stream of a local file or of any path that tf.io.gfile knows."""
-    return _gfile().GFile(path, mode) if _is_remote(path) else open(path, mode)
 
 
 def lines(path, max_bytes=MAX_LINE_BYTES):
@@ -80,7 +74,7 @@ def lines(path, max_bytes=MAX_LINE_BYTES):
     Raises UserError naming the line where one is too long or no UTF-8.
     """
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(open_file(path))
+        stream = stack.enter_context(files.open_file(path))
         if path.endswith(".gz"):
             stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
         # Not TensorFlow's own readline, which takes microseconds.
@@ -152,8 +146,8 @@ def json_text(line, text_field, where):
         raise UserError(f"{where}: {text_field!r} is {text!r}, wanted a string")
     if any(len(part) > MAX_LINE_BYTES for part in text.split("\n")):
         raise UserError(
-            f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; break it into "
-            "paragraphs"
+            f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; break it "
+            "into paragraphs"
         )
     return text
 
@@ -165,7 +159,7 @@ def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: N
     Raises UserError where there is no document at all.
     """
     # Arrays, not tuples: a corpus may have many million documents.
-    digests, files, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
+    digests, owners, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
     places = []
     for number, path in enumerate(paths):
         place, copy = path, contextlib.nullcontext()
@@ -177,17 +171,17 @@ def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: N
         with copy as copy_to:
             for span in spans(path, input_format, text_field, copy_to):
                 digests += span.digest
-                files.append(number)
+                owners.append(number)
                 offsets.append(span.offset)
                 lengths.append(span.length)
                 report(span.length)
-    if not files:
+    if not owners:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
     digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
-    files, offsets, lengths = (np.array(column) for column in (files, offsets, lengths))
+    owners, offsets, lengths = (np.array(column) for column in (owners, offsets, lengths))
     # `paths` are sorted: a file's number is its path's rank.
-    order = np.lexsort((offsets, files, digests[:, 1], digests[:, 0]))
-    return Index(tuple(places), digests[order], files[order], offsets[order], lengths[order])
+    order = np.lexsort((offsets, owners, digests[:, 1], digests[:, 0]))
+    return Index(tuple(places), digests[order], owners[order], offsets[order], lengths[order])
 
 
 def forget_spilled(spill_dir):
@@ -196,7 +190,7 @@ def forget_spilled(spill_dir):
 
 def read(path, offset, length, input_format, text_field="text"):
     """Pass 2: the lines of a document, stripped, as strings; "" between paragraphs."""
-    with open_file(path) as stream:
+    with files.open_file(path) as stream:
         stream.seek(offset)
         data = stream.read(length)
     if len(data) != length:
@@ -224,13 +218,3 @@ class _Raw(io.RawIOBase):
 
 def _digest(data=b""):
     return hashlib.blake2b(data, digest_size=16)
-
-
-def _is_remote(path):
-    return "://" in path
-
-
-def _gfile():
-    import tensorflow as tf
-
-    return tf.io.gfile

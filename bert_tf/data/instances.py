@@ -1,0 +1,155 @@
+"""Instances: which tokens stand together in an example, and whether B really follows A.
+
+The rules are those of google-research/bert, create_pretraining_data.py (Devlin et al. 2019, A.2).
+A segment is always a run of consecutive tokens of one document, so an instance is four numbers.
+"""
+
+import bisect
+import dataclasses
+import random
+from array import array
+
+import numpy as np
+
+from bert_tf.errors import UserError
+
+NUM_SPECIALS = 3  # [CLS] A [SEP] B [SEP]
+
+
+@dataclasses.dataclass(frozen=True)
+class Instances:
+    """Segments A and B of N instances as ranges of tokens, int64 [N]; is_random_next bool [N]."""
+
+    a_begin: np.ndarray
+    a_end: np.ndarray
+    b_begin: np.ndarray
+    b_end: np.ndarray
+    is_random_next: np.ndarray
+
+    def __len__(self):
+        return len(self.a_begin)
+
+    @property
+    def num_tokens(self):
+        """Tokens of each example, with [CLS] and twice [SEP], int64 [N]."""
+        return self.a_end - self.a_begin + self.b_end - self.b_begin + NUM_SPECIALS
+
+    def rows(self, which):
+        return Instances(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
+
+
+def make_instances(
+    documents, *, max_seq_length, short_seq_prob, dupe_factor, seed, same_document_next=False
+):
+    """TokenizedDocuments -> Instances, each document `dupe_factor` times, all in random order.
+
+    `same_document_next` lets a random next segment be of the same document where ten draws gave no
+    other, as released; otherwise it never is. Raises UserError if that leaves none to draw from.
+    """
+    if len(documents) < (1 if same_document_next else 2):
+        raise UserError(
+            f"{len(documents)} documents with tokens, wanted at least 2, since a random next "
+            "segment comes from another document: separate documents by blank lines, or use fewer "
+            "shards"
+        )
+    draws = random.Random(seed)
+    budget = max_seq_length - NUM_SPECIALS
+    found = array("q")
+    sentence_splits = documents.sentence_splits.tolist()
+    document_splits = documents.document_splits.tolist()
+    for _ in range(dupe_factor):
+        for document in range(len(documents)):
+            _add_instances(
+                found,
+                document,
+                sentence_splits,
+                document_splits,
+                _target(budget, short_seq_prob, draws.random),
+                draws.random,
+                same_document_next,
+            )
+    columns = np.frombuffer(found, np.int64).reshape(-1, 5).T
+    instances = Instances(*columns[:4], columns[4].astype(bool))
+    generator = np.random.Generator(np.random.PCG64(draws.getrandbits(64)))
+    instances = _truncate(instances, budget, generator)
+    return instances.rows(generator.permutation(len(instances)))
+
+
+def _target(budget, short_seq_prob, uniform):
+    """Tokens that a document's instances are to have: all that fit, at times fewer."""
+    return 2 + int(uniform() * (budget - 1)) if uniform() < short_seq_prob else budget
+
+
+def _add_instances(found, document, begins, document_splits, target, uniform, same_document_next):
+    """Appends five numbers to `found` for each instance of a document.
+
+    Sentence i is the tokens begins[i] to begins[i + 1]; int(uniform() * n) is one of n.
+    """
+    num_documents = len(document_splits) - 1
+    first, last = document_splits[document], document_splits[document + 1]
+    while first < last:
+        # Sentences until there are `target` tokens, or to the document's end.
+        end = bisect.bisect_left(begins, begins[first] + target, first + 1, last)
+        a_end = first + 1 if end - first < 2 else first + 1 + int(uniform() * (end - first - 1))
+        if end - first == 1 or uniform() < 0.5:
+            other = _other_document(document, num_documents, uniform, same_document_next)
+            others_first, others_last = document_splits[other], document_splits[other + 1]
+            start = others_first + int(uniform() * (others_last - others_first))
+            wanted = target - (begins[a_end] - begins[first])
+            stop = bisect.bisect_left(begins, begins[start] + wanted, start + 1, others_last)
+            found.extend((begins[first], begins[a_end], begins[start], begins[stop], 1))
+            first = a_end  # What A left of the chunk is put back.
+        else:
+            found.extend((begins[first], begins[a_end], begins[a_end], begins[end], 0))
+            first = end
+
+
+def _other_document(document, num_documents, uniform, same_document_next):
+    if not same_document_next:
+        other = int(uniform() * (num_documents - 1))
+        return other + (other >= document)
+    for _ in range(10):
+        other = int(uniform() * num_documents)
+        if other != document:
+            break
+    return other
+
+
+def _truncate(instances, budget, generator):
+    """Cuts pairs to `budget` tokens as popping them off the longer (B on a tie) would.
+
+    Each pop is at the front or the back, by chance: what the front loses is binomial.
+    """
+    a_length = instances.a_end - instances.a_begin
+    b_length = instances.b_end - instances.b_begin
+    keep_a = np.minimum(a_length, np.maximum(budget - b_length, (budget + 1) // 2))
+    keep_b = np.minimum(b_length, budget - keep_a)
+    a_begin = instances.a_begin + generator.binomial(a_length - keep_a, 0.5)
+    b_begin = instances.b_begin + generator.binomial(b_length - keep_b, 0.5)
+    return dataclasses.replace(
+        instances, a_begin=a_begin, a_end=a_begin + keep_a, b_begin=b_begin, b_end=b_begin + keep_b
+    )
+
+
+def to_examples(instances, ids, vocabulary, max_seq_length):
+    """-> {input_ids, input_mask, segment_ids} int32 [N, L], next_sentence_labels int32 [N, 1]."""
+    column_L = np.arange(max_seq_length)
+    a_length = (instances.a_end - instances.a_begin)[:, np.newaxis]
+    length = instances.num_tokens[:, np.newaxis]
+    is_b = (column_L > a_length + 1) & (column_L < length)
+    begin = np.where(
+        is_b,
+        instances.b_begin[:, np.newaxis] - a_length - 2,
+        instances.a_begin[:, np.newaxis] - 1,
+    )
+    input_ids = ids[np.clip(begin + column_L, 0, len(ids) - 1)]
+    input_ids[:, 0] = vocabulary["[CLS]"]
+    is_separator = (column_L == a_length + 1) | (column_L == length - 1)
+    input_ids[is_separator] = vocabulary["[SEP]"]
+    input_ids[column_L >= length] = vocabulary["[PAD]"]
+    return {
+        "input_ids": input_ids,
+        "input_mask": (column_L < length).astype(np.int32),
+        "segment_ids": is_b.astype(np.int32),
+        "next_sentence_labels": instances.is_random_next.astype(np.int32)[:, np.newaxis],
+    }

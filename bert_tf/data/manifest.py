@@ -1,0 +1,156 @@
+"""The manifest of a folder of shards: what they were made of, and what they have to be.
+
+SHARDS/manifest.json                         this
+SHARDS/examples-00007-of-00064.tfrecord      a shard
+SHARDS/.examples-00007-of-00064.json         its entry, until the manifest is complete
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import platform
+from importlib import metadata
+
+from bert_tf import files
+from bert_tf.errors import UserError
+
+NAME = "manifest.json"
+_MEND = "delete it and give the write_shards command again, which makes what is missing"
+_PACKAGES = ("numpy", "tensorflow", "tensorflow-text")
+
+
+def shard_name(number, num_shards):
+    return f"examples-{number:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def entry_name(number, num_shards):
+    return f".{shard_name(number, num_shards).removesuffix('.tfrecord')}.json"
+
+
+class Manifest:
+    """The values of a manifest.json, and the folder it lies in."""
+
+    def __init__(self, folder, values):
+        self.folder, self.values = str(folder), values
+
+    @classmethod
+    def plan(cls, folder, settings, vocabulary, tokenizer, corpus):
+        """A manifest before the first shard: all that decides their bytes."""
+        return cls(
+            folder,
+            {
+                "complete": False,
+                "settings": settings.recorded(),
+                "vocabulary": {"sha256": vocabulary.sha256, "entries": len(vocabulary)},
+                "tokenizer": tokenizer,
+                "corpus": corpus,
+                "versions": {
+                    "python": platform.python_version(),
+                    **{package: metadata.version(package) for package in _PACKAGES},
+                },
+                "input": list(settings.input),
+            },
+        )
+
+    @classmethod
+    def load(cls, folder):
+        """Raises UserError where there is none, or none that can be read."""
+        path = os.path.join(folder, NAME)
+        if not files.exists(path):
+            raise UserError(
+                f"{path}: no such file, wanted a folder that bert_tf.write_shards made; shards of "
+                "other programs get a manifest by bert_tf.inspect_shards --adopt"
+            )
+        try:
+            values = json.loads(files.read_text(path))
+            complete = values["complete"]
+            if complete:
+                values["settings"]["max_seq_length"], values["vocabulary"]["entries"]
+                [(entry["file"], entry["records"]) for entry in values["shards"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: damaged ({error!r}); write the shards again") from None
+        return cls(folder, values)
+
+    def save(self):
+        text = json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
+        files.replace_file(self.path(NAME), text)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    @property
+    def settings(self):
+        return self.values["settings"]
+
+    @property
+    def shards(self):
+        """Of each shard {"file", "records", "bytes", "sha256", ...}."""
+        return self.values["shards"]
+
+    @property
+    def num_examples(self):
+        return sum(entry["records"] for entry in self.shards)
+
+    @property
+    def sha256(self):
+        """Of what trains: equal for equal shards, however they were made."""
+        return hashlib.sha256(
+            "".join(entry["sha256"] for entry in self.shards).encode()
+        ).hexdigest()
+
+    def check_same_plan(self, planned):
+        """Raises UserError naming what differs between this, on disk, and what is asked for now."""
+        before, now = self.settings, planned.settings
+        for name in sorted(set(before) | set(now)):
+            if before.get(name) != now.get(name):
+                raise UserError(
+                    f"--{name}: was {before.get(name)!r} when {self.folder} began, is "
+                    f"{now.get(name)!r}; give the old value to go on, or a new --output_dir"
+                )
+        for name, what in (
+            ("vocabulary", "--vocab: the vocabulary"),
+            ("tokenizer", "--do_lower_case: the tokenizer"),
+            ("corpus", "--input: the text"),
+        ):
+            if self.values[name] != planned.values[name]:
+                raise UserError(
+                    f"{what} is not the one that {self.folder} began with "
+                    f"({self.values[name]}, now {planned.values[name]}); name a new --output_dir"
+                )
+
+    def check_complete(self):
+        if not self.values["complete"]:
+            raise UserError(
+                f"{self.path(NAME)}: not complete; the write_shards command that began it makes "
+                "the shards that are missing"
+            )
+
+    def check_files(self, hashes=True):
+        """Raises UserError naming the first shard that is missing, cut short, or altered."""
+        self.check_complete()
+        for entry in self.shards:
+            path = self.path(entry["file"])
+            found = files.size(path)
+            if found != entry["bytes"]:
+                has = "no such file" if found is None else f"{found} bytes"
+                raise UserError(f"{path}: {has}, wanted {entry['bytes']} bytes; {_MEND}")
+        extra = {name for name in files.names(self.folder) if name.endswith(".tfrecord")} - {
+            entry["file"] for entry in self.shards
+        }
+        if extra:
+            raise UserError(f"{self.path(min(extra))}: is not in {NAME}; take it out of the folder")
+        if hashes:
+            self._check_hashes()
+
+    def _check_hashes(self):
+        paths = [self.path(entry["file"]) for entry in self.shards]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+            for entry, path, found in zip(
+                self.shards, paths, threads.map(files.sha256, paths), strict=True
+            ):
+                if found != entry["sha256"]:
+                    raise UserError(
+                        f"{path}: its content is not what was written (sha256 {found[:12]}..., "
+                        f"wanted {entry['sha256'][:12]}...); {_MEND}"
+                    )

@@ -1,0 +1,166 @@
+"""Masked language modelling's masks, drawn in the graph from stateless seeds.
+
+The rules are those of google-research/bert, create_pretraining_data.py (Devlin et al. 2019, 3.1 and
+A.1). Each example has a key of its own, from which all its draws follow by hashing: masks do not
+depend on the batch that an example comes in, on the number of processes, or on TensorFlow's
+generators.
+
+Legend: B examples, L their length, P the most predictions, V vocabulary entries.
+"""
+
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.text.vocabulary import SPECIALS
+
+_GAMMA, _FATES, _OTHERS = (
+    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
+)
+_UNUSED = re.compile(r"\[unused\d+\]")
+
+
+class Masking:
+    """Chooses what to predict and puts [MASK], a random token, or nothing else in its place."""
+
+    def __init__(
+        self,
+        vocabulary,
+        *,
+        masked_lm_prob,
+        max_predictions_per_seq,
+        whole_word_mask=False,
+        replace_with_any=False,
+    ):
+        """`replace_with_any` lets specials and [unused] entries replace tokens, as released."""
+        self.masked_lm_prob = masked_lm_prob
+        self.max_predictions_per_seq = max_predictions_per_seq
+        self.whole_word_mask = whole_word_mask
+        self._mask_id = vocabulary["[MASK]"]
+        self._apart_ids = [vocabulary["[CLS]"], vocabulary["[SEP]"]]
+        entries = vocabulary.entries
+        self._is_piece_V = np.array([entry.startswith("##") for entry in entries])
+        self._replacements = np.array(
+            [
+                index
+                for index, entry in enumerate(entries)
+                if replace_with_any or not (entry in SPECIALS or _UNUSED.fullmatch(entry))
+            ],
+            np.int32,
+        )
+
+    def __call__(self, examples, keys_B):
+        """Masks examples {input_ids, input_mask, ...} int32 [B, L] by their keys uint64 [B].
+
+        Returns them with input_ids masked, and masked_lm_positions, masked_lm_ids int32 [B, P] and
+        masked_lm_weights float32 [B, P], 0 where there are fewer.
+        """
+        ids_BL = examples["input_ids"]
+        length = tf.shape(ids_BL)[1]
+        is_candidate_BL = examples["input_mask"] > 0
+        for apart in self._apart_ids:
+            is_candidate_BL &= ids_BL != apart
+        lengths_B = tf.cast(tf.reduce_sum(examples["input_mask"], axis=1), tf.float64)
+        # tf.round goes to even, as Python's does.
+        wanted_B = tf.cast(tf.round(lengths_B * self.masked_lm_prob), tf.int32)
+        wanted_B = tf.clip_by_value(wanted_B, 1, self.max_predictions_per_seq)
+        choose = self._whole_words if self.whole_word_mask else self._tokens
+        positions_BP = choose(ids_BL, is_candidate_BL, wanted_B, draw(keys_B, length))
+
+        is_filled_BP = positions_BP < length
+        positions_BP = tf.where(is_filled_BP, positions_BP, 0)
+        labels_BP = tf.gather(ids_BL, positions_BP, batch_dims=1)
+        input_ids = self._replaced(ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B)
+        return {
+            **examples,
+            "input_ids": input_ids,
+            "masked_lm_positions": positions_BP,
+            "masked_lm_ids": tf.where(is_filled_BP, labels_BP, 0),
+            "masked_lm_weights": tf.cast(is_filled_BP, tf.float32),
+        }
+
+    def _tokens(self, ids_BL, is_candidate_BL, wanted_B, draws_BL):
+        """Positions [B, P], ascending, behind them L: the wanted number of tokens."""
+        order_BP = _smallest(
+            tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
+        )
+        rank_P = tf.range(tf.shape(order_BP)[1])
+        count_B = tf.minimum(wanted_B, tf.math.count_nonzero(is_candidate_BL, 1, dtype=tf.int32))
+        is_wanted = rank_P < count_B[:, tf.newaxis]
+        return self._filled(tf.sort(tf.where(is_wanted, order_BP, tf.shape(ids_BL)[1])), ids_BL)
+
+    def _whole_words(self, ids_BL, is_candidate_BL, wanted_B, draws_BL):
+        """The same, but all pieces of a word or none; a word that would be too much is left out."""
+        length = tf.shape(ids_BL)[1]
+        is_first_BL = tf.cumsum(tf.cast(is_candidate_BL, tf.int32), axis=1) == 1
+        is_head_BL = is_candidate_BL & (~tf.gather(self._is_piece_V, ids_BL) | is_first_BL)
+        word_BL = tf.cumsum(tf.cast(is_head_BL, tf.int32), axis=1) - 1
+        word_BL = tf.where(is_candidate_BL, word_BL, -1)
+        sizes_BW = tf.math.bincount(
+            word_BL + 1, minlength=length + 1, maxlength=length + 1, axis=-1
+        )[:, 1:]
+        order_BW = tf.argsort(tf.where(sizes_BW > 0, draws_BL, tf.int64.max), axis=1)
+        sizes_WB = tf.transpose(tf.gather(sizes_BW, order_BW, batch_dims=1))
+
+        def take(carry, size_B):
+            total_B = carry[0]
+            is_taken_B = (size_B > 0) & (total_B + size_B <= wanted_B)
+            return total_B + tf.where(is_taken_B, size_B, 0), is_taken_B
+
+        start = (tf.zeros_like(wanted_B), tf.zeros_like(wanted_B, tf.bool))
+        is_taken_BW = tf.transpose(tf.scan(take, sizes_WB, start)[1])
+        is_taken_BW = tf.gather(is_taken_BW, tf.argsort(order_BW, axis=1), batch_dims=1)
+        is_taken_BL = tf.gather(is_taken_BW, tf.maximum(word_BL, 0), batch_dims=1)
+        places = tf.where(is_candidate_BL & is_taken_BL, tf.range(length), length)
+        return self._filled(tf.sort(places)[:, : self.max_predictions_per_seq], ids_BL)
+
+    def _filled(self, positions, ids_BL):
+        """Positions [B, P], also where examples are shorter than P."""
+        missing = self.max_predictions_per_seq - tf.shape(positions)[1]
+        positions = tf.pad(positions, [[0, 0], [0, missing]], constant_values=tf.shape(ids_BL)[1])
+        return tf.ensure_shape(positions, [None, self.max_predictions_per_seq])
+
+    def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
+        """80% [MASK], 10% as they are, 10% a random token."""
+        fates_BP = draw(_mix(keys_B ^ _FATES), self.max_predictions_per_seq)
+        others_BP = draw(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
+        others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))
+        tenth = tf.int64.max // 10
+        new_BP = tf.where(
+            fates_BP < 8 * tenth,
+            self._mask_id,
+            tf.where(fates_BP < 9 * tenth, labels_BP, others_BP),
+        )
+        where = tf.where(is_filled_BP)
+        rows = tf.stack([where[:, 0], tf.cast(tf.gather_nd(positions_BP, where), tf.int64)], axis=1)
+        return tf.tensor_scatter_nd_update(ids_BL, rows, tf.gather_nd(new_BP, where))
+
+
+def _smallest(values_BL, count):
+    """Where the `count` smallest of each row are, int32 [B, count or L], smallest first."""
+    return tf.math.top_k(-values_BL, tf.minimum(count, tf.shape(values_BL)[1])).indices
+
+
+def keys(seed, stream, numbers_B):
+    """Keys of examples, uint64 [B]: of example `numbers_B` in epoch or shard `stream`."""
+    key = _mix(tf.cast(seed, tf.uint64) * _GAMMA)
+    key = _mix(key ^ (tf.cast(stream, tf.uint64) + 1) * _GAMMA)
+    return _mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * _GAMMA)
+
+
+def draw(keys_B, count):
+    """Uniform numbers from 0 to 2**63 - 1, int64 [B, count]: SplitMix64 (Steele et al. 2014)."""
+    steps = tf.cast(tf.range(1, count + 1), tf.uint64) * _GAMMA
+    mixed = _mix(keys_B[:, tf.newaxis] + steps)
+    return tf.cast(tf.bitwise.right_shift(mixed, np.uint64(1)), tf.int64)
+
+
+def _mix(values):
+    values = (values ^ tf.bitwise.right_shift(values, np.uint64(30))) * np.uint64(
+        0xBF58476D1CE4E5B9
+    )
+    values = (values ^ tf.bitwise.right_shift(values, np.uint64(27))) * np.uint64(
+        0x94D049BB133111EB
+    )
+    return values ^ tf.bitwise.right_shift(values, np.uint64(31))

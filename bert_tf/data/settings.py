@@ -1,0 +1,84 @@
+"""The settings of write_shards, a field a flag. Free of TensorFlow."""
+
+import dataclasses
+import os
+
+from bert_tf.command import setting
+from bert_tf.data.documents import FORMATS
+from bert_tf.errors import UserError
+
+# Settings that decide no byte of a shard: how it is made, and where.
+FREE = frozenset({"input", "vocab", "output_dir", "num_workers", "runner", "beam_args"})
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteShardsSettings:
+    """What bert_tf.write_shards does. Raises UserError, naming the flag, on an impossible value."""
+
+    input: tuple[str, ...] = setting("globs of text files, plain or .gz, here or at gs:// and such")
+    vocab: str = setting("vocab.txt")
+    output_dir: str = setting("folder of the shards, to make or to complete")
+    input_format: str = setting(
+        "a sentence a line and blank lines between documents; text, a document a file; or JSON "
+        "objects, a document a line",
+        "lines",
+        choices=FORMATS,
+    )
+    text_field: str = setting("key of the text in JSON objects", "text")
+    num_shards: int = setting("files to make", 64)
+    max_seq_length: int = setting("tokens of an example, with [CLS] and twice [SEP]", 128)
+    max_predictions_per_seq: int = setting("most tokens to predict in an example", 20)
+    masked_lm_prob: float = setting("share of an example's tokens to predict", 0.15)
+    short_seq_prob: float = setting("share of documents cut into shorter examples", 0.1)
+    dupe_factor: int = setting("times that the text is gone through, masked anew", 1)
+    whole_word_mask: bool = setting("mask all pieces of a word or none", False)
+    masking: str = setting(
+        "masks in the shards, or dynamic: drawn anew in each epoch of training",
+        "static",
+        choices=("static", "dynamic"),
+    )
+    same_document_next: bool = setting(
+        "let a random next segment be of the same document where chance says so, as released", False
+    )
+    replace_with_any: bool = setting(
+        "let specials and [unused] entries be random replacements, as released", False
+    )
+    do_lower_case: bool | None = setting(
+        "lower-case the text; by default what the vocabulary shows", None
+    )
+    strip_accents: bool | None = setting("strip accents; by default as the case", None)
+    seed: int = setting("seed of everything that is drawn", 12345)
+    num_workers: int | None = setting("processes; by default one a processor", None)
+    runner: str = setting(
+        "processes of this machine, or Apache Beam", "local", choices=("local", "beam")
+    )
+    beam_args: str = setting("Beam's own options, as on its command line", "")
+
+    def __post_init__(self):
+        for name, least, most in (
+            ("num_shards", 1, 99_999),
+            ("max_seq_length", 5, 1 << 20),
+            ("max_predictions_per_seq", 1, self.max_seq_length),
+            ("dupe_factor", 1, 1 << 20),
+            ("seed", 0, (1 << 32) - 1),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise UserError(f"--{name}={value}: wanted {least} to {most}")
+        for name in ("masked_lm_prob", "short_seq_prob"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise UserError(f"--{name}={value}: wanted a share from 0 to 1")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise UserError(f"--num_workers={self.num_workers}: wanted at least 1")
+        if self.beam_args and self.runner != "beam":
+            raise UserError(f"--beam_args={self.beam_args}: is for --runner=beam")
+
+    @property
+    def workers(self):
+        return self.num_workers or len(os.sched_getaffinity(0))
+
+    def recorded(self):
+        """The settings that decide the shards' bytes, {name: value}."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name not in FREE}

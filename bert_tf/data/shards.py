@@ -1,0 +1,110 @@
+"""A shard: the documents dealt to it, as a TFRecord file of masked examples.
+
+What a shard holds depends on its documents, its number and the settings alone, so that any process,
+on any machine, at any time makes the same bytes.
+"""
+
+import errno
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf import files
+from bert_tf.data import masking, records
+from bert_tf.data.instances import make_instances, to_examples
+from bert_tf.data.manifest import entry_name, shard_name
+from bert_tf.data.sentences import tokenize_documents
+from bert_tf.errors import UserError
+from bert_tf.text.tokenizer import Tokenizer
+
+BATCH_EXAMPLES = 1024
+
+
+class ShardWriter:
+    """Writes any shard of one corpus; `tokenizer` are the Tokenizer's settings."""
+
+    def __init__(self, settings, vocabulary, tokenizer):
+        self.settings, self.vocabulary = settings, vocabulary
+        self._tokenizer = Tokenizer(vocabulary, **tokenizer)
+        self._mask = None
+        if settings.masking == "static":
+            self._mask = tf.function(
+                masking.Masking(
+                    vocabulary,
+                    masked_lm_prob=settings.masked_lm_prob,
+                    max_predictions_per_seq=settings.max_predictions_per_seq,
+                    whole_word_mask=settings.whole_word_mask,
+                    replace_with_any=settings.replace_with_any,
+                ),
+                autograph=False,
+            )
+
+    def write(self, number, spans):
+        """Makes shard `number` of documents (path, offset, length); returns its manifest entry.
+
+        The file gets its name when it is whole; then the entry is written beside it.
+        """
+        settings = self.settings
+        name = shard_name(number, settings.num_shards)
+        documents = tokenize_documents(
+            spans, settings.input_format, settings.text_field, self._tokenizer
+        )
+        try:
+            instances = make_instances(
+                documents,
+                max_seq_length=settings.max_seq_length,
+                short_seq_prob=settings.short_seq_prob,
+                dupe_factor=settings.dupe_factor,
+                seed=settings.seed * 100_000 + number,
+                same_document_next=settings.same_document_next,
+            )
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        path = os.path.join(settings.output_dir, name)
+        temporary = os.path.join(settings.output_dir, f".{name}.{os.getpid()}")
+        try:
+            with tf.io.TFRecordWriter(temporary) as writer:
+                for begin in range(0, len(instances), BATCH_EXAMPLES):
+                    batch = instances.rows(slice(begin, begin + BATCH_EXAMPLES))
+                    for record in records.serialize(
+                        self._examples(batch, documents.ids, number, begin)
+                    ):
+                        writer.write(record)
+            entry = {
+                "file": name,
+                "records": len(instances),
+                "bytes": files.size(temporary),
+                "sha256": files.sha256(temporary),
+                "documents": len(documents),
+                "tokens": int(instances.num_tokens.sum()),
+                "random_next": int(instances.is_random_next.sum()),
+            }
+            files.move(temporary, path)
+        except tf.errors.OpError as error:
+            raise _as_os_error(error, path) from None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        finally:
+            if files.exists(temporary):
+                files.remove(temporary)
+        entry_path = os.path.join(settings.output_dir, entry_name(number, settings.num_shards))
+        files.replace_file(entry_path, json.dumps(entry))
+        return entry
+
+    def _examples(self, instances, ids, number, begin):
+        examples = to_examples(instances, ids, self.vocabulary, self.settings.max_seq_length)
+        if self._mask is None:
+            return examples
+        numbers = np.arange(begin, begin + len(instances))
+        masked = self._mask(examples, masking.keys(self.settings.seed, number, numbers))
+        return {name: value.numpy() for name, value in masked.items()}
+
+
+def _as_os_error(error, path):
+    """What TensorFlow's file system found, as Python tells it."""
+    is_full = isinstance(error, tf.errors.ResourceExhaustedError) or "No space" in error.message
+    return OSError(
+        errno.ENOSPC if is_full else errno.EIO, f"cannot be written: {error.message}", path
+    )

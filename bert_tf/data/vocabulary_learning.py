@@ -1,0 +1,303 @@
+"""Learns a vocabulary: lines -> counted words -> WordPiece entries, and what they do to other text.
+
+Words are our normalizer's. They are counted in a stream, then the pieces are merged by the trainer
+of the Rust library `tokenizers`, which never sees anything but words and counts. The same text
+gives the same entries in the same order, in any process.
+"""
+
+import collections
+import concurrent.futures
+import os
+import time
+from typing import NamedTuple
+
+import tensorflow as tf
+import tokenizers
+
+from bert_tf.data import documents
+from bert_tf.errors import UserError
+from bert_tf.text.normalizer import NEVER, Normalizer
+from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.vocabulary import SPECIALS, Vocabulary
+
+MAX_WORDS = 5_000_000  # Distinct ones held while counting: about 1 GB.
+HOLD_OUT_EVERY = 100
+MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
+BATCH_BYTES = 500_000
+LEAST_ALPHABET = 256  # So that a small vocabulary too has room for an alphabet's letters.
+MAX_ENTRY_CHARACTERS = 64  # In UTF-8 at most 256 bytes, which is what the tokenizer takes.
+FEED_CHARACTERS = 20_000
+SECONDS_BETWEEN_LINES = 5
+
+
+class HeldOut(NamedTuple):
+    """What a vocabulary makes of text that it was not learned from."""
+
+    words: int
+    tokens: int
+    unknown: int
+
+    def __str__(self):
+        if not self.words:
+            return (
+                f"no held-out text, which is every {HOLD_OUT_EVERY}th line: pieces a word and the "
+                "share of [UNK] are not known"
+            )
+        return (
+            f"{self.tokens / self.words:.3f} pieces a word and {self.unknown / self.tokens:.3%} "
+            f"[UNK] on {self.words:,} held-out words"
+        )
+
+
+def learn_vocabulary(
+    paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, say
+):
+    """Files -> Vocabulary of exactly `vocab_size` entries, which our Tokenizer has been tried with.
+
+    Raises UserError if the text does not give as many.
+    """
+    unique_words = make_unique_words(do_lower_case, strip_accents)
+    held_out = []
+    lines = hold_out(read_lines(paths, input_format, text_field), held_out)
+    counts = count_words(lines, unique_words, say)
+    if not counts:
+        raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
+    say(f"merging pieces of {len(counts):,} distinct words")
+    vocabulary = Vocabulary(train(counts, vocab_size), where="learned vocabulary")
+    tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
+    say(
+        f"{len(vocabulary):,} entries, {'uncased' if do_lower_case else 'cased'}; "
+        f"{len(counts):,} distinct words; {try_out(tokenizer, held_out, unique_words)}"
+    )
+    return vocabulary
+
+
+def read_lines(paths, input_format, text_field):
+    """The lines of all files that are not blank, as UTF-8; of JSON, those of each text."""
+    is_json = input_format == "jsonl"
+    max_bytes = documents.MAX_JSON_LINE_BYTES if is_json else documents.MAX_LINE_BYTES
+    for path in paths:
+        for number, (_, line, text) in enumerate(documents.lines(path, max_bytes), start=1):
+            if not text.strip():
+                continue
+            if not is_json:
+                yield line
+                continue
+            text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
+            for part in text.split("\n"):
+                if part.strip():
+                    # Half a surrogate pair is valid JSON; the normalizer drops it.
+                    yield part.encode("utf-8", "surrogatepass")
+
+
+def hold_out(lines, held_out):
+    """Passes the lines on but for every 100th, which go to the list `held_out`.
+
+    When they are too many, every other one is passed on after all and from then on twice as few are
+    held out: however long the text, they are from all of it.
+    """
+    step, num_bytes = HOLD_OUT_EVERY, 0
+    for number, line in enumerate(lines, start=1):
+        if number % step:
+            yield line
+            continue
+        held_out.append(line)
+        num_bytes += len(line)
+        if len(held_out) > MAX_HELD_OUT_LINES or num_bytes > MAX_HELD_OUT_BYTES:
+            yield from held_out[::2]
+            del held_out[::2]
+            step, num_bytes = 2 * step, sum(map(len, held_out))
+
+
+def make_unique_words(do_lower_case, strip_accents=None):
+    """A function [B] string -> the different words of all texts, and how often each occurs."""
+    normalizer = Normalizer(do_lower_case, strip_accents)
+
+    def unique_words(texts):
+        unique = tf.unique_with_counts(normalizer.words(texts).words, tf.int64)
+        return unique.y, unique.count
+
+    signature = [tf.TensorSpec([None], tf.string)]
+    return tf.function(unique_words, input_signature=signature, autograph=False)
+
+
+def count_words(lines, unique_words, say):
+    """Lines -> {word: count}, of at most about MAX_WORDS words.
+
+    Threads normalize and count batch by batch, which TensorFlow does outside Python's lock; their
+    results are joined in the order of the text.
+    """
+    counts = _Counts()
+    start = shown = time.monotonic()
+    num_bytes = 0
+
+    def progress():
+        seconds = max(time.monotonic() - start, 1e-3)
+        return (
+            f"counted {num_bytes / 1e6:,.1f} MB, {len(counts.words):,} distinct words, "
+            f"{num_bytes / 1e6 / seconds:.1f} MB/s"
+        )
+
+    def work(batch):
+        words, numbers = unique_words(tf.constant(batch))
+        return words.numpy().tolist(), numbers.numpy().tolist()
+
+    num_threads = min(os.cpu_count(), 8)
+    with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+        pending = collections.deque()
+        for batch in _batches(lines):
+            pending.append(pool.submit(work, batch))
+            num_bytes += sum(map(len, batch))
+            if len(pending) > num_threads:
+                counts.add(*pending.popleft().result())
+            if time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
+                shown = time.monotonic()
+                say(progress())
+        for future in pending:
+            counts.add(*future.result())
+    say(progress())
+    if counts.dropped_up_to:
+        say(
+            f"there were over {MAX_WORDS:,} distinct words: the rarest, counted up to "
+            f"{counts.dropped_up_to:,} times when the room ran out, were dropped"
+        )
+    counts.words.pop(NEVER.encode(), None)  # Too long for any vocabulary.
+    return {word.decode(): number for word, number in counts.words.items()}
+
+
+class _Counts:
+    """How often each word was seen, of the most frequent ones."""
+
+    def __init__(self):
+        self.words = {}
+        self.dropped_up_to = 0
+
+    def add(self, words, numbers):
+        for word, number in zip(words, numbers, strict=True):
+            self.words[word] = self.words.get(word, 0) + number
+        if len(self.words) > MAX_WORDS:
+            self._drop()
+
+    def _drop(self):
+        """Drops the rarest, half or more: words of one count together, whatever their order."""
+        frequencies = collections.Counter(self.words.values())
+        kept, limit = len(self.words), 0
+        for limit in sorted(frequencies):
+            kept -= frequencies[limit]
+            if kept <= MAX_WORDS // 2:
+                break
+        self.words = {word: number for word, number in self.words.items() if number > limit}
+        self.dropped_up_to = max(self.dropped_up_to, limit)
+
+
+def alphabet(counts, vocab_size):
+    """The most frequent characters as pieces, sorted: each "c" that there is, then each "##c".
+
+    They take at most a quarter of the vocabulary. Raises UserError if there is no room for them.
+    """
+    totals, continuing = collections.Counter(), set()
+    for word, number in counts.items():
+        for character in word:
+            totals[character] += number
+        continuing.update(word[1:])
+    room = max(vocab_size // 4, LEAST_ALPHABET)
+    chosen = []
+    for character in sorted(totals, key=lambda character: (-totals[character], character)):
+        room -= 1 + (character in continuing)
+        if room < 0:
+            break
+        # U+2028 and U+2029 are letters to BERT, but a vocab.txt cannot tell them from blanks.
+        if not character.isspace():
+            chosen.append(character)
+    pieces = sorted(chosen) + [f"##{character}" for character in sorted(continuing & {*chosen})]
+    least = len(SPECIALS) + len(pieces)
+    if vocab_size < least:
+        raise UserError(
+            f"--vocab_size={vocab_size}: the special tokens and the characters of the text alone "
+            f"take {least} entries; use --vocab_size={least} or more"
+        )
+    return pieces
+
+
+def train(counts, vocab_size):
+    """{word: count} -> `vocab_size` entries. Raises UserError if the words do not give as many."""
+    entries = merge(counts, vocab_size)
+    if len(entries) == vocab_size:
+        return entries
+    most = len(entries)
+    # A smaller vocabulary has a smaller alphabet, hence maybe fewer words to merge pieces of.
+    while (found := len(merge(counts, most))) < most:
+        most = found
+    raise UserError(
+        f"--vocab_size={vocab_size}: the text gives only {most} entries; use --vocab_size={most} "
+        "or more text"
+    )
+
+
+def merge(counts, vocab_size):
+    """{word: count} -> special tokens, alphabet, then merged pieces in the order they were made.
+
+    Words with a character outside the alphabet have no part in it: they will be [UNK].
+    """
+    # All characters are "special" to the trainer, which otherwise numbers them in the order of a
+    # hash map, different in each process, and decides ties by these numbers.
+    fixed = [*SPECIALS, *alphabet(counts, vocab_size)]
+    # What WordPieceTrainer is inside; that one has no limit for the length of an entry.
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=fixed,
+        continuing_subword_prefix="##",
+        max_token_length=MAX_ENTRY_CHARACTERS,
+        show_progress=False,
+    )
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE(continuing_subword_prefix="##"))
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    learner.train_from_iterator(_feed(counts, {*fixed}), trainer)
+    ids = learner.get_vocab()
+    return sorted(ids, key=ids.get)
+
+
+def _feed(counts, characters):
+    """Strings of some length in which each word of these characters stands as often as it counts.
+
+    The trainer takes no counts.
+    """
+    parts, room = [], FEED_CHARACTERS
+    for word in sorted(counts):
+        if not characters.issuperset(word):
+            continue
+        left = counts[word]
+        while left:
+            number = min(left, max(room // (len(word) + 1), 1))
+            parts.append(f"{word} " * number)
+            left -= number
+            room -= number * (len(word) + 1)
+            if room <= len(word):
+                yield "".join(parts)
+                parts, room = [], FEED_CHARACTERS
+    yield "".join(parts)
+
+
+def try_out(tokenizer, lines, unique_words):
+    """Tokenizes lines -> HeldOut."""
+    words = tokens = unknown = 0
+    for batch in _batches(lines):
+        texts = tf.constant(batch)
+        ids = tokenizer.tokenize(texts).ids.flat_values
+        words += int(tf.reduce_sum(unique_words(texts)[1]))
+        tokens += int(tf.size(ids))
+        unknown += int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
+    return HeldOut(words, tokens, unknown)
+
+
+def _batches(lines):
+    """Lists of lines of about BATCH_BYTES."""
+    batch, size = [], 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
