@@ -1,0 +1,230 @@
+"""Shards to batches: in an order that is a function of (seed, epoch), from any position on.
+
+An epoch goes through the shards in an order drawn from (seed, epoch), whole shards at a time until
+they hold WINDOW_EXAMPLES; the examples of such a window are put in an order drawn from (seed,
+epoch, window). So a position is three numbers, and to go on from it costs reading one window.
+
+Legend: N examples, B of a batch, L their length, P the most predictions, T tokens of a batch.
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.data import masking, records
+from bert_tf.data.manifest import Manifest
+from bert_tf.errors import UserError
+from bert_tf.shapes import round_up
+
+WINDOW_EXAMPLES = 1 << 16
+_MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
+
+
+class Position(NamedTuple):
+    """Where training is in the data: the next example is number `next_example` of its epoch."""
+
+    seed: int
+    epoch: int
+    next_example: int
+
+
+class PretrainingData:
+    """A folder of shards, to train or evaluate on with one vocabulary."""
+
+    def __init__(self, folder, vocabulary, config):
+        """Raises UserError where manifest, vocabulary and BertConfig do not fit together."""
+        self.manifest = Manifest.load(folder)
+        self.manifest.check_complete()
+        self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
+        settings = self.manifest.settings
+        self.max_seq_length = settings["max_seq_length"]
+        made_with = self.manifest.values["vocabulary"]
+        if made_with["sha256"] != vocabulary.sha256:
+            raise UserError(
+                f"{folder}: made with another vocabulary ({made_with['entries']} entries, sha256 "
+                f"{made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
+                f"{vocabulary.sha256[:12]}...); its ids would mean other tokens"
+            )
+        vocabulary.check_size(config.vocab_size, where=str(folder))
+        tokenizer = self.manifest.values.get("tokenizer")
+        if tokenizer and tokenizer["do_lower_case"] != config.do_lower_case:
+            raise UserError(
+                f"{folder}: made with do_lower_case={tokenizer['do_lower_case']}, the "
+                f"configuration has {config.do_lower_case}"
+            )
+        if self.max_seq_length > config.max_position_embeddings:
+            raise UserError(
+                f"{folder}: max_seq_length={self.max_seq_length}, the configuration has "
+                f"{config.max_position_embeddings} positions"
+            )
+        self._mask = None
+        num_predictions = settings["max_predictions_per_seq"]
+        if settings["masking"] == "dynamic":
+            self._mask = masking.Masking(
+                vocabulary,
+                masked_lm_prob=settings["masked_lm_prob"],
+                max_predictions_per_seq=num_predictions,
+                whole_word_mask=settings["whole_word_mask"],
+                replace_with_any=settings["replace_with_any"],
+            )
+            num_predictions = 0
+        counts = [entry["records"] for entry in self.manifest.shards]
+        self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
+        self._counts = np.array(counts, np.int64)
+        self._first_of_shard = np.cumsum([0, *counts[:-1]])
+        self._parse = records.parser(self.max_seq_length, num_predictions)
+
+    def __len__(self):
+        return self.manifest.num_examples
+
+    def verify(self):
+        """Raises UserError naming the first shard that is not as it was written."""
+        self.manifest.check_files()
+
+    def position(self, seed, num_examples):
+        """The Position after so many examples from the start."""
+        return Position(seed, *divmod(num_examples, len(self)))
+
+    def training_batches(self, position, batch_size, layout):
+        """Batches without end from a Position on: a Dataset of {feature: tensor}.
+
+        Each is `batch_size` examples; batches run over the ends of epochs, so that none is left
+        out. `layout` is examples_padded or examples_flat.
+        """
+        return self._batches(
+            lambda: self._training_windows(position), position.seed, batch_size, layout, True
+        )
+
+    def evaluation_batches(self, batch_size, layout):
+        """All examples once, in the shards' order; the last batch may be smaller."""
+        return self._batches(self._evaluation_windows, 0, batch_size, layout, False)
+
+    def _training_windows(self, position):
+        """(epoch, shards, order of their records) of each window; the first begins at `position`.
+
+        Shards are numbers; records count through all of a window's shards.
+        """
+        seed, epoch, skipped = position
+        while True:
+            shards = np.random.default_rng([seed, epoch]).permutation(len(self._counts))
+            window, size, number = [], 0, 0
+            for place, shard in enumerate(shards):
+                window.append(shard)
+                size += self._counts[shard]
+                if size >= WINDOW_EXAMPLES or place == len(shards) - 1:
+                    if skipped < size:
+                        order = np.random.default_rng([seed, epoch, number]).permutation(size)
+                        yield epoch, window, order[skipped:]
+                    skipped = max(skipped - size, 0)
+                    window, size, number = [], 0, number + 1
+            epoch += 1
+
+    def _evaluation_windows(self):
+        for shard, count in enumerate(self._counts):
+            yield 0, [shard], np.arange(count)
+
+    def _batches(self, windows, seed, batch_size, layout, drop_remainder):
+        int64 = tf.TensorSpec([None], tf.int64)
+        windows = tf.data.Dataset.from_generator(
+            windows, output_signature=(tf.TensorSpec([], tf.int64), int64, int64)
+        )
+        # The next window is read while this one is used.
+        windows = windows.map(self._read_window).prefetch(1)
+        rows = windows.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
+        batches = rows.batch(batch_size, drop_remainder=drop_remainder)
+
+        def finish(record_B, epoch_B, shard_B, number_B):
+            examples = self._parse(record_B)
+            self._check(examples, shard_B, number_B)
+            if self._mask is not None:
+                numbers_B = tf.gather(self._first_of_shard, shard_B) + number_B
+                examples = self._mask(examples, masking.keys(seed, epoch_B, numbers_B))
+            return layout(examples)
+
+        batches = batches.map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return batches.prefetch(2)
+
+    def _read_window(self, epoch, shards, order_N):
+        """-> records string, epoch, shard, number in the shard int64, each [N], in order."""
+        paths = tf.gather(self._paths, shards)
+        records_N = tf.data.TFRecordDataset(paths).batch(tf.int64.max).get_single_element()
+        wanted = tf.gather(self._counts, shards)
+        where = tf.strings.reduce_join(paths, separator=", ")
+        counts = [
+            tf.strings.as_string(tf.size(records_N)),
+            tf.strings.as_string(tf.reduce_sum(wanted)),
+        ]
+        message = [where, ": ", counts[0], " records, the manifest has ", counts[1]]
+        _require(tf.size(records_N, tf.int64) == tf.reduce_sum(wanted), message)
+        columns = (
+            records_N,
+            tf.fill(tf.shape(records_N), epoch),
+            tf.repeat(shards, wanted),
+            tf.ragged.range(wanted).flat_values,
+        )
+        return tuple(tf.gather(column, order_N) for column in columns)
+
+    def _check(self, examples, shard_B, number_B):
+        """Names the first example that holds an id, a segment, a position or a label there is not.
+
+        A gather on a processor would refuse it without saying where, and on other devices give 0
+        or NaN.
+        """
+        limits = {
+            "input_ids": self.vocab_size,
+            "segment_ids": 2,
+            "masked_lm_positions": self.max_seq_length,
+            "masked_lm_ids": self.vocab_size,
+            "next_sentence_labels": 2,
+        }
+        for name, limit in limits.items():
+            if name in examples:
+                values = examples[name]
+                is_bad_B = tf.reduce_any((values < 0) | (values >= limit), axis=1)
+                first = tf.argmax(is_bad_B)
+                value = tf.reduce_max(values[first])
+                path, number = tf.gather(self._paths, shard_B[first]), number_B[first]
+                message = [path, ": record ", tf.strings.as_string(number), f": {name} holds "]
+                message += [tf.strings.as_string(value), f", wanted less than {limit}"]
+                _require(~tf.reduce_any(is_bad_B), message)
+
+
+def bad_record(error):
+    """The UserError in an error of TensorFlow's that reading a batch gave, or None."""
+    found = _MESSAGE.search(str(error))
+    return UserError(found[1]) if found else None
+
+
+def _require(condition, message):
+    tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
+
+
+def examples_padded(examples):
+    """As on disk, [B, L] and [B, P]; next_sentence_labels [B]."""
+    return {**examples, records.LABELS: examples[records.LABELS][:, 0]}
+
+
+def examples_flat(examples):
+    """Without padding: {input_ids, segment_ids [T], row_splits [B + 1], ...}.
+
+    T is rounded up to one of few sizes. masked_lm_positions [B, P] count through all T.
+    """
+    is_token_BL = examples["input_mask"] > 0
+    lengths_B = tf.reduce_sum(examples["input_mask"], axis=1)
+    row_splits = tf.concat([[0], tf.cumsum(lengths_B)], axis=0)
+    tail = [[0, round_up(row_splits[-1]) - row_splits[-1]]]
+    flat = {
+        name: tf.pad(tf.boolean_mask(examples[name], is_token_BL), tail)
+        for name in ("input_ids", "segment_ids")
+    }
+    positions = examples["masked_lm_positions"] + row_splits[:-1, tf.newaxis]
+    others = {name: examples[name] for name in records.MASKS}
+    return {
+        **others,
+        **flat,
+        "row_splits": row_splits,
+        "masked_lm_positions": positions,
+        records.LABELS: examples[records.LABELS][:, 0],
+    }

@@ -1,0 +1,52 @@
+"""Checks a folder of pretraining shards, tells how its examples are distributed, shows some.
+
+    python -m bert_tf.inspect_shards --shards=SHARDS --vocab=vocab.txt
+
+--adopt first writes the manifest of shards that another program made with the released features.
+"""
+
+import dataclasses
+
+from bert_tf import command
+from bert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectShardsSettings:
+    shards: str = command.setting("folder of shards")
+    vocab: str | None = command.setting("vocab.txt that they were made with, to show tokens", None)
+    num_examples: int = command.setting("examples to show", 3)
+    adopt: bool = command.setting(
+        "write the manifest of shards that google-research/bert or others made", False
+    )
+
+    def __post_init__(self):
+        if self.num_examples < 0:
+            raise UserError(f"--num_examples={self.num_examples}: wanted at least 0")
+        if self.adopt and not self.vocab:
+            raise UserError("--adopt: wants --vocab, the vocab.txt that the shards were made with")
+
+
+def main(settings):
+    from bert_tf.data import inspection
+    from bert_tf.data.manifest import Manifest
+    from bert_tf.text.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(settings.vocab) if settings.vocab else None
+    if settings.adopt:
+        manifest = inspection.adopt(settings.shards, vocabulary)
+    else:
+        manifest = Manifest.load(settings.shards)
+    statistics = inspection.inspect(manifest, vocabulary, command.say)
+    print(f"{settings.shards}: {len(manifest.shards)} shards are as they were written")
+    for line in statistics.lines(manifest.settings["max_seq_length"]):
+        print(line)
+    if vocabulary is not None:
+        for example in inspection.first_examples(manifest, settings.num_examples):
+            print()
+            for line in inspection.describe(example, vocabulary):
+                print(line)
+
+
+if __name__ == "__main__":
+    command.start(main, InspectShardsSettings, __doc__)
