@@ -118,14 +118,14 @@ def spans(path, input_format, text_field="text", copy_to=None):
             copy_to.write(line)
         text = text.strip()
         if input_format == "jsonl":
-            content = text and json_text(text, text_field, f"{path}: line {number}").strip()
-            if content:
-                yield Span(_digest(content.encode()).digest(), offset, len(line))
+            of_line = _digest()
+            parts = text and json_text(text, text_field, f"{path}: line {number}").split("\n")
+            if sum(_add(of_line, part.strip()) for part in parts):
+                yield Span(of_line.digest(), offset, len(line))
         elif text:
             if digest is None:
                 digest, begin = _digest(), offset
-            # Stripped, so that line ends and trailing blanks decide nothing.
-            digest.update(text.encode() + b"\n")
+            _add(digest, text)
             end = offset + len(line)
         elif input_format == "lines" and digest is not None:
             yield Span(digest.digest(), begin, end - begin)
@@ -216,5 +216,12 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
-def _digest(data=b""):
-    return hashlib.blake2b(data, digest_size=16)
+def _digest():
+    return hashlib.blake2b(digest_size=16)
+
+
+def _add(digest, line):
+    """Hashes a stripped line, so that line ends and blanks decide nothing; True if it has text."""
+    if line:
+        digest.update(line.encode() + b"\n")
+    return bool(line)

@@ -17,7 +17,7 @@ from bert_tf.errors import UserError
 
 NAME = "manifest.json"
 _MEND = "delete it and give the write_shards command again, which makes what is missing"
-_PACKAGES = ("numpy", "tensorflow", "tensorflow-text")
+_PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
 def shard_name(number, num_shards):

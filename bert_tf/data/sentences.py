@@ -1,14 +1,17 @@
 """Documents as token ids: sentence after sentence in one array, and where each ends."""
 
 import dataclasses
+import re
 
 import numpy as np
+import nupunkt
 import tensorflow as tf
-import tensorflow_text as tf_text
 
 from bert_tf.data import documents
 
 BATCH_BYTES = 1 << 19  # Of text, to tokenize at a time: more is slower, since caches are small.
+
+_FULL_STOP = re.compile("(?<=[\u3002\uff01\uff1f\u0964\u0965\u061f\u06d4])(?=.)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ def tokenize_documents(spans, input_format, text_field, tokenizer):
     for path, offset, length in spans:
         count = 0
         lines = documents.read(path, offset, length, input_format, text_field)
-        for sentence in lines if input_format == "lines" else _split(lines):
+        for sentence in lines if input_format == "lines" else split_sentences(lines):
             if not sentence:
                 continue
             sentences.append(sentence)
@@ -62,10 +65,11 @@ def tokenize_documents(spans, input_format, text_field, tokenizer):
     )
 
 
-def _split(lines):
-    """The sentences of running text, whose paragraphs are separated by blank lines (TF Text's).
+def split_sentences(lines):
+    """The sentences of running text, whose paragraphs are separated by blank lines.
 
-    A line end inside a paragraph is a space, as wrapped text wants it.
+    A line end inside a paragraph is a space, as wrapped text wants it. By nupunkt, which knows
+    English abbreviations; where a script has full stops of its own, every one ends a sentence.
     """
     paragraphs, current = [], []
     for line in [*lines, ""]:
@@ -74,10 +78,12 @@ def _split(lines):
         elif current:
             paragraphs.append(" ".join(current))
             current = []
-    if not paragraphs:
-        return []
-    breaker = tf_text.StateBasedSentenceBreaker()
-    return breaker.break_sentences(tf.constant(paragraphs)).flat_values.numpy().tolist()
+    return [
+        part
+        for paragraph in paragraphs
+        for sentence in nupunkt.sent_tokenize(paragraph)
+        for part in _FULL_STOP.split(sentence)
+    ]
 
 
 def _splits(sizes):

@@ -30,14 +30,20 @@ class ShardWriter:
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
+            mask = masking.Masking(
+                vocabulary,
+                masked_lm_prob=settings.masked_lm_prob,
+                max_predictions_per_seq=settings.max_predictions_per_seq,
+                whole_word_mask=settings.whole_word_mask,
+                replace_with_any=settings.replace_with_any,
+            )
+            ids = tf.TensorSpec([None, settings.max_seq_length], tf.int32)
+            # The last batch of a shard is of any size: one graph for all.
             self._mask = tf.function(
-                masking.Masking(
-                    vocabulary,
-                    masked_lm_prob=settings.masked_lm_prob,
-                    max_predictions_per_seq=settings.max_predictions_per_seq,
-                    whole_word_mask=settings.whole_word_mask,
-                    replace_with_any=settings.replace_with_any,
+                lambda input_ids, input_mask, keys: mask(
+                    {"input_ids": input_ids, "input_mask": input_mask}, keys
                 ),
+                input_signature=[ids, ids, tf.TensorSpec([None], tf.uint64)],
                 autograph=False,
             )
 
@@ -97,9 +103,9 @@ class ShardWriter:
         examples = to_examples(instances, ids, self.vocabulary, self.settings.max_seq_length)
         if self._mask is None:
             return examples
-        numbers = np.arange(begin, begin + len(instances))
-        masked = self._mask(examples, masking.keys(self.settings.seed, number, numbers))
-        return {name: value.numpy() for name, value in masked.items()}
+        keys = masking.keys(self.settings.seed, number, np.arange(begin, begin + len(instances)))
+        masked = self._mask(examples["input_ids"], examples["input_mask"], keys)
+        return {**examples, **{name: value.numpy() for name, value in masked.items()}}
 
 
 def _as_os_error(error, path):

@@ -1,0 +1,122 @@
+"""Documents of every form: found, hashed by content alone, read back; bad input by its line."""
+
+import gzip
+import json
+
+import pytest
+
+from bert_tf import UserError
+from bert_tf.data import documents
+
+LINES = "One.\n  Two.  \n\n \t\nThree.\r\n\u3000\nFour.\nFive."
+
+
+def index(tmp_path, texts, input_format="lines"):
+    """(Index, [the lines of each document, in the index's order]) of {name: text or bytes}."""
+    for name, text in texts.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    paths = documents.find_files([str(tmp_path / name) for name in texts])
+    found = documents.index(paths, input_format, "text", str(tmp_path / "unpacked"))
+    read = [
+        documents.read(found.paths[file], offset, length, input_format)
+        for file, offset, length in zip(found.files, found.offsets, found.lengths, strict=True)
+    ]
+    return found, read
+
+
+def test_blank_lines_of_any_white_space_separate_documents(tmp_path):
+    found, read = index(tmp_path, {"a.txt": LINES})
+    assert sorted(read) == [["Four.", "Five."], ["One.", "Two.", ""], ["Three.", ""]]
+    assert len(found) == 3
+
+
+def test_order_and_hash_follow_content_not_files_or_line_ends(tmp_path):
+    halves = LINES.split("\n\u3000\n")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    whole, read = index(tmp_path / "one", {"a.txt": LINES})
+    split, read_split = index(
+        tmp_path / "two", {"z.txt": halves[0].replace("\n", "\r\n"), "b.txt.gz": halves[1]}
+    )
+    assert whole.sha256 == split.sha256
+
+    def content(lines):
+        return [line for line in lines if line]
+
+    assert [*map(content, read)] == [*map(content, read_split)]
+    assert index(tmp_path / "two", {"a.txt": LINES + "x"})[0].sha256 != whole.sha256
+
+
+def test_equal_documents_are_ordered_by_file_and_place(tmp_path):
+    found, _ = index(tmp_path, {"b": "same\n\nother\n\nsame\n", "a": "same\n"})
+    order = list(zip(found.files.tolist(), found.offsets.tolist(), strict=True))
+    same = [place for place in order if place != (1, 6)]
+    assert same == [(0, 0), (1, 0), (1, 13)]
+
+
+def test_text_is_a_document_a_file_and_jsonl_a_document_a_line(tmp_path):
+    _, read = index(tmp_path, {"a": "One. Two.\n\nThree.\n"}, "text")
+    assert read == [["One. Two.", "", "Three.", ""]]
+    rows = [{"text": "One.\nTwo.", "id": 1}, {"text": " "}, {"id": 2, "text": "Drei – drei."}]
+    text = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    _, read = index(tmp_path, {"b.jsonl": text}, "jsonl")
+    assert sorted(read) == [["Drei – drei."], ["One.", "Two."]]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "input_format", "message"),
+    [
+        ("a", b"good\nbad \xe9\n", "lines", "a: line 2 is not UTF-8 at byte 9 of the file"),
+        ("a", b"", "lines", "no text in 1 files"),
+        ("a", b"\n \n", "text", "no text in 1 files"),
+        ("a", b'{"text": 1}\n', "jsonl", "a: line 1: 'text' is 1, wanted a string"),
+        ("a", b'{"text": "x"}\n{"t": ""}\n', "jsonl", "line 2: wanted an object with the key"),
+        ("a", b"{\n", "jsonl", "line 1: not JSON"),
+        ("a", b"[1]\n", "jsonl", "line 1: wanted an object"),
+        ("a", b"ok\n" + b"x" * (1 << 20) + b"y\n", "lines", "line 2 is longer than 1048576 bytes"),
+        (
+            "a",
+            json.dumps({"text": "x" * (1 << 20) + "y"}).encode(),
+            "jsonl",
+            "has a line of over 1048576 characters",
+        ),
+    ],
+)
+def test_bad_input_is_named_by_file_and_line(tmp_path, name, data, input_format, message):
+    with pytest.raises(UserError, match=message) as caught:
+        index(tmp_path, {name: data}, input_format)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_gzip_and_missing_files_are_named(tmp_path):
+    path = tmp_path / "a.gz"
+    for data in (gzip.compress(b"text\n" * 1000)[:-9], b"no gzip"):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="a.gz: damaged gzip file"):
+            documents.index([str(path)], "lines", "text", str(tmp_path / "unpacked"))
+    with pytest.raises(UserError, match=r"--input=.*nothing\*: no such file"):
+        documents.find_files([str(tmp_path / "nothing*")])
+
+
+def test_a_line_that_never_ends_is_refused_before_it_fills_memory(tmp_path):
+    import tracemalloc
+
+    path = tmp_path / "long"
+    with open(path, "wb") as stream:
+        stream.truncate(500 << 20)  # Half a GB of zero bytes, without taking them on disk.
+    tracemalloc.start()
+    with pytest.raises(UserError, match="line 1 is longer"):
+        documents.index([str(path)], "lines", "text", str(tmp_path / "unpacked"))
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_paths_of_tensorflows_file_systems_are_read(tmp_path):
+    (tmp_path / "a.txt").write_text(LINES)
+    paths = documents.find_files([f"file://{tmp_path}/*.txt"])
+    assert paths == [f"file://{tmp_path}/a.txt"]
+    found = documents.index(paths, "lines", "text", str(tmp_path / "unpacked"))
+    here = documents.index([str(tmp_path / "a.txt")], "lines", "text", "")
+    assert found.sha256 == here.sha256
+    assert documents.read(paths[0], 0, 4, "lines") == ["One."]

@@ -1,0 +1,182 @@
+"""Masks: whom they may hit, how many, what becomes of them, whole words, and their seeds."""
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Vocabulary
+from bert_tf.data.masking import Masking, draw, keys
+from tests.released_instances import masked_positions
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+ENTRIES = "[PAD] [UNK] [CLS] [SEP] [MASK] [unused0] a b c d ##e ##f".split()
+FIRST, WORDS = 6, [6, 7, 8, 9, 10, 11]  # The entries that may replace.
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return Vocabulary(ENTRIES)
+
+
+def examples(num_rows, lengths, seed=0, length=24):
+    """{input_ids, input_mask} of rows [CLS] ... [SEP] ... [SEP] of random words."""
+    rng = np.random.default_rng(seed)
+    ids = rng.choice(WORDS, (num_rows, length)).astype(np.int32)
+    row_lengths = np.resize(lengths, num_rows)
+    columns = np.arange(length)
+    ids[:, 0] = CLS
+    ids[columns == row_lengths[:, np.newaxis] // 2] = SEP
+    ids[columns == row_lengths[:, np.newaxis] - 1] = SEP
+    is_token = columns < row_lengths[:, np.newaxis]
+    return {"input_ids": np.where(is_token, ids, PAD), "input_mask": is_token.astype(np.int32)}
+
+
+def masked(masking, given, seed=0, stream=0, graph=True):
+    numbers = np.arange(len(given["input_ids"]))
+    call = tf.function(masking, autograph=False) if graph else masking
+    called = call(given, keys(seed, stream, numbers))
+    return {name: np.asarray(value) for name, value in called.items()}
+
+
+@pytest.mark.parametrize("whole_word_mask", [False, True])
+def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whole_word_mask):
+    given = examples(3000, [4, 5, 9, 16, 24])
+    masking = Masking(
+        vocabulary,
+        masked_lm_prob=0.15,
+        max_predictions_per_seq=3,
+        whole_word_mask=whole_word_mask,
+    )
+    found = masked(masking, given)
+    restored = found["input_ids"].copy()
+    positions, weights = found["masked_lm_positions"], found["masked_lm_weights"]
+    for row in range(len(restored)):
+        count = int(weights[row].sum())
+        assert weights[row].tolist() == [1.0] * count + [0.0] * (3 - count)
+        assert (np.diff(positions[row, :count]) > 0).all()
+        assert not positions[row, count:].any() and not found["masked_lm_ids"][row, count:].any()
+        restored[row, positions[row, :count]] = found["masked_lm_ids"][row, :count]
+    assert (restored == given["input_ids"]).all()
+    hit = np.take_along_axis(given["input_ids"], positions, axis=1)[weights > 0]
+    assert set(hit) == set(WORDS)  # Never [CLS], [SEP] or padding.
+    counts = weights.sum(axis=1).reshape(-1, 5)
+    wanted = [min(3, max(1, round(length * 0.15))) for length in (4, 5, 9, 16, 24)]
+    if whole_word_mask:
+        assert (counts <= wanted).all()
+    else:
+        assert (counts == wanted).all()
+    assert found["masked_lm_weights"].dtype == np.float32
+
+
+def test_rounding_is_pythons_and_short_examples_give_what_they_have(vocabulary):
+    given = examples(4, [10, 3, 30, 24], length=30)  # 10 * 0.25 = 2.5, which goes to 2.
+    masking = Masking(vocabulary, masked_lm_prob=0.25, max_predictions_per_seq=40)
+    counts = masked(masking, given)["masked_lm_weights"].sum(axis=1)
+    # The second is [CLS] [SEP] [SEP], of which nothing can be predicted.
+    assert counts.tolist() == [2, 0, 8, 6] and round(30 * 0.25) == 8
+    everything = Masking(vocabulary, masked_lm_prob=1.0, max_predictions_per_seq=40)
+    assert masked(everything, given)["masked_lm_weights"].sum(axis=1).tolist() == [7, 0, 27, 21]
+
+
+def test_fates_and_places_are_distributed_as_released(vocabulary):
+    num_rows, length = 40_000, 24
+    given = examples(num_rows, [length])
+    masking = Masking(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=20)
+    found = masked(masking, given)
+    positions = found["masked_lm_positions"][:, :4]  # round(24 * 0.15)
+    assert found["masked_lm_weights"].sum() == 4 * num_rows
+    answers, seen = found["masked_lm_ids"][:, :4], None
+    seen = np.take_along_axis(found["input_ids"], positions, axis=1)
+    total = seen.size
+
+    def near(count, share):
+        return abs(count - share * total) < 5 * (share * (1 - share) * total) ** 0.5
+
+    assert near((seen == MASK).sum(), 0.8)
+    # A random replacement is the very token once in len(WORDS) times.
+    assert near((seen == answers).sum(), 0.1 + 0.1 / len(WORDS))
+    for word in WORDS:
+        replaced = ((seen == word) & (answers != word)).sum()
+        assert near(replaced, 0.1 / len(WORDS) * (1 - 1 / len(WORDS))), word
+    assert not np.isin(seen, [PAD, UNK, CLS, SEP, 5]).any()
+    # Places: uniform over the 21 that are words; fates: the same at every place.
+    words = np.setdiff1d(np.arange(length), [0, 12, 23])
+    hits = np.bincount(positions.ravel(), minlength=length)
+    assert hits[[0, 12, 23]].sum() == 0
+    assert all(near(hits[word], 1 / len(words)) for word in words)
+    masks = np.bincount(positions[seen == MASK], minlength=length)[words] / hits[words]
+    assert np.abs(masks - 0.8).max() < 5 * (0.16 / hits[words].min()) ** 0.5
+
+
+def test_any_entry_may_replace_where_asked_for(vocabulary):
+    given = examples(20_000, [24])
+    masking = Masking(
+        vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4, replace_with_any=True
+    )
+    found = masked(masking, given)
+    seen = np.take_along_axis(found["input_ids"], found["masked_lm_positions"], axis=1)
+    counts = np.bincount(seen.ravel(), minlength=len(ENTRIES))
+    expected = seen.size * 0.1 / len(ENTRIES)
+    for entry in (PAD, UNK, CLS, SEP, 5):
+        assert abs(counts[entry] - expected) < 5 * expected**0.5
+
+
+def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
+    given = examples(30_000, [10, 24], seed=4)
+    masking = Masking(
+        vocabulary, masked_lm_prob=0.3, max_predictions_per_seq=5, whole_word_mask=True
+    )
+    found = masked(masking, given)
+    counts = found["masked_lm_weights"].sum(axis=1).astype(int)
+    rng, expected = random.Random(0), []
+    for row in range(len(counts)):
+        length = (10, 24)[row % 2]
+        tokens = [ENTRIES[token] for token in given["input_ids"][row, :length]]
+        chosen = set(found["masked_lm_positions"][row, : counts[row]])
+        expected.append(len(masked_positions(tokens, 0.3, 5, rng, whole_words=True)))
+        head, words = None, {}
+        for position, token in enumerate(tokens):
+            if token in ("[CLS]", "[SEP]"):
+                continue
+            if head is None or not token.startswith("##"):
+                head = position
+            words.setdefault(head, set()).add(position)
+        assert all(word <= chosen or not word & chosen for word in words.values())
+    for length in (0, 1):
+        ours = np.bincount(counts[length::2], minlength=6)
+        theirs = np.bincount(expected[length::2], minlength=6)
+        assert (np.abs(ours - theirs) <= 5 * np.sqrt(2 * np.maximum(ours, 1))).all()
+
+
+def test_masks_follow_seed_stream_and_number_and_nothing_else(vocabulary):
+    given = examples(64, [24])
+    masking = Masking(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4)
+    whole = masked(masking, given)["masked_lm_positions"]
+    assert (masked(masking, given, graph=False)["masked_lm_positions"] == whole).all()
+    part = {name: values[40:] for name, values in given.items()}
+    again = masking(part, keys(0, 0, np.arange(40, 64)))["masked_lm_positions"].numpy()
+    assert (again == whole[40:]).all()  # Whatever batch an example comes in.
+    for seed, stream in ((1, 0), (0, 1)):
+        other = masked(masking, given, seed, stream)["masked_lm_positions"]
+        assert (other != whole).any(axis=1).mean() > 0.9
+
+
+def test_draws_are_those_of_splitmix64_and_uncorrelated():
+    def splitmix(state, count):
+        for _ in range(count):
+            state = (state + 0x9E3779B97F4A7C15) % 2**64
+            mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+            yield (mixed ^ mixed >> 31) >> 1
+
+    for state in (0, 1, 2**64 - 1, 0x1234_5678_9ABC_DEF0):
+        drawn = draw(tf.constant([state], tf.uint64), 5)
+        assert drawn.numpy().tolist() == [list(splitmix(state, 5))]
+    # Neighbouring numbers, streams and seeds give unrelated draws.
+    rows = [keys(seed, stream, np.arange(20_000)) for seed, stream in ((0, 0), (0, 1), (1, 0))]
+    drawn = [draw(row, 2).numpy() / 2.0**63 for row in rows]
+    columns = np.concatenate([*drawn, drawn[0][np.r_[1:20_000, 0]]], axis=1)
+    assert np.abs(np.corrcoef(columns.T) - np.eye(8)).max() < 5 / 20_000**0.5
+    assert np.abs(columns.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 20_000) ** 0.5

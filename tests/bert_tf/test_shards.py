@@ -1,0 +1,422 @@
+"""Shards: bytes that only text and settings decide, the released form, interruptions, faults."""
+
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError, Vocabulary
+from bert_tf.data import documents, records, writing
+from bert_tf.data.manifest import Manifest
+from bert_tf.data.sentences import split_sentences
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.shards import ShardWriter
+from tests.conftest import ROOT
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", ".", *LETTERS]
+ENTRIES += [f"##{letter}" for letter in LETTERS]
+
+
+def write_corpus(path, num_documents=60, seed=0):
+    """Documents of 1 to 9 sentences of 1 to 12 words of 1 to 3 letters."""
+    rng = random.Random(seed)
+
+    def sentence():
+        words = ("".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(12))
+        return " ".join(list(words)[: rng.randint(1, 12)]) + "."
+
+    texts = ["\n".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(num_documents)]
+    path.write_text("\n\n".join(texts) + "\n")
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """{input, vocab}: flags of a small corpus and its vocabulary."""
+    Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
+    path = write_corpus(tmp_path / "corpus.txt")
+    return {"input": str(path), "vocab": str(tmp_path / "vocab.txt")}
+
+
+SMALL = {"num_shards": 3, "max_seq_length": 32, "max_predictions_per_seq": 5, "dupe_factor": 2}
+
+
+def settings_of(corpus, folder, **changes):
+    values = {**SMALL, **corpus, "output_dir": str(folder), **changes}
+    return WriteShardsSettings(**{**values, "input": (values["input"],)})
+
+
+def write_here(settings):
+    """Writes all shards in this process -> {file: bytes}."""
+    index = documents.index(
+        documents.find_files(settings.input), settings.input_format, settings.text_field, ""
+    )
+    os.makedirs(settings.output_dir)
+    vocabulary = Vocabulary.load(settings.vocab)
+    writer = ShardWriter(settings, vocabulary, {"do_lower_case": True, "strip_accents": None})
+    for number in range(settings.num_shards):
+        writer.write(number, writing._spans(index, number, settings.num_shards))
+    return contents(settings.output_dir)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("*.tfrecord")}
+
+
+def arguments(corpus, folder, **changes):
+    flags = {**SMALL, **corpus, "output_dir": folder, "num_workers": 1, **changes}
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def write_command(run_command, corpus, folder, **changes):
+    done = run_command("bert_tf.write_shards", *arguments(corpus, folder, **changes), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_records_are_the_protos_that_protobuf_makes():
+    rng = np.random.default_rng(0)
+    numbers = np.array([[0, 1, 127, 128, 16383], [16384, 2**21 - 1, 2**21, 2**28 - 1, 5]])
+    examples = {
+        "input_ids": numbers.astype(np.int32),
+        "masked_lm_weights": rng.random((2, 3)).astype(np.float32),
+        "long": np.tile(np.arange(400), (2, 1)),  # Sizes of two bytes.
+    }
+    for row, record in enumerate(records.serialize(examples)):
+        example = tf.train.Example()
+        for name, values in examples.items():
+            feature = example.features.feature[name]
+            kind = feature.float_list if name == "masked_lm_weights" else feature.int64_list
+            kind.value.extend(values[row].tolist())
+        assert record == example.SerializeToString(deterministic=True)
+    with pytest.raises(ValueError, match=r"wanted less than 2\*\*28"):
+        records.serialize({"input_ids": np.array([[2**28]])})
+
+
+def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_path):
+    """As google-research/bert's run_pretraining.py and its kin declare them."""
+    write_here(settings_of(corpus, tmp_path / "shards"))
+    length, predictions = SMALL["max_seq_length"], SMALL["max_predictions_per_seq"]
+    specification = {
+        "input_ids": tf.io.FixedLenFeature([length], tf.int64),
+        "input_mask": tf.io.FixedLenFeature([length], tf.int64),
+        "segment_ids": tf.io.FixedLenFeature([length], tf.int64),
+        "masked_lm_positions": tf.io.FixedLenFeature([predictions], tf.int64),
+        "masked_lm_ids": tf.io.FixedLenFeature([predictions], tf.int64),
+        "masked_lm_weights": tf.io.FixedLenFeature([predictions], tf.float32),
+        "next_sentence_labels": tf.io.FixedLenFeature([1], tf.int64),
+    }
+    text = (tmp_path / "corpus.txt").read_text()
+    # Every document as one string of characters; what an example says has to be found there.
+    plain = ["".join(part.split()) for part in text.split("\n\n")]
+    paths = sorted(map(str, (tmp_path / "shards").glob("*.tfrecord")))
+    count = 0
+    for record in tf.data.TFRecordDataset(paths):
+        names = set(tf.train.Example.FromString(record.numpy()).features.feature)
+        assert names == set(specification)
+        example = {
+            name: value.numpy()
+            for name, value in tf.io.parse_single_example(record, specification).items()
+        }
+        ids = example["input_ids"]
+        for position, answer, weight in zip(
+            example["masked_lm_positions"],
+            example["masked_lm_ids"],
+            example["masked_lm_weights"],
+            strict=True,
+        ):
+            if weight:
+                ids[position] = answer
+        size = example["input_mask"].sum()
+        assert example["input_mask"].tolist() == [1] * size + [0] * (length - size)
+        tokens = [ENTRIES[token] for token in ids[:size]]
+        assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]" and tokens.count("[SEP]") == 2
+        middle = tokens.index("[SEP]")
+        assert example["segment_ids"].tolist() == (
+            [0] * (middle + 1) + [1] * (size - middle - 1) + [0] * (length - size)
+        )
+        parts = [
+            "".join(token.removeprefix("##") for token in part)
+            for part in (tokens[1:middle], tokens[middle + 1 : -1])
+        ]
+        homes = [{number for number, has in enumerate(plain) if part in has} for part in parts]
+        assert homes[0] and homes[1]
+        if example["next_sentence_labels"][0] == 0:
+            assert homes[0] & homes[1]
+        count += 1
+    assert count > 200
+
+
+def test_one_two_four_workers_and_beam_write_the_same_bytes(corpus, tmp_path, run_command):
+    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+    here = write_here(settings_of(corpus, tmp_path / "here"))
+    assert len(here) == 3 and all(here.values())
+    for name, flags in {
+        "two": {"num_workers": 2},
+        "four": {"num_workers": 4},
+        "beam": {"runner": "beam"},
+    }.items():
+        done = write_command(run_command, corpus, tmp_path / name, **flags)
+        assert contents(tmp_path / name) == here, name
+        manifest = Manifest.load(tmp_path / name)
+        manifest.check_files()
+        assert manifest.num_examples == sum(
+            1 for _ in tf.data.TFRecordDataset(sorted(map(str, (tmp_path / name).glob("*.tf*"))))
+        )
+        assert "padding" in done.stderr.splitlines()[-1]
+        left = {path.name for path in (tmp_path / name).iterdir()} - set(here)
+        assert left == {"manifest.json", ".lock"}
+
+
+def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):
+    import gzip
+
+    here = write_here(settings_of(corpus, tmp_path / "here"))
+    text = pathlib.Path(corpus["input"]).read_text()
+    parts = text.split("\n\n")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "z.txt").write_text("\n\n".join(parts[:7]))
+    (folder / "a.gz").write_bytes(gzip.compress("\n\n".join(parts[7:]).encode()))
+    split = {**corpus, "input": f"{folder}/a*,{folder}/z*"}
+    write_command(run_command, split, tmp_path / "split")
+    assert contents(tmp_path / "split") == here
+    assert not (tmp_path / "split" / writing.SPILL).exists()
+
+
+def test_text_and_jsonl_are_split_into_sentences(corpus, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    texts = [
+        f"Mr. {a} saw {b}. It was\n{b} {a}! Was it?\n\nA title\n\n{a}."
+        for a in "abcde"
+        for b in "xy"
+    ]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    (tmp_path / "all.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
+    as_text = write_here(
+        settings_of(
+            {**corpus, "input": f"{folder}/*"}, tmp_path / "1", input_format="text", num_shards=1
+        )
+    )
+    as_json = write_here(
+        settings_of(
+            {**corpus, "input": str(tmp_path / "all.jsonl")},
+            tmp_path / "2",
+            input_format="jsonl",
+            text_field="body",
+            num_shards=1,
+        )
+    )
+    assert as_text == as_json and as_text
+
+
+def test_running_text_is_split_as_a_reader_would():
+    lines = ["Mr. A. saw 3.5 of", "them. It was", "", "A title", "", "你好。我！ Why?"]
+    assert split_sentences(lines) == [
+        "Mr. A. saw 3.5 of them.",
+        "It was",
+        "A title",
+        "你好。",
+        "我！",
+        " Why?",
+    ]
+
+
+def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, run_command):
+    corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
+    flags = {"num_shards": 40, "dupe_factor": 20}
+    here = write_here(settings_of(corpus, tmp_path / "here", **flags))
+    folder = tmp_path / "shards"
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        process = start(corpus, folder, **flags)
+        wait_until_writing(process, folder)
+        process.send_signal(signum)
+        output = process.communicate(timeout=60)[1]
+        if signum == signal.SIGTERM:
+            assert process.returncode == 143 and "the same command goes on" in output
+        if not Manifest.load(folder).values["complete"]:
+            with pytest.raises(UserError, match="manifest.json: not complete"):
+                Manifest.load(folder).check_files()
+    there = contents(folder)
+    assert there.items() <= here.items()  # Only whole shards have a name.
+    done = write_command(run_command, corpus, folder, **flags)
+    assert contents(folder) == here
+    assert f"{len(there)} of 40 shards are there" in done.stderr or len(there) in (0, 40)
+    again = write_command(run_command, corpus, folder, **flags)
+    assert "finished, nothing to do" in again.stderr
+
+
+def start(corpus, folder, **changes):
+    command = [sys.executable, "-m", "bert_tf.write_shards", *arguments(corpus, folder, **changes)]
+    return subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def is_writing(folder):
+    return any(".tfrecord." in name for name in os.listdir(folder))
+
+
+def wait_until_writing(process, folder):
+    """Returns while a shard is being written, at most a minute after the workers are ready."""
+    assert any(line.startswith("ready") for line in process.stderr)
+    deadline = time.monotonic() + 60
+    while not is_writing(folder):
+        assert time.monotonic() < deadline and process.poll() is None
+
+
+def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_command):
+    corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
+    flags = {"num_shards": 40, "dupe_factor": 20}
+    process = start(corpus, tmp_path / "shards", **flags)
+    wait_until_writing(process, tmp_path / "shards")
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    # The tracker of spawned processes is a child, too.
+    workers = [
+        int(child)
+        for child in children
+        if "spawn_main" in pathlib.Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    output = process.communicate(timeout=60)[1]
+    assert process.returncode == 2 and "a worker process was killed" in output.splitlines()[-1]
+    write_command(run_command, corpus, tmp_path / "shards", **flags)
+    Manifest.load(tmp_path / "shards").check_files()
+
+
+def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_command):
+    sizes = {
+        name: len(data) for name, data in write_here(settings_of(corpus, tmp_path / "1")).items()
+    }
+    largest = max(sizes, key=sizes.get)
+    limit = sizes[largest] - 1
+    done = run_command(
+        "bert_tf.write_shards",
+        *arguments(corpus, tmp_path / "shards"),
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert largest in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert not [name for name in os.listdir(tmp_path / "shards") if name.startswith(f".{largest}")]
+    write_command(run_command, corpus, tmp_path / "shards")
+    assert contents(tmp_path / "shards") == contents(tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_shards": 13}, "60 documents, wanted at least 5 a shard, .* --num_shards=12 or less"),
+        ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
+        ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
+        ({"max_seq_length": 4}, "--max_seq_length=4: wanted 5 to"),
+        ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
+        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
+        ({"beam_args": "--x=1"}, "is for --runner=beam"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
+    (tmp_path / "one.txt").write_text("a b.\nc d.\n")
+    one = {**corpus, "input": str(tmp_path / "one.txt")}
+    with pytest.raises(UserError, match="1 documents, wanted at least 5 .* blank lines"):
+        writing.write_shards(settings_of(one, tmp_path / "shards", num_shards=1))
+
+
+def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path, run_command):
+    folder = tmp_path / "shards"
+    write_command(run_command, corpus, folder)
+    for changes, message in (
+        ({"seed": 1}, "--seed: was 12345 when .* began, is 1;"),
+        ({"num_shards": 4}, "--num_shards: was 3"),
+        ({"input": str(write_corpus(tmp_path / "other.txt", seed=1))}, "--input: the text is not"),
+    ):
+        with pytest.raises(UserError, match=message):
+            writing.write_shards(settings_of(corpus, folder, **changes))
+    Vocabulary([*ENTRIES, "more"]).save(tmp_path / "more.txt")
+    with pytest.raises(UserError, match="--vocab: the vocabulary is not the one"):
+        writing.write_shards(settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, folder))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(UserError, match="there is something else there"):
+        writing.write_shards(settings_of(corpus, tmp_path / "full"))
+
+
+def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
+    from bert_tf.files import sole_user
+
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    with sole_user(folder), pytest.raises(UserError, match="another process is at work there"):
+        writing.write_shards(settings_of(corpus, folder))
+
+
+def test_the_parent_imports_no_tensorflow(corpus, tmp_path):
+    """It ends with status 77 if it does; its worker may, from another folder of packages."""
+    code = (
+        "import sys; sys.argv[0] = 'x'\n"
+        "from bert_tf.data import writing\n"
+        "from bert_tf.data.settings import WriteShardsSettings\n"
+        "if __name__ == '__main__':\n"
+        f"    writing.write_shards(WriteShardsSettings(input=({corpus['input']!r},), "
+        f"vocab={corpus['vocab']!r}, output_dir={str(tmp_path / 'shards')!r}, num_shards=2, "
+        "max_seq_length=32, num_workers=1))\n"
+        "    heavy = {'tensorflow', 'tensorflow_text', 'keras', 'apache_beam'}\n"
+        "    print(sorted(heavy & set(sys.modules)))\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "main.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "[]"
+    Manifest.load(tmp_path / "shards").check_files()
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments_the_bytes_are_the_same(data_dir, tmp_path, run_command):
+    corpus = {
+        "input": data_dir / "text" / "books.txt",
+        "vocab": data_dir / "vocab" / "uncased" / "vocab.txt",
+    }
+    flags = {"num_shards": 64, "max_seq_length": 128, "dupe_factor": 2, "num_workers": 2}
+    write_command(run_command, corpus, tmp_path / "undisturbed", **flags)
+    rng, hits = random.Random(0), 0
+    folder = tmp_path / "killed"
+    for _ in range(20):
+        process = start(corpus, folder, **flags)
+        assert any(line.startswith("ready") for line in process.stderr)
+        moment = time.monotonic() + rng.uniform(0, 0.5)
+        while time.monotonic() < moment:
+            pass
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        hits += is_writing(folder)
+    print(f"{hits} of 20 kills hit a shard that was being written")
+    assert hits >= 15
+    assert len(contents(folder)) < 64
+    write_command(run_command, corpus, folder, **flags)
+    assert contents(folder) == contents(tmp_path / "undisturbed")
+    shutil.rmtree(tmp_path)
