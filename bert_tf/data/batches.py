@@ -137,7 +137,8 @@ class PretrainingData:
 
         def finish(record_B, epoch_B, shard_B, number_B):
             examples = self._parse(record_B)
-            self._check(examples, shard_B, number_B)
+            with tf.control_dependencies(self._checks(examples, shard_B, number_B)):
+                examples = {name: tf.identity(value) for name, value in examples.items()}
             if self._mask is not None:
                 numbers_B = tf.gather(self._first_of_shard, shard_B) + number_B
                 examples = self._mask(examples, masking.keys(seed, epoch_B, numbers_B))
@@ -157,7 +158,9 @@ class PretrainingData:
             tf.strings.as_string(tf.reduce_sum(wanted)),
         ]
         message = [where, ": ", counts[0], " records, the manifest has ", counts[1]]
-        _require(tf.size(records_N, tf.int64) == tf.reduce_sum(wanted), message)
+        is_right = tf.size(records_N, tf.int64) == tf.reduce_sum(wanted)
+        with tf.control_dependencies([_require(is_right, message)]):
+            records_N = tf.identity(records_N)
         columns = (
             records_N,
             tf.fill(tf.shape(records_N), epoch),
@@ -166,8 +169,8 @@ class PretrainingData:
         )
         return tuple(tf.gather(column, order_N) for column in columns)
 
-    def _check(self, examples, shard_B, number_B):
-        """Names the first example that holds an id, a segment, a position or a label there is not.
+    def _checks(self, examples, shard_B, number_B):
+        """Operations that fail, naming the first example with an id, position or label too large.
 
         A gather on a processor would refuse it without saying where, and on other devices give 0
         or NaN.
@@ -179,6 +182,7 @@ class PretrainingData:
             "masked_lm_ids": self.vocab_size,
             "next_sentence_labels": 2,
         }
+        checks = []
         for name, limit in limits.items():
             if name in examples:
                 values = examples[name]
@@ -188,7 +192,8 @@ class PretrainingData:
                 path, number = tf.gather(self._paths, shard_B[first]), number_B[first]
                 message = [path, ": record ", tf.strings.as_string(number), f": {name} holds "]
                 message += [tf.strings.as_string(value), f", wanted less than {limit}"]
-                _require(~tf.reduce_any(is_bad_B), message)
+                checks.append(_require(~tf.reduce_any(is_bad_B), message))
+        return checks
 
 
 def bad_record(error):
@@ -198,7 +203,7 @@ def bad_record(error):
 
 
 def _require(condition, message):
-    tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
+    return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 
 def examples_padded(examples):

@@ -1,0 +1,336 @@
+"""Shards to batches: order and position as data, both layouts, dynamic masks, damage named."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import BertConfig, UserError, Vocabulary
+from bert_tf.data import batches as module
+from bert_tf.data import inspection, records
+from bert_tf.data.batches import PretrainingData, bad_record, examples_flat, examples_padded
+from bert_tf.data.manifest import Manifest
+from tests.bert_tf.test_shards import ENTRIES, settings_of, write_corpus
+from tests.bert_tf.test_shards import write_here as write_shards_here
+
+LENGTH, PREDICTIONS = 32, 5
+
+
+def config(**changes):
+    values = {"vocab_size": len(ENTRIES), "hidden_size": 4, "num_attention_heads": 1}
+    return BertConfig(**{**values, "max_position_embeddings": LENGTH, **changes})
+
+
+def write(folder, masking="static"):
+    """A folder of 3 shards with its manifest, made in this process."""
+    from bert_tf.data import documents, writing
+    from bert_tf.data.manifest import entry_name
+
+    folder.mkdir(exist_ok=True)
+    vocabulary = Vocabulary(ENTRIES)
+    vocabulary.save(folder / "vocab.txt")
+    corpus = {"input": str(write_corpus(folder / "text.txt")), "vocab": str(folder / "vocab.txt")}
+    settings = settings_of(corpus, folder / "shards", masking=masking)
+    write_shards_here(settings)
+    index = documents.index(list(settings.input), "lines", "text", "")
+    tokenizer = {"do_lower_case": True, "strip_accents": None}
+    described = {"documents": len(index)}
+    manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, described)
+    manifest.save()
+    entries = writing._finished(manifest, settings)
+    manifest.values |= {"shards": list(entries.values()), "complete": True}
+    manifest.save()
+    for number in range(3):
+        (folder / "shards" / entry_name(number, 3)).unlink()
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("static"))
+
+
+@pytest.fixture
+def copy(shards, tmp_path):
+    """Shards that a test may damage."""
+    return pathlib.Path(shutil.copytree(shards, tmp_path / "copy"))
+
+
+def data_of(folder, **changes):
+    return PretrainingData(folder, Vocabulary(ENTRIES), config(**changes))
+
+
+def rows(dataset, count=None):
+    """{feature: array} of all examples of the first `count` batches."""
+    found = list(dataset.take(-1 if count is None else count))
+    return {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+
+
+def as_bytes(examples):
+    return [
+        b"".join(examples[name][row].tobytes() for name in sorted(examples))
+        for row in range(len(examples["input_ids"]))
+    ]
+
+
+def test_an_epoch_is_every_example_once_in_an_order_of_its_own(shards, monkeypatch):
+    data = data_of(shards)
+    everything = as_bytes(rows(data.evaluation_batches(64, examples_padded)))
+    assert len(everything) == len(data) == data.manifest.num_examples > 200
+    for window in (1 << 16, 100, 1):  # All shards together, some, one by one.
+        monkeypatch.setattr(module, "WINDOW_EXAMPLES", window)
+        epochs = 2 * len(data)
+        drawn = as_bytes(
+            rows(data.training_batches(data.position(5, 0), len(data), examples_padded), 2)
+        )
+        assert len(drawn) == epochs
+        first, second = drawn[: len(data)], drawn[len(data) :]
+        assert sorted(first) == sorted(second) == sorted(everything)
+        assert first != second and first != everything
+        again = rows(data.training_batches(data.position(6, 0), len(data), examples_padded), 1)
+        assert as_bytes(again) != first
+
+
+def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_EXAMPLES", 100)
+    data, size = data_of(shards), 7
+    count = len(data) // size + 5  # Into the second epoch.
+    whole = as_bytes(rows(data.training_batches(data.position(5, 0), size, examples_padded), count))
+    for step in (0, 1, 15, count - 6, count - 5, count - 1):
+        position = data.position(5, step * size)
+        assert position == (5, step * size // len(data), step * size % len(data))
+        rest = data.training_batches(position, size, examples_padded)
+        assert as_bytes(rows(rest, count - step)) == whole[step * size :]
+
+
+def test_a_window_mixes_shards(shards):
+    data = data_of(shards)
+    order = next(data._training_windows(data.position(5, 0)))[2]
+    owner = np.searchsorted(np.cumsum(data._counts), order, side="right")
+    assert len(set(owner[:30])) == 3
+
+
+def test_flat_is_padded_without_padding(shards):
+    data = data_of(shards)
+    padded, flat = (
+        list(data.training_batches(data.position(1, 3), 9, layout).take(3))
+        for layout in (examples_padded, examples_flat)
+    )
+    for wide, narrow in zip(padded, flat, strict=True):
+        wide, narrow = (
+            {name: value.numpy() for name, value in batch.items()} for batch in (wide, narrow)
+        )
+        assert set(narrow) == {*wide, "row_splits"} - {"input_mask"}
+        splits = narrow["row_splits"]
+        ids = narrow["input_ids"]
+        assert splits[-1] <= len(ids) < splits[-1] * 1.125 + 8 and not ids[splits[-1] :].any()
+        for row in range(9):
+            length = wide["input_mask"][row].sum()
+            part = slice(splits[row], splits[row + 1])
+            assert (ids[part] == wide["input_ids"][row, :length]).all()
+            assert (narrow["segment_ids"][part] == wide["segment_ids"][row, :length]).all()
+            for name in ("masked_lm_ids", "masked_lm_weights"):
+                assert (narrow[name][row] == wide[name][row]).all()
+            weights = wide["masked_lm_weights"][row] > 0
+            seen = ids[narrow["masked_lm_positions"][row][weights]]
+            places = wide["masked_lm_positions"][row][weights]
+            assert (seen == wide["input_ids"][row][places]).all()
+        assert narrow["next_sentence_labels"].shape == (9,)
+        assert wide["input_ids"].shape == (9, LENGTH)
+
+
+def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shards):
+    data = data_of(write(tmp_path / "dynamic", "dynamic"))
+    size = len(data)
+    two = rows(data.training_batches(data.position(5, 0), size, examples_padded), 2)
+
+    def unmasked(examples):
+        ids = examples["input_ids"].copy()
+        for row in range(len(ids)):
+            weights = examples["masked_lm_weights"][row] > 0
+            places = examples["masked_lm_positions"][row][weights]
+            ids[row, places] = examples["masked_lm_ids"][row][weights]
+        return ids
+
+    plain = unmasked(two)
+    first, second = np.lexsort(plain[:size].T), np.lexsort(plain[size:].T) + size
+    assert (plain[first] == plain[second]).all()
+    same = (two["masked_lm_positions"][first] == two["masked_lm_positions"][second]).all(axis=1)
+    assert same.mean() < 0.3  # Short examples have few places to choose from.
+    # The same masks in other batches, and from another position on.
+    small = rows(data.training_batches(data.position(5, 40), 10, examples_padded), 6)
+    for name in two:
+        assert (small[name] == two[name][40:100]).all(), name
+    # The same text and numbers of masks as static shards have.
+    static, dynamic = (
+        rows(source.evaluation_batches(9, examples_padded)) for source in (data_of(shards), data)
+    )
+    assert (unmasked(static) == unmasked(dynamic)).all()
+    weights = [found["masked_lm_weights"].sum(axis=1) for found in (static, dynamic)]
+    assert (weights[0] == weights[1]).all()
+
+
+def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
+    with pytest.raises(UserError, match="max_seq_length=32, the configuration has 16 positions"):
+        data_of(shards, max_position_embeddings=16)
+    with pytest.raises(UserError, match=f"{len(ENTRIES)} entries, but .* vocab_size is 99"):
+        data_of(shards, vocab_size=99)
+    with pytest.raises(UserError, match="do_lower_case=True, the configuration has False"):
+        data_of(shards, do_lower_case=False)
+    with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
+        PretrainingData(shards, Vocabulary([*ENTRIES, "more"]), config())
+    with pytest.raises(UserError, match="nowhere/manifest.json: no such file"):
+        PretrainingData("/nowhere", Vocabulary(ENTRIES), config())
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "complete": False}))
+    with pytest.raises(UserError, match="manifest.json: not complete"):
+        data_of(copy)
+    (copy / "manifest.json").write_text('{"complete": tr')
+    with pytest.raises(UserError, match="manifest.json: damaged"):
+        data_of(copy)
+
+
+def second_shard(folder):
+    return folder / "examples-00001-of-00003.tfrecord"
+
+
+def last_record_begins(data):
+    """Where the last record of a TFRecord file begins."""
+    begin = place = 0
+    while place < len(data):
+        begin, place = place, place + 16 + int.from_bytes(data[place : place + 8], "little")
+    return begin
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path, data: path.write_bytes(data[: last_record_begins(data)]),
+        lambda path, data: path.write_bytes(data[:-20]),
+        lambda path, data: path.write_bytes(b""),
+        lambda path, data: path.unlink(),
+        lambda path, data: path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]),
+        lambda path, data: path.write_bytes(bytes([data[0] ^ 1]) + data[1:]),
+        lambda path, data: path.with_name("extra.tfrecord").write_bytes(data),
+    ],
+    ids=["record boundary", "inside", "empty", "missing", "byte", "length", "extra"],
+)
+def test_damage_is_named_before_training(copy, damage):
+    path = second_shard(copy)
+    damage(path, path.read_bytes())
+    with pytest.raises(UserError) as caught:
+        data_of(copy).verify()
+    name = "extra.tfrecord" if (copy / "extra.tfrecord").exists() else path.name
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damage_that_nobody_looked_for_never_trains_silently(copy):
+    """As verify would find, but without it."""
+    path = second_shard(copy)
+    data = path.read_bytes()
+    for damaged, kind in (
+        (data[: last_record_begins(data)], tf.errors.InvalidArgumentError),
+        (data[:-20], tf.errors.DataLossError),
+        (data[:5000] + bytes([data[5000] ^ 1]) + data[5001:], tf.errors.DataLossError),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(kind) as caught:
+            rows(data_of(copy).evaluation_batches(10, examples_padded))
+        if kind is tf.errors.InvalidArgumentError:
+            assert "records, the manifest has" in str(bad_record(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("input_ids", len(ENTRIES), f"input_ids holds {len(ENTRIES)}, wanted less than 59"),
+        ("masked_lm_ids", 70_000, "masked_lm_ids holds 70000"),
+        ("masked_lm_positions", LENGTH, "masked_lm_positions holds 32, wanted less than 32"),
+        ("segment_ids", 2, "segment_ids holds 2"),
+        ("next_sentence_labels", 2, "next_sentence_labels holds 2"),
+    ],
+)
+@pytest.mark.parametrize("layout", [examples_padded, examples_flat])
+def test_an_impossible_number_is_named_by_shard_and_record(copy, name, value, message, layout):
+    path = second_shard(copy)
+    examples = next(inspection.read_shard(str(path), records.parser(LENGTH, PREDICTIONS)))
+    examples[name][17, 0] = value
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records.serialize(examples):
+            writer.write(record)
+    data = data_of(copy)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        for _ in data.training_batches(data.position(0, 0), 10, layout).take(len(data) // 10 + 1):
+            pass
+    assert f"{path}: record 17: {message}" in str(bad_record(caught.value))
+
+
+def test_inspection_counts_what_is_there(shards, copy):
+    manifest = Manifest.load(shards)
+    statistics = inspection.inspect(manifest, Vocabulary(ENTRIES))
+    everything = rows(data_of(shards).evaluation_batches(50, examples_padded))
+    assert np.concatenate(statistics.lengths).tolist() == (
+        everything["input_mask"].sum(axis=1).tolist()
+    )
+    assert statistics.random_next == everything["next_sentence_labels"].sum()
+    assert statistics.fates.sum() == everything["masked_lm_weights"].sum()
+    lines = list(statistics.lines(LENGTH))
+    share = 1 - everything["input_mask"].mean()
+    assert lines[1] == f"padding                {share:.2%} of all places"
+    path = second_shard(copy)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes, wanted"):
+        inspection.inspect(Manifest.load(copy))
+
+
+def test_an_example_is_described_as_text():
+    vocabulary = Vocabulary("[PAD] [UNK] [CLS] [SEP] [MASK] un ##able cat".split())
+    example = {
+        "input_ids": np.array([2, 5, 4, 3, 7, 3, 0]),
+        "input_mask": np.array([1, 1, 1, 1, 1, 1, 0]),
+        "segment_ids": np.array([0, 0, 0, 0, 1, 1, 0]),
+        "masked_lm_positions": np.array([2, 4, 0]),
+        "masked_lm_ids": np.array([6, 7, 0]),
+        "masked_lm_weights": np.array([1.0, 1.0, 0.0]),
+        "next_sentence_labels": np.array([1]),
+    }
+    assert list(inspection.describe(example, vocabulary)) == [
+        "6 tokens, random next",
+        "  A  [CLS] un {[MASK]} [SEP]",
+        "  B  {cat} [SEP]",
+        "  predict  2 ##able, 4 cat",
+    ]
+
+
+def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
+    """Written feature by feature with protobuf, as google-research/bert does."""
+    everything = rows(data_of(copy).evaluation_batches(50, examples_padded))
+    folder = tmp_path / "released"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "tf_examples.tfrecord")) as writer:
+        for row in range(len(everything["input_ids"])):
+            example = tf.train.Example()
+            for name in (*records.INPUTS, *records.MASKS, records.LABELS):
+                values = np.atleast_1d(everything[name][row]).tolist()
+                feature = example.features.feature[name]
+                is_float = name == "masked_lm_weights"
+                (feature.float_list if is_float else feature.int64_list).value.extend(values)
+            writer.write(example.SerializeToString())
+    Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
+    arguments = [f"--shards={folder}", f"--vocab={tmp_path / 'vocab.txt'}"]
+    done = run_command("bert_tf.inspect_shards", *arguments)
+    assert done.returncode == 2 and "--adopt" in done.stderr
+    done = run_command("bert_tf.inspect_shards", *arguments, "--adopt", "--num_examples=1")
+    assert done.returncode == 0, done.stderr
+    assert "1 shards are as they were written" in done.stdout and "  A  [CLS]" in done.stdout
+    data = data_of(folder)
+    data.verify()
+    adopted = rows(data.evaluation_batches(50, examples_padded))
+    assert as_bytes(adopted) == as_bytes(everything)
+    Vocabulary(ENTRIES[:20]).save(tmp_path / "vocab.txt")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match="the vocabulary has 20 entries"):
+        inspection.adopt(str(folder), Vocabulary(ENTRIES[:20]))
