@@ -9,7 +9,6 @@ import collections
 import concurrent.futures
 import os
 import time
-from typing import NamedTuple
 
 import tensorflow as tf
 import tokenizers
@@ -25,33 +24,11 @@ HOLD_OUT_EVERY = 100
 MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
 BATCH_BYTES = 500_000
 LEAST_ALPHABET = 256  # So that a small vocabulary too has room for an alphabet's letters.
-MAX_ENTRY_CHARACTERS = 64  # In UTF-8 at most 256 bytes, which is what the tokenizer takes.
-FEED_CHARACTERS = 20_000
+MAX_ENTRY_CHARACTERS = 64  # Excluded. 63 are at most 252 bytes; the tokenizer takes 256.
 SECONDS_BETWEEN_LINES = 5
 
 
-class HeldOut(NamedTuple):
-    """What a vocabulary makes of text that it was not learned from."""
-
-    words: int
-    tokens: int
-    unknown: int
-
-    def __str__(self):
-        if not self.words:
-            return (
-                f"no held-out text, which is every {HOLD_OUT_EVERY}th line: pieces a word and the "
-                "share of [UNK] are not known"
-            )
-        return (
-            f"{self.tokens / self.words:.3f} pieces a word and {self.unknown / self.tokens:.3%} "
-            f"[UNK] on {self.words:,} held-out words"
-        )
-
-
-def learn_vocabulary(
-    paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, say
-):
+def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, say):
     """Files -> Vocabulary of exactly `vocab_size` entries, which our Tokenizer has been tried with.
 
     Raises UserError if the text does not give as many.
@@ -78,16 +55,13 @@ def read_lines(paths, input_format, text_field):
     max_bytes = documents.MAX_JSON_LINE_BYTES if is_json else documents.MAX_LINE_BYTES
     for path in paths:
         for number, (_, line, text) in enumerate(documents.lines(path, max_bytes), start=1):
-            if not text.strip():
-                continue
-            if not is_json:
-                yield line
-                continue
-            text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
-            for part in text.split("\n"):
-                if part.strip():
+            if is_json and text.strip():
+                text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
+                for part in filter(str.strip, text.split("\n")):
                     # Half a surrogate pair is valid JSON; the normalizer drops it.
                     yield part.encode("utf-8", "surrogatepass")
+            elif text.strip():
+                yield line
 
 
 def hold_out(lines, held_out):
@@ -114,80 +88,66 @@ def make_unique_words(do_lower_case, strip_accents=None):
     normalizer = Normalizer(do_lower_case, strip_accents)
 
     def unique_words(texts):
-        unique = tf.unique_with_counts(normalizer.words(texts).words, tf.int64)
-        return unique.y, unique.count
+        return tf.unique_with_counts(normalizer.words(texts).words, tf.int64)
 
     signature = [tf.TensorSpec([None], tf.string)]
     return tf.function(unique_words, input_signature=signature, autograph=False)
 
 
 def count_words(lines, unique_words, say):
-    """Lines -> {word: count}, of at most about MAX_WORDS words.
-
-    Threads normalize and count batch by batch, which TensorFlow does outside Python's lock; their
-    results are joined in the order of the text.
-    """
-    counts = _Counts()
+    """Lines -> {word: count}, of at most about MAX_WORDS words."""
+    counts, num_bytes, dropped_up_to = {}, 0, 0
     start = shown = time.monotonic()
-    num_bytes = 0
 
-    def progress():
-        seconds = max(time.monotonic() - start, 1e-3)
-        return (
-            f"counted {num_bytes / 1e6:,.1f} MB, {len(counts.words):,} distinct words, "
-            f"{num_bytes / 1e6 / seconds:.1f} MB/s"
-        )
+    def say_progress():
+        megabytes, seconds = num_bytes / 1e6, max(time.monotonic() - start, 1e-3)
+        rate = f"{megabytes / seconds:.1f} MB/s"
+        say(f"counted {megabytes:,.1f} MB, {len(counts):,} distinct words, {rate}")
+
+    for size, words, numbers in _in_threads(lines, unique_words):
+        num_bytes += size
+        for word, number in zip(words, numbers, strict=True):
+            counts[word] = counts.get(word, 0) + number
+        if len(counts) > MAX_WORDS:
+            limit = _count_of_the_rarest(counts)
+            counts = {word: number for word, number in counts.items() if number > limit}
+            dropped_up_to = max(dropped_up_to, limit)
+        if time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
+            shown = time.monotonic()
+            say_progress()
+    say_progress()
+    if dropped_up_to:
+        seen = f"seen up to {dropped_up_to:,} times by then"
+        say(f"over {MAX_WORDS:,} distinct words: the rarest, {seen}, were dropped")
+    counts.pop(NEVER.encode(), None)  # Too long for any vocabulary.
+    return {word.decode(): number for word, number in counts.items()}
+
+
+def _in_threads(lines, unique_words):
+    """Lines -> (bytes, words, counts) of each batch in order; TensorFlow leaves Python's lock."""
 
     def work(batch):
-        words, numbers = unique_words(tf.constant(batch))
-        return words.numpy().tolist(), numbers.numpy().tolist()
+        unique = unique_words(tf.constant(batch))
+        return sum(map(len, batch)), unique.y.numpy().tolist(), unique.count.numpy().tolist()
 
     num_threads = min(os.cpu_count(), 8)
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
         pending = collections.deque()
         for batch in _batches(lines):
             pending.append(pool.submit(work, batch))
-            num_bytes += sum(map(len, batch))
             if len(pending) > num_threads:
-                counts.add(*pending.popleft().result())
-            if time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
-                shown = time.monotonic()
-                say(progress())
+                yield pending.popleft().result()
         for future in pending:
-            counts.add(*future.result())
-    say(progress())
-    if counts.dropped_up_to:
-        say(
-            f"there were over {MAX_WORDS:,} distinct words: the rarest, counted up to "
-            f"{counts.dropped_up_to:,} times when the room ran out, were dropped"
-        )
-    counts.words.pop(NEVER.encode(), None)  # Too long for any vocabulary.
-    return {word.decode(): number for word, number in counts.words.items()}
+            yield future.result()
 
 
-class _Counts:
-    """How often each word was seen, of the most frequent ones."""
-
-    def __init__(self):
-        self.words = {}
-        self.dropped_up_to = 0
-
-    def add(self, words, numbers):
-        for word, number in zip(words, numbers, strict=True):
-            self.words[word] = self.words.get(word, 0) + number
-        if len(self.words) > MAX_WORDS:
-            self._drop()
-
-    def _drop(self):
-        """Drops the rarest, half or more: words of one count together, whatever their order."""
-        frequencies = collections.Counter(self.words.values())
-        kept, limit = len(self.words), 0
-        for limit in sorted(frequencies):
-            kept -= frequencies[limit]
-            if kept <= MAX_WORDS // 2:
-                break
-        self.words = {word: number for word, number in self.words.items() if number > limit}
-        self.dropped_up_to = max(self.dropped_up_to, limit)
+def _count_of_the_rarest(counts):
+    """The least count so that at most half of MAX_WORDS have more: no order of words has a say."""
+    frequencies, kept = collections.Counter(counts.values()), len(counts)
+    for limit in sorted(frequencies):
+        kept -= frequencies[limit]
+        if kept <= MAX_WORDS // 2:
+            return limit
 
 
 def alphabet(counts, vocab_size):
@@ -206,9 +166,7 @@ def alphabet(counts, vocab_size):
         room -= 1 + (character in continuing)
         if room < 0:
             break
-        # U+2028 and U+2029 are letters to BERT, but a vocab.txt cannot tell them from blanks.
-        if not character.isspace():
-            chosen.append(character)
+        chosen.append(character)
     pieces = sorted(chosen) + [f"##{character}" for character in sorted(continuing & {*chosen})]
     least = len(SPECIALS) + len(pieces)
     if vocab_size < least:
@@ -258,36 +216,25 @@ def merge(counts, vocab_size):
 
 
 def _feed(counts, characters):
-    """Strings of some length in which each word of these characters stands as often as it counts.
-
-    The trainer takes no counts.
-    """
-    parts, room = [], FEED_CHARACTERS
-    for word in sorted(counts):
-        if not characters.issuperset(word):
-            continue
-        left = counts[word]
-        while left:
-            number = min(left, max(room // (len(word) + 1), 1))
-            parts.append(f"{word} " * number)
-            left -= number
-            room -= number * (len(word) + 1)
-            if room <= len(word):
-                yield "".join(parts)
-                parts, room = [], FEED_CHARACTERS
-    yield "".join(parts)
+    """Each word of these characters as often as it counts: the trainer takes no counts."""
+    for word in sorted(filter(characters.issuperset, counts)):
+        for left in range(counts[word], 0, -10_000):
+            yield f"{word} " * min(left, 10_000)
 
 
 def try_out(tokenizer, lines, unique_words):
-    """Tokenizes lines -> HeldOut."""
+    """Says how a vocabulary does on lines that it was not learned from."""
     words = tokens = unknown = 0
     for batch in _batches(lines):
         texts = tf.constant(batch)
         ids = tokenizer.tokenize(texts).ids.flat_values
-        words += int(tf.reduce_sum(unique_words(texts)[1]))
+        words += int(tf.reduce_sum(unique_words(texts).count))
         tokens += int(tf.size(ids))
         unknown += int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
-    return HeldOut(words, tokens, unknown)
+    if not words:
+        return f"pieces a word and [UNK] unknown: under {HOLD_OUT_EVERY} lines, none held out"
+    pieces, share = tokens / words, unknown / tokens
+    return f"{pieces:.3f} pieces a word and {share:.3%} [UNK] on {words:,} held-out words"
 
 
 def _batches(lines):

@@ -1,0 +1,69 @@
+"""Learns a vocabulary of WordPiece from raw text, with this project's normalization.
+
+    python -m bert_tf.learn_vocab --input=GLOB[,GLOB] --output=vocab.txt
+
+The files are UTF-8, plain or gzip. [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4; the same text
+gives the same file. Every 100th line is held out, to tell what the vocabulary makes of it.
+"""
+
+import dataclasses
+import pathlib
+
+from bert_tf import command, files
+from bert_tf.data import documents
+from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import SPECIALS
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnVocabSettings:
+    input: tuple[str, ...] = command.setting("files of text, or globs of them")
+    output: str = command.setting("vocab.txt to write")
+    vocab_size: int = command.setting("entries, exactly", 30522)
+    do_lower_case: bool = command.setting("lower-case the text", True)
+    strip_accents: bool | None = command.setting(
+        "take accents off; by default where the text is lower-cased", None
+    )
+    input_format: str = command.setting(
+        "lines and text: a sentence or paragraph a line; jsonl: an object a line",
+        "lines",
+        choices=documents.FORMATS,
+    )
+    text_field: str = command.setting("key of the text in jsonl", "text")
+
+    def __post_init__(self):
+        if self.vocab_size <= len(SPECIALS):
+            raise UserError(f"--vocab_size={self.vocab_size}: wanted over {len(SPECIALS)}")
+        if not self.input:
+            raise UserError("--input: wanted files of text, or globs of them")
+        # What is remote is looked for later, since that needs TensorFlow.
+        documents.find_files(pattern for pattern in self.input if not files.is_remote(pattern))
+        if not files.is_remote(self.output):
+            self.check_output()
+            if not pathlib.Path(self.output).absolute().parent.is_dir():
+                raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
+
+    def check_output(self):
+        if files.exists(self.output):
+            raise UserError(f"--output={self.output}: is there already; name another --output")
+
+
+def main(settings):
+    from bert_tf.data.vocabulary_learning import learn
+
+    settings.check_output()
+    vocabulary = learn(
+        documents.find_files(settings.input),
+        settings.input_format,
+        settings.text_field,
+        settings.vocab_size,
+        settings.do_lower_case,
+        settings.strip_accents,
+        command.say,
+    )
+    files.replace_file(settings.output, vocabulary.to_bytes().decode())
+    command.say(f"{settings.output}: {len(vocabulary):,} entries")
+
+
+if __name__ == "__main__":
+    command.start(main, LearnVocabSettings, __doc__)

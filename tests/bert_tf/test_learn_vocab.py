@@ -1,0 +1,305 @@
+"""Learning a vocabulary: counted words, entries known by hand, the same bytes in any process."""
+
+import gzip
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from absl import flags
+
+from bert_tf import Tokenizer, UserError, Vocabulary, command, learn_vocab
+from bert_tf.data import vocabulary_learning as learning
+from bert_tf.text.normalizer import NEVER
+from bert_tf.text.vocabulary import SPECIALS
+
+# c once, abc twice, ab three times: a goes with ##b 5 times, then ab with ##c twice.
+SMALL = "ab abc\n\nabc ab ab\nc\n"
+SMALL_ENTRIES = [*SPECIALS, "a", "b", "c", "##b", "##c", "ab", "abc"]
+
+
+def learn(*paths, size, do_lower_case=True, strip_accents=None, input_format="lines"):
+    """-> (entries, what was said)."""
+    said = []
+    vocabulary = learning.learn(
+        sorted(map(str, paths)),
+        input_format,
+        "text",
+        size,
+        do_lower_case,
+        strip_accents,
+        said.append,
+    )
+    return list(vocabulary.entries), said
+
+
+def count(lines):
+    """-> ({word: count}, what was said)."""
+    said = []
+    unique_words = learning.make_unique_words(do_lower_case=True)
+    return learning.count_words(map(str.encode, lines), unique_words, said.append), said
+
+
+def most_entries(error):
+    return int(re.search("the text gives only ([0-9]+) entries", str(error))[1])
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="text.txt"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        return path
+
+    return write
+
+
+def test_entries_of_a_text_counted_by_hand(write):
+    path = write(SMALL)
+    assert learn(path, size=12)[0] == SMALL_ENTRIES
+    assert learn(path, size=11)[0] == SMALL_ENTRIES[:11]
+    assert learn(path, size=10)[0] == SMALL_ENTRIES[:10]
+
+
+def test_the_files_form_makes_no_difference(write):
+    documents = [{"text": "ab abc\n\nabc ab"}, {"text": " "}, {"text": "ab\nc", "more": 1}]
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    for path, input_format in (
+        (write(SMALL, "text.gz"), "lines"),
+        (write(SMALL), "text"),
+        (write(lines, "text.jsonl"), "jsonl"),
+        (write(lines + "\n", "text.jsonl.gz"), "jsonl"),
+    ):
+        assert learn(path, size=12, input_format=input_format)[0] == SMALL_ENTRIES
+
+
+def test_half_a_surrogate_pair_in_json_is_dropped(write):
+    path = write('{"text": "a\\ud83db"}\n{"text": "ab"}\n')
+    assert learn(path, size=9, input_format="jsonl")[0] == [*SPECIALS, "a", "b", "##b", "ab"]
+
+
+def test_too_little_text_and_too_small_a_vocabulary_are_refused_with_the_number(write):
+    path = write(SMALL)
+    with pytest.raises(UserError, match="--vocab_size=13: the text gives only 12 entries; use "):
+        learn(path, size=13)
+    with pytest.raises(UserError, match="--vocab_size=9: .* alone take 10 entries; use"):
+        learn(path, size=9)
+    with pytest.raises(UserError, match="no text in 1 files, the first is .*text.txt"):
+        learn(write("\n \n\x00\n"), size=12)
+
+
+def test_the_number_told_is_one_that_works(monkeypatch):
+    """The alphabet shrinks with the vocabulary, and with it what can be merged."""
+    monkeypatch.setattr(learning, "LEAST_ALPHABET", 2)
+    counts = {chr(code): 2000 - code for code in range(0x4E00, 0x4E00 + 60)}
+    counts |= {"ab": 5000, "abab": 5000}
+    with pytest.raises(UserError) as caught:
+        learning.train(counts, 200)
+    most = most_entries(caught.value)
+    assert len(learning.merge(counts, 200)) > most
+    assert len(learning.train(counts, most)) == most
+
+
+def test_the_alphabet_is_of_the_most_frequent_characters(monkeypatch):
+    monkeypatch.setattr(learning, "LEAST_ALPHABET", 4)
+    counts = {"ab": 5, "é": 3, "ñ": 3, "ba": 1, "中": 1}
+    assert learning.alphabet(counts, 12) == ["a", "b", "##a", "##b"]
+    assert learning.alphabet(counts, 20) == ["a", "b", "é", "##a", "##b"]  # Of é and ñ one fits.
+    assert learning.alphabet(counts, 40) == ["a", "b", "é", "ñ", "中", "##a", "##b"]
+
+
+def test_words_with_a_character_outside_the_alphabet_have_no_part(monkeypatch):
+    counts = {"ab": 5, "aa": 3, "aaé": 4}
+    assert learning.merge(counts, 20)[11:] == ["aa", "ab", "aaé"]
+    monkeypatch.setattr(learning, "LEAST_ALPHABET", 5)
+    assert learning.merge(counts, 20)[5:] == ["a", "b", "##a", "##b", "ab", "aa"]
+
+
+def test_words_count_as_often_as_they_were_seen():
+    assert learning.merge({"ab": 20_001, "cd": 20_002}, 20)[11:] == ["cd", "ab"]
+
+
+def test_case_and_accents_are_the_normalizers(write):
+    path = write("Ä Ä ä\n")
+    for do_lower_case, strip_accents, wanted in (
+        (True, None, ["a"]),
+        (True, False, ["ä"]),
+        (False, None, ["Ä", "ä"]),
+        (False, True, ["A", "a"]),
+    ):
+        size = len(SPECIALS) + len(wanted)
+        entries, _ = learn(
+            path, size=size, do_lower_case=do_lower_case, strip_accents=strip_accents
+        )
+        assert entries[len(SPECIALS) :] == wanted
+
+
+def test_what_no_vocabulary_can_hold_is_left_out():
+    counts, _ = count(["ab " + "x" * 201, "y" * 200])
+    assert counts == {"ab": 1, "y" * 200: 1} and NEVER not in counts
+    # Nor a blank, of whichever kind.
+    blanks = "".join(filter(str.isspace, map(chr, range(0x11000))))
+    assert count([f"a{blank}b" for blank in blanks if blank != "\n"])[0].keys() <= {"a", "b", "ab"}
+
+
+def test_no_entry_is_longer_than_the_tokenizer_takes(write, tmp_path, monkeypatch):
+    letters = "".join(map(chr, range(0x12000, 0x12000 + 100)))  # 4 bytes each.
+    path = write("\n".join(letters[:end] for end in range(1, 101)))
+    with pytest.raises(UserError) as caught:
+        learn(path, size=5000, do_lower_case=False)
+    entries, _ = learn(path, size=most_entries(caught.value), do_lower_case=False)
+    assert max(len(entry.removeprefix("##")) for entry in entries) == 63
+    # Without the limit it is noticed before anything is written.
+    monkeypatch.setattr(learning, "MAX_ENTRY_CHARACTERS", 1000)
+    settings = learn_vocab.LearnVocabSettings(
+        (str(path),), str(tmp_path / "vocab.txt"), vocab_size=len(entries), do_lower_case=False
+    )
+    with pytest.raises(UserError, match="exceeds the max supported"):
+        learn_vocab.main(settings)
+    assert [found.name for found in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_words_are_counted_alike_in_one_batch_and_in_many(monkeypatch):
+    words = [f"w{number % 97}" for number in range(5000)]
+    lines = [" ".join(words[begin : begin + 7]) for begin in range(0, len(words), 7)]
+    wanted = {word: words.count(word) for word in {*words}}
+    assert count(lines)[0] == wanted
+    monkeypatch.setattr(learning, "BATCH_BYTES", 100)
+    monkeypatch.setattr(learning, "SECONDS_BETWEEN_LINES", 0)
+    counts, said = count(lines)
+    assert counts == wanted and list(counts) == list(dict.fromkeys(words))
+    assert "counted 0.0 MB, 97 distinct words" in said[-1] and len(said) > 10
+
+
+def test_over_the_cap_the_rarest_words_are_dropped_and_the_user_is_told(monkeypatch):
+    monkeypatch.setattr(learning, "MAX_WORDS", 4)
+    monkeypatch.setattr(learning, "BATCH_BYTES", 1)  # A line each.
+    assert count(["a a a b b", "c d"])[1][1:] == []
+    # e is the fifth word and drops those seen once; so does d, which is new again.
+    counts, said = count(["a a a b b", "c d e", "f g", "a d", "d"])
+    assert counts == {"a": 4, "b": 2, "d": 1}
+    # Of five words at most two stay, so that there is room again.
+    assert count(["a a a b b c c d d e"])[0] == {"a": 3}
+    wanted = "over 4 distinct words: the rarest, seen up to 1 times by then, were dropped"
+    assert said[-1] == wanted
+
+
+def test_every_100th_line_is_held_out_from_all_of_the_text(monkeypatch):
+    held_out = []
+    assert list(learning.hold_out(range(1, 100), held_out)) == list(range(1, 100))
+    assert held_out == []
+    lines = [str(number).encode() for number in range(1, 1101)]
+    assert len(list(learning.hold_out(lines, held_out))) == 1089
+    assert held_out == lines[99::100]
+    for name, value in (("MAX_HELD_OUT_LINES", 3), ("MAX_HELD_OUT_BYTES", 11)):
+        with monkeypatch.context() as patch:
+            patch.setattr(learning, name, value)
+            held_out = []
+            counted = list(learning.hold_out(lines, held_out))
+            assert held_out == [b"400", b"800"]
+            assert sorted([*counted, *held_out]) == sorted(lines)
+
+
+def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
+    text = "ab abb\n" * 99
+    # ab, ab ##b, [UNK], b: five tokens of four words.
+    entries, said = learn(write(text + "ab abb zz b\n"), size=9)
+    assert entries == [*SPECIALS, "a", "b", "##b", "ab"]
+    assert said[1:] == [
+        "merging pieces of 2 distinct words",
+        "9 entries, uncased; 2 distinct words; 1.250 pieces a word and 20.000% [UNK] on 4 held-out "
+        "words",
+    ]
+    _, said = learn(write("Äb ab\n" * 100), size=10, do_lower_case=False, strip_accents=True)
+    assert said[-1].endswith("1.500 pieces a word and 0.000% [UNK] on 2 held-out words")
+    assert "[UNK] unknown: under 100 lines, none held out" in learn(write(text), size=9)[1][-1]
+
+
+def test_the_same_bytes_in_any_process(run_command, tmp_path):
+    """Many words, all equally frequent: only the order of the alphabet decides between them."""
+    letters = "abcdefghijklmnopqrstuvwxyzéßжя"
+    words = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+    words = np.random.default_rng(0).permutation([word + end for word in words for end in "qkи"])
+    for number, part in enumerate(np.split(words, 2)):
+        (tmp_path / f"{number}.txt").write_text("\n".join(part) + "\n")
+    found = []
+    for seed, order in (("1", "01"), ("2", "10")):
+        output = tmp_path / f"vocab{seed}.txt"
+        done = run_command(
+            "bert_tf.learn_vocab",
+            "--input=" + ",".join(f"{tmp_path}/{number}.t*t" for number in order),
+            f"--output={output}",
+            "--vocab_size=900",
+            "--strip_accents=false",
+            env={"PYTHONHASHSEED": seed},
+        )
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        assert done.stderr.endswith(f"{output}: 900 entries\n")
+        found.append(output.read_bytes())
+    assert found[0] == found[1]
+    assert Vocabulary.load(output).entries == tuple(
+        learn(*tmp_path.glob("?.txt"), size=900, strip_accents=False)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output": "setup.py"}, "--output=setup.py: is there already; name another --output"),
+        ({"output": "absent/vocab.txt"}, "--output=absent/vocab.txt: wanted a file in a folder"),
+        ({"input": "setup.py,absent*"}, "--input=absent*: no such file"),
+        ({"input": ""}, "--input: wanted files"),
+        ({"vocab_size": 5}, "--vocab_size=5: wanted over 5"),
+        ({"input_format": "pdf"}, "should be one of"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(changes, message):
+    values = {"input": "setup.py", "output": "/absent", "vocab_size": 100, **changes}
+    arguments = [f"--{name}={value}" for name, value in values.items()]
+    with pytest.raises((UserError, flags.Error)) as caught:
+        command.parse(learn_vocab.LearnVocabSettings, ["learn_vocab", *arguments])
+    assert message in str(caught.value)
+
+
+def test_they_are_refused_before_tensorflow_is_imported(run_command, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("import os\nos._exit(77)\n")
+    done = run_command(
+        "bert_tf.learn_vocab",
+        "--input=setup.py",
+        "--output=setup.py",
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--output=setup.py: is there already" in done.stderr
+
+
+def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):
+    settings = learn_vocab.LearnVocabSettings(
+        (str(write(SMALL)),), str(tmp_path / "vocab.txt"), vocab_size=12
+    )
+    learn_vocab.main(settings)
+    assert (tmp_path / "vocab.txt").read_text() == "\n".join(SMALL_ENTRIES) + "\n"
+    with pytest.raises(UserError, match="is there already"):
+        learn_vocab.main(settings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_a_vocabulary_of_novels_has_the_size_asked_for_and_its_entries_are_used(
+    data_dir, write, do_lower_case
+):
+    with open(data_dir / "text/books.txt", encoding="utf-8") as file:
+        path = write(file.read(1_000_000))
+    entries, said = learn(path, size=4000, do_lower_case=do_lower_case)
+    assert len(entries) == len({*entries}) == 4000 and tuple(entries[:5]) == SPECIALS
+    vocabulary = Vocabulary(entries)
+    assert vocabulary.looks_cased() == (not do_lower_case)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    ids = Tokenizer(vocabulary, do_lower_case).tokenize(lines).ids.flat_values.numpy()
+    used = np.unique(ids)
+    # Not used: pieces that went into longer ones wherever they stood.
+    assert len(used) > 0.9 * 4000
+    assert np.mean(ids == vocabulary["[UNK]"]) < 1e-3
+    pieces = float(said[-1].split(" pieces a word")[0].split("; ")[-1])
+    assert 1.05 < pieces < 1.5
