@@ -144,6 +144,7 @@ def json_text(line, text_field, where):
         raise UserError(f"{where}: wanted an object with the key {text_field!r}") from None
     if not isinstance(text, str):
         raise UserError(f"{where}: {text_field!r} is {text!r}, wanted a string")
+    text = text.encode("utf-8", "ignore").decode()  # Half a surrogate pair is valid JSON, no text.
     if any(len(part) > MAX_LINE_BYTES for part in text.split("\n")):
         raise UserError(
             f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; break it "
