@@ -11,6 +11,7 @@ CORE = [
     "numpy>=1.26",
     "absl-py>=2.1",  # Flags.
     "safetensors>=0.5",  # Hugging Face weights, without pickles.
+    "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # bfloat16 for numpy, of which TensorFlow brings a copy.
 ]
 EXTRAS = {
@@ -25,6 +26,7 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
+        "apache-beam==2.77.0",  # Shards are the same on its runner.
         "matplotlib>=3.9",  # The notebook plots.
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",

@@ -23,6 +23,8 @@ from bert_tf.train.distribution import make_strategy  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COMMANDS = (
     "bert_tf.convert",
+    "bert_tf.write_shards",
+    "bert_tf.inspect_shards",
     "bert_tf.learn_vocab",
     "tasks.finetune",
     "tasks.evaluate",

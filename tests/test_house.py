@@ -23,6 +23,7 @@ FLOORS = (
     {"bert_tf.run"},
     {"bert_tf.weights"},
     {"bert_tf.train"},
+    {"bert_tf.pretraining"},
 )
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 

@@ -58,8 +58,7 @@ def read_lines(paths, input_format, text_field):
             if is_json and text.strip():
                 text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
                 for part in filter(str.strip, text.split("\n")):
-                    # Half a surrogate pair is valid JSON; the normalizer drops it.
-                    yield part.encode("utf-8", "surrogatepass")
+                    yield part.encode()
             elif text.strip():
                 yield line
 

@@ -1,0 +1,1 @@
+"""Pretraining: the two objectives, evaluation on held-out shards, and the recipe."""
