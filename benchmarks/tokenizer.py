@@ -4,7 +4,7 @@ offsets.
     python benchmarks/tokenizer.py --text=FILE --vocab=vocab.txt        (a minute)
 
 FILE is plain English, a sentence a line; its first 5.5 MB are taken, in one call. Beside: TF Text's
-FastBertTokenizer, whose tokens differ from the released ones on rare Unicode, and, where installed,
+FastBertTokenizer, whose tokens differ from the released ones on rare Unicode, and
 the Rust library `tokenizers` of Hugging Face. Each is timed five times in turn; the medians count.
 """
 
@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 import tensorflow_text as tf_text
+from tokenizers import BertWordPieceTokenizer
 
 from bert_tf import Tokenizer, Vocabulary
 
@@ -48,11 +49,6 @@ def peers(vocabulary, vocab_path, lines):
     for name, function in functions.items():
         traced = tf.function(function, **signature)
         result[name] = lambda traced=traced: traced(texts)
-    try:
-        from tokenizers import BertWordPieceTokenizer
-    except ImportError:
-        print("tokenizers is not installed: left out")
-        return result
     rust = BertWordPieceTokenizer(str(vocab_path), lowercase=True)
     result["tokenizers (Rust), ids"] = lambda: rust.encode_batch(lines, add_special_tokens=False)
     return result
