@@ -1,0 +1,167 @@
+"""The pretraining model: both heads against float64 numpy, both layouts, tied embeddings."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import AdamW
+from bert_tf.checkpoints import assign, model_variables
+from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
+from bert_tf.train.step import TrainStep
+from tests import reference, small
+from tests.bert_tf.test_training import tiny_config, train
+
+LENGTHS = (8, 5, 3)
+
+
+def heads(config, seed=3):
+    """{our name: array} of both heads."""
+    rng = np.random.default_rng(seed)
+    hidden, entries = config.hidden_size, config.vocab_size
+    shapes = {
+        "masked_lm/transform/kernel": (hidden, hidden),
+        "masked_lm/transform/bias": (hidden,),
+        "masked_lm/LayerNorm/gamma": (hidden,),
+        "masked_lm/LayerNorm/beta": (hidden,),
+        "masked_lm/output_bias": (entries,),
+        "next_sentence/output_weights": (2, hidden),
+        "next_sentence/output_bias": (2,),
+    }
+    return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def make_model(config, dtype="float32"):
+    model = PretrainingModel(config, dtype=dtype)
+    weights = {**small.random_weights(config), **heads(config)}
+    variables = {
+        name: variable for name, variable in model_variables(model).items() if "seed" not in name
+    }
+    assign(variables, weights, "test")  # Total: exactly these variables.
+    return model, weights
+
+
+def examples(config, seed=0):
+    """Three examples of the released features, padded to 10, with 3, 1 and 2 predictions of 4."""
+    rng = np.random.default_rng(seed)
+    length, found = 10, {}
+    is_token = np.arange(length) < np.array(LENGTHS)[:, np.newaxis]
+    ids = rng.integers(5, config.vocab_size, (3, length))
+    found["input_ids"] = np.where(is_token, ids, 0).astype(np.int32)
+    found["input_mask"] = is_token.astype(np.int32)
+    found["segment_ids"] = (is_token & (np.arange(length) > 2)).astype(np.int32)
+    found["masked_lm_positions"] = np.array([[1, 4, 6, 0], [3, 0, 0, 0], [0, 2, 0, 0]], np.int32)
+    found["masked_lm_weights"] = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]], np.float32)
+    found["masked_lm_ids"] = rng.integers(5, config.vocab_size, (3, 4)).astype(np.int32)
+    found["next_sentence_labels"] = np.array([0, 1, 1], np.int32)
+    return found
+
+
+def flat(found):
+    """The same in the flat layout, by hand; four rows are nobody's."""
+    is_token = found["input_mask"] > 0
+    splits = np.cumsum([0, *LENGTHS]).astype(np.int32)
+    tail = np.full(4, 9, np.int32)
+    return {
+        **{name: found[name] for name in found if name.startswith(("masked", "next"))},
+        "input_ids": np.concatenate([found["input_ids"][is_token], tail]),
+        "segment_ids": np.concatenate([found["segment_ids"][is_token], tail * 0]),
+        "row_splits": splits,
+        "masked_lm_positions": found["masked_lm_positions"] + splits[:-1, np.newaxis],
+    }
+
+
+def wanted_outputs(found, weights, config):
+    """-> (masked_lm [B, P, V], next_sentence [B, 2]) in float64."""
+    masked, pairs = [], []
+    w = {name: array.astype(np.float64) for name, array in weights.items()}
+    for row, length in enumerate(LENGTHS):
+        encoded = reference.encode(
+            found["input_ids"][row, :length], found["segment_ids"][row, :length], weights, config
+        )
+        hidden = encoded["layers"][-1][found["masked_lm_positions"][row]]
+        hidden = hidden @ w["masked_lm/transform/kernel"] + w["masked_lm/transform/bias"]
+        hidden = reference.layer_norm(
+            reference.gelu(hidden, config.hidden_act),
+            w["masked_lm/LayerNorm/gamma"],
+            w["masked_lm/LayerNorm/beta"],
+            config.layer_norm_eps,
+        )
+        scores = hidden @ w["bert/embeddings/word_embeddings"].T + w["masked_lm/output_bias"]
+        masked.append(scores)
+        pairs.append(
+            w["next_sentence/output_weights"] @ encoded["pooled"] + w["next_sentence/output_bias"]
+        )
+    return np.array(masked), np.array(pairs)
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("layout", [dict, flat])
+def test_both_heads_equal_numpy(hidden_act, layout):
+    config = tiny_config(hidden_act=hidden_act)
+    model, weights = make_model(config)
+    found = examples(config)
+    outputs = model(to_batch(layout(found))[0])
+    masked, pairs = wanted_outputs(found, weights, config)
+    reference.assert_equal(outputs["masked_lm"], masked, 2)
+    reference.assert_equal(outputs["next_sentence"], pairs, 2)
+
+
+def log_softmax(scores):
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def test_the_loss_is_the_sum_of_both_means():
+    config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    found = examples(config)
+    losses = []
+    for layout in (dict, flat):
+        model, weights = make_model(config)
+        optimizer = AdamW(1e-3)
+        optimizer.build(model.trainable_variables)
+        step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), seed=0)
+        batch = tf.data.Dataset.from_tensors(to_batch(layout(found)))
+        logs, _ = train(step, batch, 1)
+        losses.append(logs[0]["loss"])
+    masked, pairs = wanted_outputs(found, weights, config)
+    each = -np.take_along_axis(
+        log_softmax(masked), found["masked_lm_ids"][..., np.newaxis].astype(int), axis=-1
+    )[..., 0]
+    lm = (each * found["masked_lm_weights"]).sum() / found["masked_lm_weights"].sum()
+    nsp = -log_softmax(pairs)[np.arange(3), found["next_sentence_labels"]].mean()
+    assert losses == pytest.approx([lm + nsp] * 2, rel=1e-5)
+
+
+def test_a_new_model_guesses_evenly():
+    config = tiny_config()
+    model = PretrainingModel(config)
+    outputs = model(to_batch(examples(config))[0])
+    guess = -log_softmax(outputs["masked_lm"].numpy().astype(float)).mean()
+    assert guess == pytest.approx(math.log(config.vocab_size), rel=0.02)
+
+
+def test_token_embeddings_learn_from_both_ends_and_every_variable_learns():
+    config = tiny_config()
+    model, _ = make_model(config)
+    inputs, labels, weights = to_batch(examples(config))
+    with tf.GradientTape() as tape:
+        outputs = model(inputs)
+        losses = [
+            tf.reduce_sum(LOSSES[name](labels[name], outputs[name]) * weights[name])
+            for name in LOSSES
+        ]
+        loss = tf.add_n(losses)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        assert gradient is not None and tf.reduce_any(tf.convert_to_tensor(gradient) != 0), (
+            variable.path
+        )
+    # An entry that is in no text is still pushed down as a wrong answer.
+    table = next(
+        tf.convert_to_tensor(gradient)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
+        if variable.path.endswith("word_embeddings")
+    )
+    assert tf.reduce_all(tf.reduce_any(table != 0, axis=1))
