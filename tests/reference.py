@@ -95,8 +95,12 @@ def adamw(
     epsilon=1e-6,
     decay=0.01,
     clip=1.0,
+    lamb=False,
 ):
-    """Steps through gradients, {name: array} each, in float64; returns the last weights."""
+    """Steps through gradients, {name: array} each, in float64; returns the last weights.
+
+    With `lamb` an update of what decays is as long as the weights it is for.
+    """
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     m = {name: np.zeros_like(array) for name, array in w.items()}
     v = {name: np.zeros_like(array) for name, array in w.items()}
@@ -111,7 +115,10 @@ def adamw(
             m_hat = m[name] / (1 - beta_1**step) if bias_correction else m[name]
             v_hat = v[name] / (1 - beta_2**step) if bias_correction else v[name]
             update = m_hat / (np.sqrt(v_hat) + epsilon)
-            w[name] = w[name] - rate * (update + (decay * w[name] if name in decayed else 0))
+            update = update + (decay * w[name] if name in decayed else 0)
+            if lamb and name in decayed:
+                update *= np.linalg.norm(w[name]) / np.linalg.norm(update)
+            w[name] = w[name] - rate * update
     return w
 
 

@@ -23,7 +23,8 @@ class Loop:
     `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element,
     one for each replica a step: the position in the data is the step, nothing else has to be saved.
     `evaluate()` returns (score, metrics); the highest score is the best. `say` takes a line of
-    progress.
+    progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
+    there, before num_train_steps. `flops_a_token` are the model's, forward and backward.
     """
 
     run: Run
@@ -35,6 +36,9 @@ class Loop:
     say: Callable[[str], None]
     evaluate: Callable[[], tuple[float, dict]] | None = None
     evaluate_every: int = 0
+    unit: str = "examples"
+    last_step: int | None = None
+    flops_a_token: float | None = None
 
     def train(self):
         """Trains to the end from the newest checkpoint, or from the model as it is.
@@ -42,6 +46,7 @@ class Loop:
         Raises Interrupted after Ctrl-C or SIGTERM, once the current step is saved.
         """
         checkpoints, variables = self.run.checkpoints, self.variables()
+        end = self.num_train_steps if self.last_step is None else self.last_step
         step = checkpoints.restore_newest(variables, self.say)
         if step is None:
             step = 0
@@ -49,19 +54,19 @@ class Loop:
             self.say(f"resuming at step {step} of {self.num_train_steps}")
         self.run.forget_metrics_after(step, and_evaluation=self._is_due(step))
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
-        clock = _Clock()
+        clock = _Clock(self.unit)
         with held_back() as signal_arrived:
             # The process may have ended between a save and its evaluation.
             if self._is_due(step):
                 self._evaluate(step)
-            while step < self.num_train_steps:
+            while step < end:
                 logs = self._step(iterator, step)
                 step += 1
                 clock.count(logs)
-                if step % self.log_every == 0 or step == self.num_train_steps:
+                if step % self.log_every == 0 or step == end:
                     self._log(step, logs, clock)
                 evaluates, signum = self._evaluates_at(step), signal_arrived()
-                is_last = step == self.num_train_steps
+                is_last = step == end
                 if evaluates or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
                 if signum:
@@ -115,31 +120,36 @@ class Loop:
         )
 
     def _log(self, step, logs, clock):
-        values = {name: float(value) for name, value in logs.items() if name != "examples"}
-        rate = clock.examples_a_second()
-        self.run.log_metrics({"step": step, **values, "examples_per_second": round(rate, 1)})
+        counts = ("examples", "tokens")
+        values = {name: float(value) for name, value in logs.items() if name not in counts}
+        rate = clock.units_a_second()
+        self.run.log_metrics({"step": step, **values, f"{self.unit}_per_second": round(rate, 1)})
         left = round(clock.seconds_a_step() * (self.num_train_steps - step))
-        self.say(
-            f"step {step}/{self.num_train_steps}  loss {values['loss']:.4f}  lr "
-            f"{values['learning_rate']:.2e}  "
-            f"{rate:.0f} examples/s  ETA {datetime.timedelta(seconds=left)}"
-        )
+        parts = [f"step {step}/{self.num_train_steps}", f"loss {values['loss']:.4f}"]
+        parts += [f"{name} {values[name]:.4f}" for name in self.step.measures]
+        parts += [f"lr {values['learning_rate']:.2e}", f"{rate:.0f} {self.unit}/s"]
+        if self.flops_a_token is not None:
+            parts.append(f"{clock.tokens_a_second() * self.flops_a_token / 1e12:.3f} TFLOP/s")
+        parts.append(f"ETA {datetime.timedelta(seconds=left)}")
+        self.say("  ".join(parts))
 
 
 class _Clock:
     """Rates over the steps so far, but for the first, which builds the graph."""
 
-    def __init__(self):
+    def __init__(self, unit):
+        self.unit = unit
         self.first_step_is_over = False
-        self.steps = self.examples = self.seconds = 0
+        self.steps = self.units = self.tokens = self.seconds = 0
         self.since = time.monotonic()
 
     def count(self, logs):
-        examples = int(logs["examples"])  # Waits for the step.
+        units, tokens = int(logs[self.unit]), int(logs["tokens"])  # Waits for the step.
         now = time.monotonic()
         if self.first_step_is_over:
             self.steps += 1
-            self.examples += examples
+            self.units += units
+            self.tokens += tokens
             self.seconds += now - self.since
         self.first_step_is_over, self.since = True, now
 
@@ -147,8 +157,11 @@ class _Clock:
         """Leaves the time since the last step out: it went into an evaluation."""
         self.since = time.monotonic()
 
-    def examples_a_second(self):
-        return self.examples / self.seconds if self.seconds else 0.0
+    def units_a_second(self):
+        return self.units / self.seconds if self.seconds else 0.0
+
+    def tokens_a_second(self):
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     def seconds_a_step(self):
         return self.seconds / self.steps if self.steps else 0.0

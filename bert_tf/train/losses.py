@@ -14,6 +14,12 @@ def softmax_cross_entropy(labels_B, logits_BC):
     )
 
 
+def is_correct(labels_B, logits_BC):
+    """1 where the highest score is the label's, else 0."""
+    best_B = tf.argmax(logits_BC, axis=-1, output_type=tf.int32)
+    return tf.cast(best_B == tf.cast(labels_B, tf.int32), tf.float32)
+
+
 def sigmoid_cross_entropy(labels_B, logits_B1):
     """Binary cross-entropy of one logit, which stands for label 1."""
     return tf.nn.sigmoid_cross_entropy_with_logits(

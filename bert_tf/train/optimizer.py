@@ -1,4 +1,4 @@
-"""AdamW as released, and the learning rate over the steps."""
+"""AdamW as released, LAMB as published, and the learning rate over the steps."""
 
 import keras
 import tensorflow as tf
@@ -35,16 +35,13 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-@keras.saving.register_keras_serializable("bert_tf")
-class AdamW(keras.optimizers.Optimizer):
-    """Adam with decoupled weight decay, as released (AdamWeightDecayOptimizer).
+class AdamFamily(keras.optimizers.Optimizer):
+    """What AdamW and LAMB share: two moments, who decays, and all that happens before an update.
 
     Decay is taken from every trainable variable whose path does not end in one of UNDECAYED.
-    `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
     `apply` takes the gradients of this replica's share of the loss, sums them over all replicas,
-    clips the sum by its global norm, then updates.
-
-    Differs from Keras' optimizers, which clip each replica's share before the sum.
+    clips the sum by its global norm, then updates. (Keras' own optimizers clip each replica's share
+    before the sum.)
     """
 
     def __init__(
@@ -56,9 +53,9 @@ class AdamW(keras.optimizers.Optimizer):
         epsilon=1e-6,
         clip_norm=1.0,
         bias_correction=True,
-        name="adamw",
+        name=None,
     ):
-        super().__init__(learning_rate=learning_rate, name=name)
+        super().__init__(learning_rate=learning_rate, name=name or type(self).__name__.lower())
         self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.bias_correction = bias_correction
@@ -120,15 +117,37 @@ class AdamW(keras.optimizers.Optimizer):
         self.iterations.assign_add(1)
         return norm
 
+    def _powers(self):
+        """beta_1^t and beta_2^t of the bias correction; 0 without it."""
+        step = tf.cast(self.iterations, tf.float32) + 1.0
+        if not self.bias_correction:
+            return tf.zeros([]), tf.zeros([])
+        return tf.pow(self.beta_1, step), tf.pow(self.beta_2, step)
+
+    def get_config(self):
+        inherited = super().get_config()
+        own = ("weight_decay_rate", "beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction")
+        return {
+            "name": inherited["name"],
+            "learning_rate": inherited["learning_rate"],
+            **{name: getattr(self, name) for name in own},
+        }
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class AdamW(AdamFamily):
+    """Adam with decoupled weight decay, as released (AdamWeightDecayOptimizer).
+
+    `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
+    """
+
     def _update(self, variable, m, v, gradient, learning_rate):
         """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt v + eps) + decay w).
 
         With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. Every replica
         updates its own copy with the same numbers; TensorFlow's fused kernel does it in one pass.
         """
-        step = tf.cast(self.iterations, tf.float32) + 1.0
-        power_1 = tf.pow(self.beta_1, step) if self.bias_correction else tf.zeros([])
-        power_2 = tf.pow(self.beta_2, step) if self.bias_correction else tf.zeros([])
+        power_1, power_2 = self._powers()
         if self.decays(variable):
             tf.raw_ops.AssignSubVariableOp(
                 resource=variable.value.handle,
@@ -148,11 +167,25 @@ class AdamW(keras.optimizers.Optimizer):
             grad=gradient,
         )
 
-    def get_config(self):
-        inherited = super().get_config()
-        own = ("weight_decay_rate", "beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction")
-        return {
-            "name": inherited["name"],
-            "learning_rate": inherited["learning_rate"],
-            **{name: getattr(self, name) for name in own},
-        }
+
+@keras.saving.register_keras_serializable("bert_tf")
+class Lamb(AdamFamily):
+    """LAMB (You et al. 2020, algorithm 2): Adam's update, as long as the variable it is for.
+
+    u = m_hat / (sqrt v_hat + eps) + decay w;  w -= rate |w| / |u| u. Keras' Lamb leaves the decay
+    out of u. What does not decay (biases, LayerNorm) is not scaled either, as in the released LAMB.
+    """
+
+    def _update(self, variable, m, v, gradient, learning_rate):
+        power_1, power_2 = self._powers()
+        m_new = self.beta_1 * tf.convert_to_tensor(m.value) + (1 - self.beta_1) * gradient
+        v_new = self.beta_2 * tf.convert_to_tensor(v.value) + (1 - self.beta_2) * gradient**2
+        update = m_new / (1 - power_1) / (tf.sqrt(v_new / (1 - power_2)) + self.epsilon)
+        weights = tf.convert_to_tensor(variable.value)
+        if self.decays(variable):
+            update += self.weight_decay_rate * weights
+            length, wanted = tf.norm(update), tf.norm(weights)
+            update *= tf.where((length > 0) & (wanted > 0), wanted / length, 1.0)
+        # On every replica its own copy, with the same numbers.
+        for target, value in ((m, m_new), (v, v_new), (variable, weights - learning_rate * update)):
+            tf.raw_ops.AssignVariableOp(resource=target.value.handle, value=value)

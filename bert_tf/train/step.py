@@ -4,52 +4,74 @@ import tensorflow as tf
 
 
 class TrainStep:
-    """Takes a batch from an iterator and updates the model once.
+    """Takes batches from an iterator and updates the model once.
 
     A batch is (inputs, labels, weights): inputs for the model, labels and weights dicts keyed like
     the model's outputs; a weight of 0 marks filler that makes replicas' shares equal. `losses` maps
     an output to a function (labels, output) -> one loss an element. The loss is the sum over
     outputs of sum(weight * loss) / sum(weight), both sums taken over all replicas, so that the
-    number of replicas changes nothing.
+    number of replicas changes nothing. `measures` maps a name to (output, function) of a figure
+    that is told beside the loss, averaged alike.
 
-    Dropout's noise is a function of (seed, step, replica, place): nothing random is kept between
-    steps.
+    With `accumulation_steps` K an element of the iterator is K batches, stacked on a new first axis
+    (Dataset.batch, or ragged_batch), one behind the other in memory: the sums go over all of them,
+    which makes the update that of one batch K times as large.
+
+    Dropout's noise is a function of (seed, step, replica, batch, place): nothing random is kept
+    between steps.
     """
 
-    def __init__(self, model, losses, optimizer, strategy, seed):
+    def __init__(
+        self, model, losses, optimizer, strategy, seed, measures=None, accumulation_steps=1
+    ):
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
-        self.seed = seed
+        self.seed, self.measures = seed, measures or {}
+        self.accumulation_steps = accumulation_steps
 
     @tf.function(autograph=False)
     def __call__(self, iterator):
-        """One update -> {"loss", "gradient_norm", "learning_rate", "examples"} scalars."""
+        """One update -> scalars: "loss", measures, "gradient_norm", "learning_rate", and counts.
+
+        Counted are "examples", those of any weight, and "tokens".
+        """
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
-        loss, norm, examples = self.strategy.run(self._on_replica, args=(next(iterator),))
+        sums, norm = self.strategy.run(self._on_replica, args=(next(iterator),))
         total = tf.distribute.ReduceOp.SUM
         return {
-            "loss": self.strategy.reduce(total, loss, axis=None),
+            **{name: self.strategy.reduce(total, value, axis=None) for name, value in sums.items()},
             "gradient_norm": self.strategy.reduce(tf.distribute.ReduceOp.MEAN, norm, axis=None),
             "learning_rate": learning_rate,
-            "examples": self.strategy.reduce(total, examples, axis=None),
         }
 
     def _on_replica(self, batch):
-        inputs, labels, weights = batch
         replica = tf.distribute.get_replica_context()
+        weights = batch[2]
         weight_sums = replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, {name: tf.reduce_sum(weights[name]) for name in self.losses}
+            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self.losses}
         )
+        if self.accumulation_steps == 1:
+            sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
+        else:
+            sums, gradients = self._accumulated(batch, weight_sums, replica)
+        return sums, self.optimizer.apply(gradients, self.model.trainable_variables)
+
+    def _gradients(self, batch, weight_sums, seed):
+        """This replica's share of {"loss", "examples", measures}, and of the loss' gradients."""
+        inputs, labels, weights = batch
+
+        def mean(output, values):
+            return tf.math.divide_no_nan(
+                tf.reduce_sum(weights[output] * values), weight_sums[output]
+            )
+
         with tf.GradientTape() as tape:
-            outputs = self.model(inputs, training=True, seed=self._dropout_seed(replica))
+            outputs = self.model(inputs, training=True, seed=seed)
             loss = tf.add_n(
                 [
-                    tf.math.divide_no_nan(
-                        tf.reduce_sum(weights[name] * loss(labels[name], outputs[name])),
-                        weight_sums[name],
-                    )
+                    mean(name, loss(labels[name], outputs[name]))
                     for name, loss in self.losses.items()
                 ]
-            )  # This replica's share of the loss.
+            )
         gradients = tape.gradient(loss, self.model.trainable_variables)
         without = [
             variable.path
@@ -58,12 +80,49 @@ class TrainStep:
         ]
         if without:
             raise ValueError(f"no gradient reaches {', '.join(without)}: does the loss need it?")
-        norm = self.optimizer.apply(gradients, self.model.trainable_variables)
-        examples = tf.reduce_sum(tf.cast(next(iter(weights.values())) > 0, tf.int32))
-        return loss, norm, examples
+        of_any = next(iter(weights.values()))
+        of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
+        tokens = inputs["row_splits"][-1] if "row_splits" in inputs else inputs["input_mask"]
+        sums = {
+            "loss": loss,
+            "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),
+            "tokens": tf.reduce_sum(tf.cast(tokens, tf.int32)),
+            **{
+                name: mean(output, measure(labels[output], outputs[output]))
+                for name, (output, measure) in self.measures.items()
+            },
+        }
+        return sums, gradients
 
-    def _dropout_seed(self, replica):
+    def _accumulated(self, batches, weight_sums, replica):
+        """The sums and gradients of all stacked batches, one worked on at a time."""
+
+        def add(number, sums, gradients):
+            batch = tf.nest.map_structure(lambda stacked: stacked[number], batches)
+            seed = self._dropout_seed(replica, number)
+            more = self._gradients(batch, weight_sums, seed)
+            sums, gradients = tf.nest.map_structure(
+                lambda one, other: one + tf.convert_to_tensor(other), (sums, gradients), more
+            )
+            return number + 1, sums, gradients
+
+        counts = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
+        start = {**dict.fromkeys(("loss", *self.measures), tf.zeros([])), **counts}
+        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+        count = tf.shape(next(iter(batches[2].values())))[0]
+        _, sums, gradients = tf.while_loop(
+            lambda number, *_: number < tf.cast(count, tf.int32), add, (0, start, zeros)
+        )
+        return sums, gradients
+
+    def _dropout_seed(self, replica, batch=0):
         """An int64 pair; layers add their place, at most 2**16, to the second."""
         step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
         replica_id = tf.cast(replica.replica_id_in_sync_group, tf.int64)
-        return tf.stack([tf.constant(self.seed, tf.int64), step * 2**32 + replica_id * 2**16])
+        first = tf.cast(batch, tf.int64) * 2**32 + self.seed
+        return tf.stack([first, step * 2**32 + replica_id * 2**16])
+
+
+def _sum(values):
+    """Of a tensor, dense or ragged."""
+    return tf.reduce_sum(values.flat_values if isinstance(values, tf.RaggedTensor) else values)

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from bert_tf import AdamW
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
+from bert_tf.data.batches import examples_flat, examples_padded
+from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.train.step import TrainStep
 from tests import reference, small
-from tests.bert_tf.test_training import tiny_config, train
+from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 
 LENGTHS = (8, 5, 3)
 
@@ -165,3 +166,49 @@ def test_token_embeddings_learn_from_both_ends_and_every_variable_learns():
         if variable.path.endswith("word_embeddings")
     )
     assert tf.reduce_all(tf.reduce_any(table != 0, axis=1))
+
+
+def many(config, count):
+    """`count` of the released features' examples, of 3 to 10 tokens, 0 to 4 predictions."""
+    parts = [examples(config, seed) for seed in range(-(-count // 3))]
+    found = {name: np.concatenate([part[name] for part in parts])[:count] for name in parts[0]}
+    found["masked_lm_weights"][1] = 0
+    return found
+
+
+@pytest.mark.parametrize("layout", [examples_padded, examples_flat])
+@pytest.mark.parametrize("size", [12, 10])
+def test_accumulated_batches_equal_the_big_one(layout, size):
+    """The last window is of fewer batches where they do not come out even."""
+    config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    found = many(config, 2 * size)
+    found["next_sentence_labels"] = found["next_sentence_labels"][:, np.newaxis]
+    rows = tf.data.Dataset.from_tensor_slices(found)
+
+    def batches(rows, size):
+        return rows.batch(size).map(lambda batch: to_batch(layout(batch)))
+
+    # Ten rows are 3 + 3 + 3 + 1.
+    windows = [batches(rows.skip(begin).take(size), 3).ragged_batch(4) for begin in (0, size)]
+    results = []
+    for data, accumulation_steps in (
+        (batches(rows, size), 1),
+        (windows[0].concatenate(windows[1]), 4),
+    ):
+        model, _ = make_model(config)
+        optimizer = AdamW(1e-2, clip_norm=0.05)
+        optimizer.build(model.trainable_variables)
+        step = TrainStep(
+            model,
+            LOSSES,
+            optimizer,
+            tf.distribute.get_strategy(),
+            seed=0,
+            measures=MEASURES,
+            accumulation_steps=accumulation_steps,
+        )
+        results.append(train(step, data, 2))
+    (logs, weights), (logs_accumulated, weights_accumulated) = results
+    for one, other in zip(logs, logs_accumulated, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    assert_weights_equal(weights, weights_accumulated)

@@ -11,6 +11,7 @@ from bert_tf import AdamW, BertConfig, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
+from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tests import reference, small
@@ -83,8 +84,9 @@ def test_a_continuous_learning_rate_reaches_its_peak():
     assert WarmupLinearDecay(**schedule.get_config())(11) == schedule(11)
 
 
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
 @pytest.mark.parametrize("bias_correction", [False, True])
-def test_adamw_equals_numpy_over_100_steps(bias_correction):
+def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (5, 4), "bias": (4,), "gamma": (4,)}
     start = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -96,12 +98,17 @@ def test_adamw_equals_numpy_over_100_steps(bias_correction):
         for step in range(100)
     ]
     variables = [keras.Variable(array, name=name) for name, array in start.items()]
-    optimizer = AdamW(WarmupLinearDecay(1e-2, 100, 10), bias_correction=bias_correction)
+    optimizer = optimizer_class(WarmupLinearDecay(1e-2, 100, 10), bias_correction=bias_correction)
     for grads in gradients:
         norm = optimizer.apply([tf.constant(grads[name]) for name in shapes], variables)
     rates = [1e-2 * (step / 10 if step < 10 else 1 - step / 100) for step in range(100)]
     wanted = reference.adamw(
-        start, gradients, rates, decayed={"kernel"}, bias_correction=bias_correction
+        start,
+        gradients,
+        rates,
+        decayed={"kernel"},
+        bias_correction=bias_correction,
+        lamb=optimizer_class is Lamb,
     )
     for variable in variables:
         np.testing.assert_allclose(variable.numpy(), wanted[variable.name], rtol=0, atol=1e-5)
