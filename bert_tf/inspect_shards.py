@@ -14,7 +14,9 @@ from bert_tf.errors import UserError
 @dataclasses.dataclass(frozen=True)
 class InspectShardsSettings:
     shards: str = command.setting("folder of shards")
-    vocab: str | None = command.setting("vocab.txt that they were made with, to show tokens", None)
+    vocab: str | None = command.setting(
+        "vocab.txt that they were made with; by default the one beside them", None
+    )
     num_examples: int = command.setting("examples to show", 3)
     adopt: bool = command.setting(
         "write the manifest of shards that google-research/bert or others made", False
@@ -37,15 +39,15 @@ def main(settings):
         manifest = inspection.adopt(settings.shards, vocabulary)
     else:
         manifest = Manifest.load(settings.shards)
+    vocabulary = vocabulary or manifest.vocabulary()
     statistics = inspection.inspect(manifest, vocabulary, command.say)
     print(f"{settings.shards}: {len(manifest.shards)} shards are as they were written")
     for line in statistics.lines(manifest.settings["max_seq_length"]):
         print(line)
-    if vocabulary is not None:
-        for example in inspection.first_examples(manifest, settings.num_examples):
-            print()
-            for line in inspection.describe(example, vocabulary):
-                print(line)
+    for example in inspection.first_examples(manifest, settings.num_examples):
+        print()
+        for line in inspection.describe(example, vocabulary):
+            print(line)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ BATCH_EXAMPLES = 4096
 class Statistics:
     """Counts over examples; lengths are of input_ids without padding, with [CLS] and [SEP]."""
 
-    def __init__(self, mask_id=None):
-        """Without the id of [MASK] the fates of predicted tokens are not told."""
+    def __init__(self, mask_id):
         self.mask_id = mask_id
         self.lengths, self.lengths_b, self.predictions = [], [], []
         self.random_next = 0
@@ -58,9 +57,8 @@ class Statistics:
         predictions = np.concatenate(self.predictions)
         yield _deciles("predicted tokens", predictions)
         yield f"predicted              {predictions.sum() / lengths.sum():.2%} of all tokens"
-        if self.mask_id is not None:
-            mask, same, other = self.fates / max(self.fates.sum(), 1)
-            yield f"of these               {mask:.2%} [MASK], {same:.2%} kept, {other:.2%} replaced"
+        mask, same, other = self.fates / max(self.fates.sum(), 1)
+        yield f"of these               {mask:.2%} [MASK], {same:.2%} kept, {other:.2%} replaced"
 
 
 def read_shard(path, parse):
@@ -79,15 +77,15 @@ def read_shard(path, parse):
         raise UserError(f"{path}: record {number} or later: {error.message}") from None
 
 
-def inspect(manifest, vocabulary=None, say=lambda line: None):
+def inspect(manifest, vocabulary, say=lambda line: None):
     """Checks hashes and counts of all shards -> Statistics. Raises UserError naming the first."""
     manifest.check_files()
-    if vocabulary is not None and vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
+    if vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
         raise UserError(
             f"--vocab: not the vocabulary of {manifest.folder} "
             f"({len(vocabulary)} entries, there {manifest.values['vocabulary']['entries']})"
         )
-    statistics = Statistics(None if vocabulary is None else vocabulary["[MASK]"])
+    statistics = Statistics(vocabulary["[MASK]"])
     parse = manifest_parser(manifest)
     for number, entry in enumerate(manifest.shards, start=1):
         count = 0
@@ -197,6 +195,7 @@ def adopt(folder, vocabulary):
             "shards": entries,
         },
     )
+    manifest.save_vocabulary(vocabulary)
     manifest.save()
     return manifest
 

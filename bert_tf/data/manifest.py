@@ -1,6 +1,7 @@
 """The manifest of a folder of shards: what they were made of, and what they have to be.
 
 SHARDS/manifest.json                         this
+SHARDS/vocab.txt                             the vocabulary they were made with
 SHARDS/examples-00007-of-00064.tfrecord      a shard
 SHARDS/.examples-00007-of-00064.json         its entry, until the manifest is complete
 """
@@ -14,8 +15,10 @@ from importlib import metadata
 
 from bert_tf import files
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 NAME = "manifest.json"
+VOCABULARY_NAME = "vocab.txt"
 _MEND = "delete it and give the write_shards command again, which makes what is missing"
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
@@ -82,6 +85,22 @@ class Manifest:
     @property
     def settings(self):
         return self.values["settings"]
+
+    def save_vocabulary(self, vocabulary):
+        files.replace_file(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
+
+    def vocabulary(self):
+        """The folder's own vocab.txt. Raises UserError if it is not the one of the shards."""
+        path = self.path(VOCABULARY_NAME)
+        if not files.exists(path):
+            raise UserError(f"{path}: no such file; put the vocab.txt of these shards there")
+        vocabulary = Vocabulary(files.read_text(path).removesuffix("\n").split("\n"), where=path)
+        if vocabulary.sha256 != self.values["vocabulary"]["sha256"]:
+            raise UserError(
+                f"{path}: {len(vocabulary)} entries, not the vocabulary that the shards were made "
+                f"with ({self.values['vocabulary']['entries']} entries)"
+            )
+        return vocabulary
 
     @property
     def shards(self):

@@ -20,7 +20,9 @@ from bert_tf.text.vocabulary import Vocabulary
 MIN_DOCUMENTS = 5  # A shard; random next segments come from the shard's other documents.
 MAX_SHARD_BYTES = 128 << 20  # Of text: about twice that is held in memory.
 SPILL = ".unpacked"
-_LEFT = re.compile(r"\.+(examples-.*|manifest\.json)\.\d+")  # What is written and has no name yet.
+_LEFT = re.compile(
+    r"\.+(examples-.*|manifest\.json|vocab\.txt)\.\d+"
+)  # What is written and has no name yet.
 
 
 def write_shards(settings, say=lambda line: None):
@@ -57,6 +59,7 @@ def write_shards(settings, say=lambda line: None):
         missing = [number for number in range(settings.num_shards) if number not in entries]
         if missing:
             manifest.values["shards"] = list(entries.values())
+            manifest.save_vocabulary(vocabulary)
             manifest.save()
             if entries:
                 say(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")

@@ -283,7 +283,7 @@ def test_inspection_counts_what_is_there(shards, copy):
     path = second_shard(copy)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes, wanted"):
-        inspection.inspect(Manifest.load(copy))
+        inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
 
 
 def test_an_example_is_described_as_text():

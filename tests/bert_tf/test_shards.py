@@ -176,7 +176,7 @@ def test_one_two_four_workers_and_beam_write_the_same_bytes(corpus, tmp_path, ru
         )
         assert "padding" in done.stderr.splitlines()[-1]
         left = {path.name for path in (tmp_path / name).iterdir()} - set(here)
-        assert left == {"manifest.json", ".lock"}
+        assert left == {"manifest.json", "vocab.txt", ".lock"}
 
 
 def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):
