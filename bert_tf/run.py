@@ -21,7 +21,7 @@ from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how often, how loud.
-MAY_CHANGE = frozenset({"save_every", "log_every"})
+MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
 
 class Run:

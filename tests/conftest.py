@@ -25,6 +25,7 @@ COMMANDS = (
     "bert_tf.convert",
     "bert_tf.write_shards",
     "bert_tf.inspect_shards",
+    "bert_tf.pretrain",
     "bert_tf.learn_vocab",
     "tasks.finetune",
     "tasks.evaluate",

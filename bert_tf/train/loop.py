@@ -9,6 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from bert_tf.checkpoints import model_variables
+from bert_tf.data.batches import bad_record
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import distribute
@@ -24,7 +25,8 @@ class Loop:
     one for each replica a step: the position in the data is the step, nothing else has to be saved.
     `evaluate()` returns (score, metrics); the highest score is the best. `say` takes a line of
     progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
-    there, before num_train_steps. `flops_a_token` are the model's, forward and backward.
+    there, before num_train_steps. `flops_a_token` are the model's, forward and backward. `place`
+    tells where in the data a step reads.
     """
 
     run: Run
@@ -39,6 +41,7 @@ class Loop:
     unit: str = "examples"
     last_step: int | None = None
     flops_a_token: float | None = None
+    place: Callable[[int], str] | None = None
 
     def train(self):
         """Trains to the end from the newest checkpoint, or from the model as it is.
@@ -51,6 +54,8 @@ class Loop:
         if step is None:
             step = 0
         else:
+            if step >= end:
+                return
             self.say(f"resuming at step {step} of {self.num_train_steps}")
         self.run.forget_metrics_after(step, and_evaluation=self._is_due(step))
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
@@ -80,15 +85,19 @@ class Loop:
                     clock.restart()
 
     def _step(self, iterator, step):
+        where = f" ({self.place(step)})" if self.place else ""
         try:
             return self.step(iterator)
-        except tf.errors.InvalidArgumentError as error:
+        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+            mistake = bad_record(error)
+            if mistake is not None:
+                raise mistake from None
             if "not finite" not in str(error):
                 raise
             raise UserError(
-                f"step {step}: the gradient is not finite; the update was not made, nothing of it "
-                f"is in {self.run.checkpoints.directory}; try a lower --learning_rate in a new "
-                "--output_dir"
+                f"step {step}{where}: the gradient is not finite; the update was not made, nothing "
+                f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
+                "new --output_dir"
             ) from None
 
     def variables(self):

@@ -1,0 +1,21 @@
+"""Pretrains BERT on shards: masked language model and next sentence prediction.
+
+    python -m bert_tf.pretrain --shards=SHARDS --preset=base --output_dir=RUN
+
+The same command goes on where it was stopped. --shards=A,B --phase_steps=900000,100000 trains on
+one folder after the other.
+"""
+
+from bert_tf import command
+from bert_tf.pretraining.settings import PretrainSettings
+
+
+def main(settings):
+    from bert_tf.pretraining import recipe
+
+    run = recipe.dry_run if settings.dry_run else recipe.pretrain
+    run(settings, command.say)
+
+
+if __name__ == "__main__":
+    command.start(main, PretrainSettings, __doc__)

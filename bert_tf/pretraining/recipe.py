@@ -1,0 +1,263 @@
+"""The recipe of pretraining, from shards to a run directory."""
+
+import dataclasses
+import json
+import tempfile
+
+import keras
+
+from bert_tf.config import PRESETS, BertConfig
+from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
+from bert_tf.data.manifest import Manifest
+from bert_tf.errors import UserError
+from bert_tf.pretraining.evaluation import PretrainingEvaluator
+from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.run import Run
+from bert_tf.text.packing import flat
+from bert_tf.train.distribution import POLICIES, make_layout, make_strategy
+from bert_tf.train.loop import Loop
+from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
+from bert_tf.train.step import TrainStep
+from bert_tf.weights.sources import read_pretrained
+
+OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
+TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def pretrain(settings, say=lambda line: None, strategy=None):
+    """Trains what the PretrainSettings say, or goes on with it; returns the open Run.
+
+    `say` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
+    Raises UserError on shards, sizes or an output directory that do not fit, Interrupted after
+    Ctrl-C or SIGTERM.
+    """
+    # What trains: shards of one vocabulary, a configuration, maybe weights.
+    source = settings.init_from and read_pretrained(settings.init_from)
+    manifests = [Manifest.load(folder) for folder in settings.shards]
+    vocabulary = manifests[0].vocabulary()
+    config = _config(settings, source, manifests[0], vocabulary)
+    phases = [PretrainingData(folder, vocabulary, config) for folder in settings.shards]
+    held_out = settings.eval_shards and PretrainingData(settings.eval_shards, vocabulary, config)
+    for data in (*phases, *([held_out] if held_out else [])):
+        data.verify()
+    num_train_steps = settings.phase_ends[-1]
+
+    # The run that is there, or a new one.
+    record = {
+        name: data.manifest.sha256 for name, data in zip(settings.shards, phases, strict=True)
+    }
+    run = None
+    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
+        run = Run.open(settings.output_dir)
+        run.check_resumable(_recorded(settings), None)
+        if run.train["data"] != record:
+            raise UserError(
+                f"--shards: not those that {run.path} began with; name a new --output_dir"
+            )
+        if run.checkpoints.steps()[-1] >= num_train_steps:
+            say(f"{run.path}: finished at step {run.checkpoints.steps()[-1]}, nothing to do")
+            return run
+
+    # Model and optimizer.
+    keras.utils.set_random_seed(settings.seed)
+    strategy = strategy or make_strategy(settings.strategy)
+    replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
+    if settings.global_batch_size % (replicas * parts):
+        raise UserError(
+            f"--global_batch_size={settings.global_batch_size}: does not divide by {replicas} "
+            f"replicas and --gradient_accumulation_steps={parts}"
+        )
+    with strategy.scope():
+        model = PretrainingModel(config, dtype=POLICIES[settings.precision])
+        schedule = WarmupLinearDecay(
+            settings.learning_rate,
+            num_train_steps,
+            settings.warmup_steps,
+            continuous=settings.schedule == "continuous",
+        )
+        optimizer = OPTIMIZERS[settings.optimizer](
+            schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
+        )
+        optimizer.build(model.trainable_variables)
+    layout = examples_flat if make_layout(strategy) is flat else examples_padded
+
+    # All that can be wrong has been looked at: now a new run may be made.
+    if run is None:
+        if source:
+            source.assign_to(model)
+        train = {"settings": _recorded(settings), "data": record}
+        train["origin"] = f"{source.origin}; new heads" if source else "new weights"
+        run = Run.create(settings.output_dir, config, vocabulary, train)
+    for line in _plan(settings, config, model, phases, replicas, run.train["origin"]):
+        say(line)
+
+    # The loop, phase by phase: one schedule, one optimizer.
+    step = TrainStep(
+        model,
+        LOSSES,
+        optimizer,
+        strategy,
+        settings.seed,
+        measures=MEASURES,
+        accumulation_steps=parts,
+    )
+    evaluate = None
+    if held_out:
+        evaluator = PretrainingEvaluator(model, strategy, held_out, layout, settings.eval_batches)
+
+        def evaluate():
+            metrics = evaluator.metrics()
+            return -metrics["masked_lm_loss"], {f"eval_{k}": v for k, v in metrics.items()}
+
+    first_step = 0
+    for data, last_step in zip(phases, settings.phase_ends, strict=True):
+        phase = _Phase(data, layout, first_step, settings, replicas)
+        Loop(
+            run,
+            step,
+            phase.batches,
+            num_train_steps,
+            settings.save_every,
+            settings.log_every,
+            say,
+            evaluate,
+            settings.eval_every or num_train_steps,
+            unit="tokens",
+            last_step=last_step,
+            flops_a_token=flops_a_token(config, data),
+            place=phase.place,
+        ).train()
+        first_step = last_step
+    say(f"finished: {run.path}")
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class _Phase:
+    """The batches of one folder of shards, from the step that its phase begins with."""
+
+    data: PretrainingData
+    layout: object
+    first_step: int
+    settings: object
+    replicas: int
+
+    def batches(self, step):
+        """The dataset from a step on, a replica's share (or a stack of its parts) an element."""
+        parts = self.settings.gradient_accumulation_steps
+        size = self.settings.global_batch_size // (self.replicas * parts)
+        batches = self.data.training_batches(self._position(step), size, self.layout)
+        batches = batches.map(to_batch)
+        return batches.ragged_batch(parts, drop_remainder=True) if parts > 1 else batches
+
+    def place(self, step):
+        """Where in the data a step reads, for messages."""
+        position = self._position(step)
+        return (
+            f"epoch {position.epoch} of {self.data.manifest.folder}, from example "
+            f"{position.next_example} in the order of seed {position.seed}"
+        )
+
+    def _position(self, step):
+        examples = (step - self.first_step) * self.settings.global_batch_size
+        return self.data.position(self.settings.seed, examples)
+
+
+def dry_run(settings, say=lambda line: None):
+    """Three steps of a toy model on the given shards, through every stage, in a folder that goes.
+
+    Raises UserError where pretraining would, but for what depends on the size.
+    """
+    manifest = Manifest.load(settings.shards[0])
+    lengths = [Manifest.load(folder).settings["max_seq_length"] for folder in settings.shards]
+    with tempfile.TemporaryDirectory() as folder:
+        toy = BertConfig(
+            vocab_size=len(manifest.vocabulary()), max_position_embeddings=max(lengths), **TOY
+        )
+        path = f"{folder}/toy_config.json"
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(dataclasses.replace(toy, **_case(manifest)).to_dict(), stream)
+        least = settings.gradient_accumulation_steps * 2
+        small = dataclasses.replace(
+            settings,
+            preset=None,
+            init_from=None,
+            config=path,
+            output_dir=f"{folder}/run",
+            phase_steps=("3",) * len(settings.shards),
+            global_batch_size=min(settings.global_batch_size, 4 * least),
+            save_every=2,
+            eval_every=None,
+            eval_batches=2,
+            log_every=1,
+            dry_run=False,
+        )
+        pretrain(small, say)
+        pretrain(small, say)  # As it would go on.
+    say("dry run: every stage has run; nothing was kept")
+
+
+def flops_a_token(config, data):
+    """Floating-point operations of a training step for each token, matrix products alone.
+
+    Twice a multiply-add for every weight, attention over the shards' length, predictions at the
+    share of the places that shards give room for; backward counts twice forward.
+    """
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    weights = layers * (4 * hidden**2 + 2 * hidden * inner)
+    attention = layers * 2 * data.max_seq_length * hidden
+    share = data.manifest.settings["max_predictions_per_seq"] / data.max_seq_length
+    head = share * (hidden**2 + hidden * config.vocab_size)
+    return 3 * 2 * (weights + attention + head)
+
+
+def _config(settings, source, manifest, vocabulary):
+    """The BertConfig: of the weights, of a file, or of a published size with this vocabulary."""
+    if source:
+        return source.config
+    if settings.config:
+        return BertConfig.load(settings.config)
+    return dataclasses.replace(
+        PRESETS[settings.preset], vocab_size=len(vocabulary), **_case(manifest)
+    )
+
+
+def _case(manifest):
+    """How the shards' text was normalized; shards of other programs do not say."""
+    tokenizer = manifest.values.get("tokenizer")
+    if tokenizer is None:
+        return {"do_lower_case": not manifest.vocabulary().looks_cased()}
+    return {name: tokenizer[name] for name in ("do_lower_case", "strip_accents")}
+
+
+def _recorded(settings):
+    return {
+        name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"
+    }
+
+
+def _plan(settings, config, model, phases, replicas, origin):
+    """What is about to be done, as lines."""
+    count = model.count_params()
+    case = "uncased" if config.do_lower_case else "cased"
+    yield f"{count:,} parameters, {origin}; {case}; on {replicas} replica{'s' * (replicas > 1)}"
+    first_step = 0
+    for data, last_step in zip(phases, settings.phase_ends, strict=True):
+        examples = (last_step - first_step) * settings.global_batch_size
+        places = settings.global_batch_size * data.max_seq_length
+        yield (
+            f"{data.manifest.folder}: steps {first_step} to {last_step}, {places:,} tokens a step, "
+            f"{examples / len(data):.2f} epochs over {len(data):,} examples"
+        )
+        first_step = last_step
+    share = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)
+    tokens = share * max(data.max_seq_length for data in phases)
+    # Weights, gradients and two moments; of each layer some 16 hidden and 2 inner vectors a token,
+    # and attention's probabilities.
+    longest = max(data.max_seq_length for data in phases)
+    a_token = 16 * config.hidden_size + 2 * config.intermediate_size
+    a_token = config.num_hidden_layers * (a_token + 3 * config.num_attention_heads * longest)
+    share_predicted = max(data.manifest.settings["max_predictions_per_seq"] for data in phases)
+    scores = 3 * share * share_predicted * config.vocab_size
+    memory = 4 * (4 * count + tokens * a_token + scores)
+    yield f"about {memory / 1e9:.1f} GB a replica in float32, TensorFlow itself aside"

@@ -1,0 +1,98 @@
+"""The settings of pretraining, a field a flag. Free of TensorFlow."""
+
+import dataclasses
+import os
+
+from bert_tf.command import setting
+from bert_tf.config import PRESETS
+from bert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainSettings:
+    """What bert_tf.pretrain does; the defaults are the published recipe (Devlin et al. 2019, A.2).
+
+    Raises UserError, naming the flag, on a value that cannot be.
+    """
+
+    shards: tuple[str, ...] = setting("folders of shards, one a phase")
+    output_dir: str = setting("run directory to make, or to go on with")
+    preset: str | None = setting("a published size", None, choices=tuple(PRESETS))
+    config: str | None = setting("bert_config.json of another size", None)
+    init_from: str | None = setting("pretrained weights to begin with, and their size", None)
+    eval_shards: str | None = setting("folder of held-out shards", None)
+    phase_steps: tuple[str, ...] = setting("steps of each phase; their sum is the whole", ())
+    num_train_steps: int = setting("steps, where there is one phase", 1_000_000)
+    global_batch_size: int = setting("examples a step, over all replicas", 256)
+    gradient_accumulation_steps: int = setting(
+        "parts that a replica works through its share of a step in, one after the other", 1
+    )
+    learning_rate: float = setting("peak learning rate", 1e-4)
+    warmup_steps: int = setting("steps over which the learning rate rises", 10_000)
+    schedule: str = setting(
+        "the fall of the learning rate: counted from step 0, as released, or from the peak",
+        "released",
+        choices=("released", "continuous"),
+    )
+    optimizer: str = setting("AdamW as released, or LAMB", "adamw", choices=("adamw", "lamb"))
+    weight_decay_rate: float = setting("decay, off for biases and LayerNorm", 0.01)
+    bias_correction: bool = setting("Adam's bias correction (the released code has none)", False)
+    seed: int = setting("seed of the weights, the order of the data and dropout", 0)
+    strategy: str = setting(
+        "one device, or a replica a local GPU", "none", choices=("none", "mirrored")
+    )
+    precision: str = setting(
+        "of the matrix products in training", "float32", choices=("float32", "bfloat16")
+    )
+    eval_every: int | None = setting("steps between evaluations; by default only the end", None)
+    eval_batches: int | None = setting(
+        "batches of 64 held-out examples to evaluate on; by default all", None
+    )
+    save_every: int = setting("steps between checkpoints", 1000)
+    log_every: int = setting("steps between lines of progress", 100)
+    dry_run: bool = setting("three steps of a toy model through every stage, and no run", False)
+
+    def __post_init__(self):
+        if sum(value is not None for value in (self.preset, self.config, self.init_from)) != 1:
+            raise UserError("--preset, --config, --init_from: wanted one of them, for the size")
+        for name, least in (
+            ("num_train_steps", 1),
+            ("global_batch_size", 1),
+            ("gradient_accumulation_steps", 1),
+            ("warmup_steps", 0),
+            ("save_every", 1),
+            ("log_every", 1),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+        if self.seed >= 2**32:
+            raise UserError(f"--seed={self.seed}: wanted less than 2**32")
+        for name in ("eval_every", "eval_batches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name}={value}: wanted at least 1")
+        if not self.learning_rate > 0:
+            raise UserError(f"--learning_rate={self.learning_rate}: wanted a number over 0")
+        if not self.weight_decay_rate >= 0:
+            raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: wanted 0 or more")
+        if len(self.phase_steps) not in (0, len(self.shards)) or (
+            len(self.shards) > 1 and not self.phase_steps
+        ):
+            raise UserError(
+                f"--phase_steps={','.join(self.phase_steps)}: wanted a number for each of "
+                f"--shards={','.join(self.shards)}"
+            )
+        for steps in self.phase_steps:
+            if not steps.isdecimal() or int(steps) < 1:
+                raise UserError(f"--phase_steps={','.join(self.phase_steps)}: wanted whole numbers")
+        if self.config and not os.path.isfile(self.config):
+            raise UserError(f"--config={self.config}: no such file")
+
+    @property
+    def phase_ends(self):
+        """The step at which each phase ends; the last is the end of all."""
+        ends = []
+        for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
+            ends.append(steps + (ends[-1] if ends else 0))
+        return ends
