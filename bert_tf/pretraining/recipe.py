@@ -43,9 +43,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     num_train_steps = settings.phase_ends[-1]
 
     # The run that is there, or a new one.
-    record = {
-        name: data.manifest.sha256 for name, data in zip(settings.shards, phases, strict=True)
-    }
+    record = [data.manifest.sha256 for data in phases]
     run = None
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir)

@@ -8,49 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import BertConfig, UserError, Vocabulary
+from bert_tf import UserError, Vocabulary
 from bert_tf.data import batches as module
 from bert_tf.data import inspection, records
 from bert_tf.data.batches import PretrainingData, bad_record, examples_flat, examples_padded
 from bert_tf.data.manifest import Manifest
-from tests.bert_tf.test_shards import ENTRIES, settings_of, write_corpus
-from tests.bert_tf.test_shards import write_here as write_shards_here
+from tests.corpus import ENTRIES, config_of, write_shards
 
 LENGTH, PREDICTIONS = 32, 5
 
 
-def config(**changes):
-    values = {"vocab_size": len(ENTRIES), "hidden_size": 4, "num_attention_heads": 1}
-    return BertConfig(**{**values, "max_position_embeddings": LENGTH, **changes})
-
-
-def write(folder, masking="static"):
-    """A folder of 3 shards with its manifest, made in this process."""
-    from bert_tf.data import documents, writing
-    from bert_tf.data.manifest import entry_name
-
-    folder.mkdir(exist_ok=True)
-    vocabulary = Vocabulary(ENTRIES)
-    vocabulary.save(folder / "vocab.txt")
-    corpus = {"input": str(write_corpus(folder / "text.txt")), "vocab": str(folder / "vocab.txt")}
-    settings = settings_of(corpus, folder / "shards", masking=masking)
-    write_shards_here(settings)
-    index = documents.index(list(settings.input), "lines", "text", "")
-    tokenizer = {"do_lower_case": True, "strip_accents": None}
-    described = {"documents": len(index)}
-    manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, described)
-    manifest.save()
-    entries = writing._finished(manifest, settings)
-    manifest.values |= {"shards": list(entries.values()), "complete": True}
-    manifest.save()
-    for number in range(3):
-        (folder / "shards" / entry_name(number, 3)).unlink()
-    return folder / "shards"
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("static"))
+    return write_shards(tmp_path_factory.mktemp("static"))
 
 
 @pytest.fixture
@@ -60,7 +30,7 @@ def copy(shards, tmp_path):
 
 
 def data_of(folder, **changes):
-    return PretrainingData(folder, Vocabulary(ENTRIES), config(**changes))
+    return PretrainingData(folder, Vocabulary(ENTRIES), config_of(**changes))
 
 
 def rows(dataset, count=None):
@@ -143,7 +113,7 @@ def test_flat_is_padded_without_padding(shards):
 
 
 def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shards):
-    data = data_of(write(tmp_path / "dynamic", "dynamic"))
+    data = data_of(write_shards(tmp_path / "dynamic", "dynamic"))
     size = len(data)
     two = rows(data.training_batches(data.position(5, 0), size, examples_padded), 2)
 
@@ -181,9 +151,9 @@ def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
     with pytest.raises(UserError, match="do_lower_case=True, the configuration has False"):
         data_of(shards, do_lower_case=False)
     with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
-        PretrainingData(shards, Vocabulary([*ENTRIES, "more"]), config())
+        PretrainingData(shards, Vocabulary([*ENTRIES, "more"]), config_of())
     with pytest.raises(UserError, match="nowhere/manifest.json: no such file"):
-        PretrainingData("/nowhere", Vocabulary(ENTRIES), config())
+        PretrainingData("/nowhere", Vocabulary(ENTRIES), config_of())
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "complete": False}))
     with pytest.raises(UserError, match="manifest.json: not complete"):

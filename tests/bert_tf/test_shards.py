@@ -16,29 +16,11 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.data import documents, records, writing
+from bert_tf.data import records, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.sentences import split_sentences
-from bert_tf.data.settings import WriteShardsSettings
-from bert_tf.data.shards import ShardWriter
 from tests.conftest import ROOT
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", ".", *LETTERS]
-ENTRIES += [f"##{letter}" for letter in LETTERS]
-
-
-def write_corpus(path, num_documents=60, seed=0):
-    """Documents of 1 to 9 sentences of 1 to 12 words of 1 to 3 letters."""
-    rng = random.Random(seed)
-
-    def sentence():
-        words = ("".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(12))
-        return " ".join(list(words)[: rng.randint(1, 12)]) + "."
-
-    texts = ["\n".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(num_documents)]
-    path.write_text("\n\n".join(texts) + "\n")
-    return path
+from tests.corpus import ENTRIES, SMALL, contents, settings_of, write_corpus, write_here
 
 
 @pytest.fixture
@@ -47,31 +29,6 @@ def corpus(tmp_path):
     Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
     path = write_corpus(tmp_path / "corpus.txt")
     return {"input": str(path), "vocab": str(tmp_path / "vocab.txt")}
-
-
-SMALL = {"num_shards": 3, "max_seq_length": 32, "max_predictions_per_seq": 5, "dupe_factor": 2}
-
-
-def settings_of(corpus, folder, **changes):
-    values = {**SMALL, **corpus, "output_dir": str(folder), **changes}
-    return WriteShardsSettings(**{**values, "input": (values["input"],)})
-
-
-def write_here(settings):
-    """Writes all shards in this process -> {file: bytes}."""
-    index = documents.index(
-        documents.find_files(settings.input), settings.input_format, settings.text_field, ""
-    )
-    os.makedirs(settings.output_dir)
-    vocabulary = Vocabulary.load(settings.vocab)
-    writer = ShardWriter(settings, vocabulary, {"do_lower_case": True, "strip_accents": None})
-    for number in range(settings.num_shards):
-        writer.write(number, writing._spans(index, number, settings.num_shards))
-    return contents(settings.output_dir)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("*.tfrecord")}
 
 
 def arguments(corpus, folder, **changes):

@@ -1,0 +1,289 @@
+"""Pretraining's recipe: it learns, resumes bit for bit, in phases; what does not fit is refused."""
+
+import dataclasses
+import json
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError, files
+from bert_tf.checkpoints import read
+from bert_tf.data import inspection, records
+from bert_tf.data.manifest import Manifest
+from bert_tf.pretraining import recipe
+from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from tests.corpus import ENTRIES, SMALL, config_of, write_shards
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
+    folder = tmp_path_factory.mktemp("data")
+    config = config_of(**TINY, max_position_embeddings=48)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return {
+        "shards": write_shards(folder / "train"),
+        "held_out": write_shards(folder / "held_out", seed=1),
+        "dynamic": write_shards(folder / "dynamic", masking="dynamic"),
+        "longer": write_shards(folder / "longer", max_seq_length=48, max_predictions_per_seq=8),
+        "config": folder / "config.json",
+    }
+
+
+def settings_of(folders, output_dir, shards=("shards",), **changes):
+    values = {
+        "shards": tuple(str(folders.get(name, name)) for name in shards),
+        "config": str(folders["config"]),
+        "output_dir": str(output_dir),
+        "num_train_steps": 8,
+        "global_batch_size": 12,
+        "learning_rate": 1e-3,
+        "warmup_steps": 2,
+        "save_every": 3,
+        "log_every": 1,
+    }
+    return PretrainSettings(**{**values, **changes})
+
+
+def lines_of(run):
+    """metrics.jsonl, less what depends on the clock."""
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in lines
+    ]
+
+
+def weights_of(run):
+    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+
+
+def assert_same_bits(first, second):
+    assert set(first) == set(second)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def stop_at(monkeypatch, step):
+    """The training loop is told to stop, as by a signal, once `step` steps are done."""
+    taken = Loop._step
+
+    def take(self, iterator, number):
+        logs = taken(self, iterator, number)
+        if number + 1 == step:
+            signal.raise_signal(signal.SIGTERM)
+        return logs
+
+    monkeypatch.setattr(Loop, "_step", take)
+
+
+def test_it_learns_and_says_how(folders, tmp_path):
+    said = []
+    settings = settings_of(
+        folders,
+        tmp_path / "run",
+        num_train_steps=120,
+        learning_rate=1e-2,
+        log_every=20,
+        eval_shards=str(folders["held_out"]),
+        eval_every=60,
+    )
+    run = recipe.pretrain(settings, said.append)
+    first, last = (line for line in lines_of(run) if "loss" not in line)
+    # Of random letters little can be known, but which are letters and where a sentence ends.
+    assert last["eval_masked_lm_loss"] < np.log(len(ENTRIES)) - 0.08
+    assert first["step"] == 60 and last["step"] == 120
+    assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_masked_lm_loss"]))
+    assert last["eval_masked_lm_accuracy"] > 3 / len(ENTRIES)
+    counts = sum(entry["records"] for entry in Manifest.load(folders["shards"]).shards)
+    assert f"{120 * 12 / counts:.2f} epochs over {counts:,} examples" in said[1]
+    assert "masked_lm_accuracy" in said[3] and "tokens/s" in said[3] and "TFLOP/s" in said[3]
+    written = json.loads((run.path / "train.json").read_text())
+    assert written["data"] == [Manifest.load(folders["shards"]).sha256]
+    assert written["settings"]["bias_correction"] is False
+    assert not (run.path / "task.json").exists()
+    again = []
+    recipe.pretrain(settings, again.append)
+    assert again == [f"{run.path}: finished at step 120, nothing to do"]
+
+
+@pytest.mark.parametrize("shards", ["shards", "dynamic"])
+def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(
+    folders, tmp_path, monkeypatch, shards
+):
+    """Weights, moments, losses, data, masks and dropout; steps 3 and 6 are saved anyway."""
+    whole = recipe.pretrain(settings_of(folders, tmp_path / "whole", (shards,)))
+    for step in (1, 3, 7) if shards == "shards" else (4,):
+        settings = settings_of(folders, tmp_path / f"stopped{step}", (shards,))
+        with monkeypatch.context() as context:
+            stop_at(context, step)
+            with pytest.raises(Interrupted, match=f"stopped and saved at step {step} of 8"):
+                recipe.pretrain(settings)
+        said = []
+        run = recipe.pretrain(settings, said.append)
+        assert f"resuming at step {step} of 8" in said
+        assert_same_bits(weights_of(run), weights_of(whole))
+        assert lines_of(run) == lines_of(whole)
+
+
+def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypatch):
+    shards = ("shards", "longer")
+    settings = settings_of(folders, tmp_path / "whole", shards, phase_steps=("5", "3"))
+    said = []
+    whole = recipe.pretrain(settings, said.append)
+    assert "steps 0 to 5, 384 tokens a step" in said[1]
+    assert "steps 5 to 8, 576 tokens a step" in said[2]
+    lines = lines_of(whole)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    rates = [1e-3 * (step / 2 if step < 2 else 1 - step / 8) for step in range(8)]
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates)
+    for step in (5, 6):
+        settings = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{step}"))
+        with monkeypatch.context() as context:
+            stop_at(context, step)
+            with pytest.raises(Interrupted):
+                recipe.pretrain(settings)
+        run = recipe.pretrain(settings)
+        assert_same_bits(weights_of(run), weights_of(whole))
+        assert lines_of(run) == lines
+
+
+def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored, monkeypatch):
+    still = json.loads(folders["config"].read_text())
+    still |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (tmp_path / "config.json").write_text(json.dumps(still))
+    changes = {"config": str(tmp_path / "config.json"), "optimizer": "lamb", "num_train_steps": 10}
+    runs = {}
+    for name, more, strategy in (
+        ("one", {}, None),
+        ("two", {}, mirrored),
+        ("parts", {"gradient_accumulation_steps": 3}, None),
+        ("both", {"gradient_accumulation_steps": 2}, mirrored),
+    ):
+        settings = settings_of(folders, tmp_path / name, **{**changes, **more})
+        runs[name] = recipe.pretrain(settings, strategy=strategy)
+    for name in ("two", "parts", "both"):
+        one, other = weights_of(runs["one"]), weights_of(runs[name])
+        for weight in one:
+            np.testing.assert_allclose(other[weight], one[weight], rtol=0, atol=1e-5)
+        for line, wanted in zip(lines_of(runs[name]), lines_of(runs["one"]), strict=True):
+            assert line == pytest.approx(wanted, rel=1e-4)
+    # Held-out examples are counted once each, however many replicas see filler.
+    config = recipe.BertConfig.load(tmp_path / "config.json")
+    vocabulary = Manifest.load(folders["shards"]).vocabulary()
+    data = recipe.PretrainingData(str(folders["held_out"]), vocabulary, config)
+    monkeypatch.setattr("bert_tf.pretraining.evaluation.BATCH_EXAMPLES", len(data) // 3 + 1)
+    results = []
+    for strategy in (tf.distribute.get_strategy(), mirrored):
+        with strategy.scope():
+            tf.keras.utils.set_random_seed(0)
+            model = recipe.PretrainingModel(config)
+        evaluator = recipe.PretrainingEvaluator(model, strategy, data, recipe.examples_flat)
+        results.append(evaluator.metrics())
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_it_begins_with_given_weights(folders, tmp_path):
+    first = recipe.pretrain(settings_of(folders, tmp_path / "first"))
+    settings = settings_of(
+        folders,
+        tmp_path / "second",
+        config=None,
+        init_from=str(first.path),
+        num_train_steps=1,
+        warmup_steps=1,  # The first step's rate is 0: the weights stay.
+    )
+    second = recipe.pretrain(settings)
+    before, after = weights_of(first), weights_of(second)
+    for name in after:
+        if name.startswith("bert/") and "adam" not in name:
+            np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+
+
+def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
+    folder = write_shards(tmp_path / "bad")
+    path = folder / "examples-00001-of-00003.tfrecord"
+    parse = records.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
+    examples = next(inspection.read_shard(str(path), parse))
+    examples["input_ids"][:, 1] = len(ENTRIES)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records.serialize(examples):
+            writer.write(record)
+    settings = settings_of({**folders, "shards": folder}, tmp_path / "run")
+    with pytest.raises(UserError, match="00001-of-00003.tfrecord: "):
+        recipe.pretrain(settings)  # Its hash is not the manifest's.
+    manifest = Manifest.load(folder)
+    manifest.shards[1] |= {
+        "bytes": path.stat().st_size,
+        "sha256": files.sha256(path),
+    }
+    manifest.save()
+    with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids holds"):
+        recipe.pretrain(settings)
+
+
+def test_a_gradient_that_is_not_finite_names_step_and_place(folders, tmp_path):
+    settings = settings_of(folders, tmp_path / "run", learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(UserError) as caught:
+        recipe.pretrain(settings)
+    message = str(caught.value)
+    assert "the gradient is not finite" in message and "epoch 0 of" in message
+    step = int(message.split()[1].split(":")[0])
+    assert f"from example {12 * step} in the order of seed 0" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": None}, "--preset, --config, --init_from: wanted one of them"),
+        ({"preset": "tiny"}, "--preset, --config, --init_from: wanted one of them"),
+        ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: wanted a number for each of"),
+        ({"phase_steps": ("x",)}, "--phase_steps=x: wanted whole numbers"),
+        ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
+        ({"save_every": 0}, "--save_every=0: wanted at least 1"),
+        ({"learning_rate": 0.0}, "--learning_rate=0.0: wanted a number over 0"),
+        ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),
+        ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_is_a_run(folders, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        recipe.pretrain(settings_of(folders, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_flags_and_other_shards_are_refused(folders, tmp_path):
+    settings = settings_of(folders, tmp_path / "run", num_train_steps=1)
+    recipe.pretrain(settings)
+    with pytest.raises(UserError, match="--seed: was 0 when .* began, is 1"):
+        recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
+    other = write_shards(tmp_path / "other", seed=5)
+    with pytest.raises(UserError, match="--shards: was"):
+        recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
+
+
+def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(folders, tmp_path, run_command):
+    done = run_command(
+        "bert_tf.pretrain",
+        f"--shards={folders['shards']},{folders['longer']}",
+        "--phase_steps=10,10",
+        f"--eval_shards={folders['held_out']}",
+        "--preset=base",
+        f"--output_dir={tmp_path / 'run'}",
+        "--dry_run",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 6/6" in done.stderr and "eval_perplexity" in done.stderr
+    assert "every stage has run" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

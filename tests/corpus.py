@@ -1,0 +1,79 @@
+"""Small corpora, their vocabulary and their shards, made in the test's own process."""
+
+import os
+import pathlib
+import random
+
+from bert_tf import BertConfig, Vocabulary
+from bert_tf.data import documents, writing
+from bert_tf.data.manifest import Manifest, entry_name
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.shards import ShardWriter
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", ".", *LETTERS]
+ENTRIES += [f"##{letter}" for letter in LETTERS]
+
+
+def write_corpus(path, num_documents=60, seed=0):
+    """Documents of 1 to 9 sentences of 1 to 12 words of 1 to 3 letters."""
+    rng = random.Random(seed)
+
+    def sentence():
+        words = ("".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(12))
+        return " ".join(list(words)[: rng.randint(1, 12)]) + "."
+
+    texts = ["\n".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(num_documents)]
+    path.write_text("\n\n".join(texts) + "\n")
+    return path
+
+
+SMALL = {"num_shards": 3, "max_seq_length": 32, "max_predictions_per_seq": 5, "dupe_factor": 2}
+
+
+def settings_of(corpus, folder, **changes):
+    values = {**SMALL, **corpus, "output_dir": str(folder), **changes}
+    return WriteShardsSettings(**{**values, "input": (values["input"],)})
+
+
+def write_here(settings):
+    """Writes all shards in this process -> {file: bytes}."""
+    index = documents.index(
+        documents.find_files(settings.input), settings.input_format, settings.text_field, ""
+    )
+    os.makedirs(settings.output_dir)
+    vocabulary = Vocabulary.load(settings.vocab)
+    writer = ShardWriter(settings, vocabulary, {"do_lower_case": True, "strip_accents": None})
+    for number in range(settings.num_shards):
+        writer.write(number, writing._spans(index, number, settings.num_shards))
+    return contents(settings.output_dir)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("*.tfrecord")}
+
+
+def config_of(**changes):
+    values = {"vocab_size": len(ENTRIES), "hidden_size": 4, "num_attention_heads": 1}
+    return BertConfig(**{**values, "max_position_embeddings": SMALL["max_seq_length"], **changes})
+
+
+def write_shards(folder, masking="static", seed=0, **changes):
+    """A folder of 3 shards with its manifest, made in this process."""
+    folder.mkdir(exist_ok=True)
+    vocabulary = Vocabulary(ENTRIES)
+    vocabulary.save(folder / "vocab.txt")
+    text = write_corpus(folder / "text.txt", seed=seed)
+    corpus = {"input": str(text), "vocab": str(folder / "vocab.txt")}
+    settings = settings_of(corpus, folder / "shards", masking=masking, **changes)
+    write_here(settings)
+    tokenizer = {"do_lower_case": True, "strip_accents": None}
+    manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, {})
+    manifest.save_vocabulary(vocabulary)
+    manifest.save()
+    entries = writing._finished(manifest, settings)
+    manifest.values |= {"shards": list(entries.values()), "complete": True}
+    manifest.save()
+    for number in range(settings.num_shards):
+        (folder / "shards" / entry_name(number, settings.num_shards)).unlink()
+    return folder / "shards"
