@@ -1,9 +1,12 @@
 """A run directory: everything that a model is, in files anybody can read.
 
-RUN/config.json     BertConfig        RUN/task.json       what it was fine-tuned for (absent after
-pretraining) RUN/vocab.txt                         RUN/train.json      settings, seed, versions,
-where its weights came from RUN/checkpoints/                      RUN/metrics.jsonl   a JSON object
-a line
+RUN/config.json      BertConfig
+RUN/vocab.txt
+RUN/task.json        what it was fine-tuned for (absent after pretraining)
+RUN/train.json       settings, seed, versions, where its weights came from
+RUN/checkpoints/
+RUN/metrics.jsonl    a JSON object a line
+RUN/tensorboard/     the same, for TensorBoard
 """
 
 import json
@@ -12,6 +15,8 @@ import pathlib
 import platform
 import shutil
 from importlib import metadata
+
+import tensorflow as tf
 
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
@@ -22,6 +27,10 @@ from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how often, how loud.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
+# What TensorBoard's own tf.summary.scalar writes, which wants TensorBoard to be installed.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
 
 
 class Run:
@@ -30,6 +39,7 @@ class Run:
     def __init__(self, path):
         self.path = pathlib.Path(path)
         self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._board = None
 
     @classmethod
     def is_at(cls, path):
@@ -118,9 +128,23 @@ class Run:
             )
 
     def log_metrics(self, record):
-        """Appends {"step": ..., ...} to metrics.jsonl."""
+        """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as lines:
             lines.write(json.dumps(record) + "\n")
+        if self._board is None:
+            self._board = tf.summary.create_file_writer(str(self.path / "tensorboard"))
+        with self._board.as_default(step=record["step"]):
+            for name, value in record.items():
+                if name != "step":
+                    tf.summary.write(name, tf.constant(value, tf.float32), metadata=_SCALAR)
+        self._board.flush()
+
+    def metrics(self):
+        """The records of metrics.jsonl, in order."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def forget_metrics_after(self, step, and_evaluation=False):
         """Drops lines of steps that were lost with a killed process and will be written again.

@@ -10,6 +10,7 @@ from bert_tf.config import PRESETS, BertConfig
 from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
@@ -127,6 +128,10 @@ def pretrain(settings, say=lambda line: None, strategy=None):
         ).train()
         first_step = last_step
     say(f"finished: {run.path}")
+    try:
+        say(f"the losses as a picture: {curves.draw(run)}")
+    except ImportError:
+        say("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
     return run
 
 

@@ -113,6 +113,14 @@ def test_it_learns_and_says_how(folders, tmp_path):
     assert written["data"] == [Manifest.load(folders["shards"]).sha256]
     assert written["settings"]["bias_correction"] is False
     assert not (run.path / "task.json").exists()
+    assert (run.path / "loss.png").read_bytes()[1:4] == b"PNG"
+    events = [
+        (event.step, value.tag)
+        for path in (run.path / "tensorboard").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert (120, "loss") in events and (60, "eval_perplexity") in events
     again = []
     recipe.pretrain(settings, again.append)
     assert again == [f"{run.path}: finished at step 120, nothing to do"]

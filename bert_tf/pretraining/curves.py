@@ -1,0 +1,38 @@
+"""The loss over the steps of a run, as a picture."""
+
+NAME = "loss.png"
+
+
+def draw(run):
+    """Draws RUN/loss.png from metrics.jsonl; returns its path. Raises ImportError: matplotlib."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (losses, accuracies) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True)
+    records = run.metrics()
+    for axes, names in (
+        (losses, ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")),
+        (
+            accuracies,
+            (
+                "masked_lm_accuracy",
+                "next_sentence_accuracy",
+                "eval_masked_lm_accuracy",
+                "eval_next_sentence_accuracy",
+            ),
+        ),
+    ):
+        for name in names:
+            points = [(record["step"], record[name]) for record in records if name in record]
+            if points:
+                marker = "o" if name.startswith("eval") else ""
+                axes.plot(*zip(*points, strict=True), label=name, marker=marker, linewidth=1)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    accuracies.set_xlabel("step")
+    path = run.path / NAME
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    return path
