@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import AdamW
+from bert_tf import AdamW, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.data.batches import examples_flat, examples_padded
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.train.optimizer import UNDECAYED
 from bert_tf.train.step import TrainStep
+from bert_tf.weights import names
 from tests import reference, small
 from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 
@@ -212,3 +214,102 @@ def test_accumulated_batches_equal_the_big_one(layout, size):
     for one, other in zip(logs, logs_accumulated, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
     assert_weights_equal(weights, weights_accumulated)
+
+
+def test_losses_of_20_steps_equal_an_independent_implementation():
+    """keras-nlp's backbone, heads in plain functions, its own gradients, AdamW in float64 numpy."""
+    keras_nlp = pytest.importorskip("keras_nlp", reason="keras-nlp is not installed")
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = tiny_config(hidden_act="gelu_new", **no_dropout)
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        hidden_dim=config.hidden_size,
+        intermediate_dim=config.intermediate_size,
+        dropout=0.0,
+        max_sequence_length=config.max_position_embeddings,
+        num_segments=config.type_vocab_size,
+    )
+    model, weights = make_model(config)
+    theirs = {row.keras: row.ours for row in names.table(config)}
+    variables = {}
+    for variable in backbone.trainable_variables:
+        name = theirs[variable.path]
+        variable.assign(weights[name].reshape(variable.shape))
+        variables[name] = variable
+    for name in heads(config):
+        variables[name] = tf.Variable(weights[name])
+
+    def loss_of(found):
+        outputs = backbone(
+            {
+                "token_ids": found["input_ids"],
+                "segment_ids": found["segment_ids"],
+                "padding_mask": found["input_mask"],
+            }
+        )
+        hidden = tf.gather(
+            outputs["sequence_output"], found["masked_lm_positions"], axis=1, batch_dims=1
+        )
+        hidden = tf.tensordot(hidden, variables["masked_lm/transform/kernel"], 1)
+        hidden = tf.nn.gelu(hidden + variables["masked_lm/transform/bias"], approximate=True)
+        mean, variance = tf.nn.moments(hidden, -1, keepdims=True)
+        hidden = tf.nn.batch_normalization(
+            hidden,
+            mean,
+            variance,
+            variables["masked_lm/LayerNorm/beta"],
+            variables["masked_lm/LayerNorm/gamma"],
+            config.layer_norm_eps,
+        )
+        table = tf.convert_to_tensor(variables["bert/embeddings/word_embeddings"])
+        scores = tf.einsum("bph,vh->bpv", hidden, table) + variables["masked_lm/output_bias"]
+        picked = tf.one_hot(found["masked_lm_ids"], config.vocab_size)
+        each = -tf.reduce_sum(picked * tf.nn.log_softmax(scores), axis=-1)
+        pairs = tf.einsum(
+            "bh,ch->bc", outputs["pooled_output"], variables["next_sentence/output_weights"]
+        )
+        pairs = tf.nn.log_softmax(pairs + variables["next_sentence/output_bias"])
+        picked = tf.one_hot(found["next_sentence_labels"], 2)
+        masked = tf.reduce_sum(each * found["masked_lm_weights"])
+        return masked / found["masked_lm_weights"].sum() - tf.reduce_sum(picked * pairs) / 3
+
+    batches = [examples(config, seed) for seed in range(20)]
+    schedule = WarmupLinearDecay(1e-2, 20, 5)
+    decayed = {name for name in variables if name.split("/")[-1] not in UNDECAYED}
+    start = {name: np.array(variable) for name, variable in variables.items()}
+    start = {name: array.reshape(weights[name].shape) for name, array in start.items()}
+    gradients, wanted = [], []
+    for found in batches:
+        with tf.GradientTape() as tape:
+            loss = loss_of(found)
+        grads = tape.gradient(loss, [variables[name] for name in start])
+        gradients.append(
+            {
+                name: tf.convert_to_tensor(grad).numpy().reshape(start[name].shape)
+                for name, grad in zip(start, grads, strict=True)
+            }
+        )
+        wanted.append(float(loss))
+        rates = [float(schedule(step)) for step in range(len(gradients))]
+        now = reference.adamw(start, gradients, rates, decayed, bias_correction=False)
+        for name, variable in variables.items():
+            variable.assign(now[name].reshape(variable.shape))
+
+    optimizer = AdamW(schedule, bias_correction=False)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), seed=0)
+    data = tf.data.Dataset.from_generator(
+        lambda: (to_batch(flat(found)) for found in batches),
+        output_signature=tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype),
+            tf.nest.map_structure(np.asarray, to_batch(flat(batches[0]))),
+        ),
+    )
+    logs, last = train(step, data, 20)
+    assert [line["loss"] for line in logs] == pytest.approx(wanted, rel=1e-4)
+    assert np.ptp(wanted) > 0.2  # They go somewhere.
+    for name, variable in variables.items():
+        array = np.array(variable).reshape(last[name].shape)
+        np.testing.assert_allclose(last[name], array, rtol=0, atol=1e-4, err_msg=name)
