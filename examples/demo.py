@@ -1,9 +1,11 @@
-"""The whole way: real pretrained weights and labelled complaints in, a served answer out.
+"""The whole way, twice: from raw text to a BERT, and from a BERT and labels to a served answer.
 
     make demo
 
-Fine-tunes a small BERT to route customers' complaints to hardware, software or billing, exports it
-and asks it from a process that has TensorFlow and TF Text, and nothing of this project.
+First a small BERT from nothing (from_scratch.py): vocabulary, shards, pretraining. Then, with real
+pretrained weights, fine-tunes a small BERT to route customers' complaints to hardware, software or
+billing, exports it and asks it from a process that has TensorFlow and TF Text, and nothing of this
+project.
 """
 
 import os
@@ -46,6 +48,7 @@ def ask(version):
 def main():
     start = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
+    run("from scratch", "examples/from_scratch.py", "demo/scratch")
     run(
         "fine-tune",
         *("-m", "tasks.finetune", "--task=classification"),

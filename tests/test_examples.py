@@ -1,5 +1,7 @@
 """The notebook and the scripts under examples/ do what they show."""
 
+import re
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -39,3 +41,5 @@ def test_the_demo_answers_its_three_questions(pretrained_dir, run_command):
         if line.endswith(("nothing.", "why is that?"))
     ]
     assert answers == ["hardware", "software", "billing"]
+    learned, always = re.findall(r"([\d.]+)%", done.stdout.split("Of the masked tokens")[1])[:2]
+    assert float(learned) > 2 * float(always) > 0
