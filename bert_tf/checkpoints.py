@@ -80,11 +80,14 @@ def assign(variables, values, where, ignore=re.compile("(?!)")):
 
 
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best of those that were evaluated."""
+    """The checkpoints of a run: the newest `keep`, and the best of those that were evaluated.
 
-    def __init__(self, directory, keep=2):
+    With `writes` False nothing is changed: another process, which does the same, writes.
+    """
+
+    def __init__(self, directory, keep=2, writes=True):
         self.directory = pathlib.Path(directory)
-        self.keep = keep
+        self.keep, self.writes = keep, writes
 
     def folder(self, step):
         return self.directory / f"step-{step:08d}"
@@ -120,6 +123,8 @@ class Checkpoints:
 
     def save(self, step, variables):
         """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
+        if not self.writes:
+            return
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".writing-{step:08d}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -143,6 +148,8 @@ class Checkpoints:
 
     def annotate(self, step, score, metrics):
         """Records what the evaluation of a saved step gave."""
+        if not self.writes:
+            return
         replace_file(
             self.folder(step) / "checkpoint.json",
             json.dumps({"step": step, "score": score, "metrics": metrics}),
@@ -163,7 +170,9 @@ class Checkpoints:
                 say(f"warning: {error}; trying the checkpoint before")
                 damaged.append(self.folder(step))
                 continue
-            for folder in damaged:  # Out of the way of what will be saved next.
+            for folder in (
+                damaged if self.writes else ()
+            ):  # Out of the way of what will be saved next.
                 shutil.rmtree(folder.with_name(f"damaged-{folder.name}"), ignore_errors=True)
                 os.rename(folder, folder.with_name(f"damaged-{folder.name}"))
             return step

@@ -36,9 +36,10 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 class Run:
     """An open run: `config`, `vocabulary`, `task` (dict or None), `train` (dict), `checkpoints`."""
 
-    def __init__(self, path):
+    def __init__(self, path, writes=True):
         self.path = pathlib.Path(path)
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.writes = writes
+        self.checkpoints = Checkpoints(self.path / "checkpoints", writes=writes)
         self._board = None
 
     @classmethod
@@ -47,9 +48,12 @@ class Run:
         return (path / "config.json").is_file() and (path / "checkpoints").is_dir()
 
     @classmethod
-    def open(cls, path):
-        """Opens a run. Raises UserError if the directory is none, or its parts do not fit."""
-        run = cls(path)
+    def open(cls, path, writes=True):
+        """Opens a run. Raises UserError if the directory is none, or its parts do not fit.
+
+        With `writes` False this process only reads: another one, which does the same, writes.
+        """
+        run = cls(path, writes)
         if not run.path.is_dir():
             raise UserError(f"{run.path}: no such directory, wanted a run directory")
         if not cls.is_at(path):
@@ -129,6 +133,8 @@ class Run:
 
     def log_metrics(self, record):
         """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
+        if not self.writes:
+            return
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as lines:
             lines.write(json.dumps(record) + "\n")
         if self._board is None:
@@ -153,7 +159,7 @@ class Run:
         "loss".
         """
         path = self.path / "metrics.jsonl"
-        if path.is_file():
+        if path.is_file() and self.writes:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             records = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
             kept = [

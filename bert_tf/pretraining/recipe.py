@@ -15,7 +15,7 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
-from bert_tf.train.distribution import POLICIES, make_layout, make_strategy
+from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -32,6 +32,12 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     Raises UserError on shards, sizes or an output directory that do not fit, Interrupted after
     Ctrl-C or SIGTERM.
     """
+    # First of all: a strategy of several processes has to find TensorFlow unused.
+    strategy = strategy or make_strategy(settings.strategy)
+    chief = is_chief(strategy)
+    if not chief:
+        say = _silent
+
     # What trains: shards of one vocabulary, a configuration, maybe weights.
     source = settings.init_from and read_pretrained(settings.init_from)
     manifests = [Manifest.load(folder) for folder in settings.shards]
@@ -47,7 +53,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     record = [data.manifest.sha256 for data in phases]
     run = None
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
-        run = Run.open(settings.output_dir)
+        run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(_recorded(settings), None)
         if run.train["data"] != record:
             raise UserError(
@@ -59,7 +65,6 @@ def pretrain(settings, say=lambda line: None, strategy=None):
 
     # Model and optimizer.
     keras.utils.set_random_seed(settings.seed)
-    strategy = strategy or make_strategy(settings.strategy)
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
     if settings.global_batch_size % (replicas * parts):
         raise UserError(
@@ -86,7 +91,10 @@ def pretrain(settings, say=lambda line: None, strategy=None):
             source.assign_to(model)
         train = {"settings": _recorded(settings), "data": record}
         train["origin"] = f"{source.origin}; new heads" if source else "new weights"
-        run = Run.create(settings.output_dir, config, vocabulary, train)
+        if chief:
+            Run.create(settings.output_dir, config, vocabulary, train)
+        meet(strategy)
+        run = Run.open(settings.output_dir, writes=chief)
     for line in _plan(settings, config, model, phases, replicas, run.train["origin"]):
         say(line)
 
@@ -128,11 +136,17 @@ def pretrain(settings, say=lambda line: None, strategy=None):
         ).train()
         first_step = last_step
     say(f"finished: {run.path}")
+    if not chief:
+        return run
     try:
         say(f"the losses as a picture: {curves.draw(run)}")
     except ImportError:
         say("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
     return run
+
+
+def _silent(line):
+    """What a process says that is not the chief."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,9 @@ class PretrainSettings:
     bias_correction: bool = setting("Adam's bias correction (the released code has none)", False)
     seed: int = setting("seed of the weights, the order of the data and dropout", 0)
     strategy: str = setting(
-        "one device, or a replica a local GPU", "none", choices=("none", "mirrored")
+        "one device, a replica a local GPU, or the processes of TF_CONFIG",
+        "none",
+        choices=("none", "mirrored", "multi_worker"),
     )
     precision: str = setting(
         "of the matrix products in training", "float32", choices=("float32", "bfloat16")

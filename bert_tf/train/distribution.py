@@ -1,19 +1,69 @@
-"""Where a run computes: one device, or one replica of the model a device."""
+"""Where a run computes: one device, or one replica of the model a device, on one or many hosts."""
+
+import json
+import os
 
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.text.packing import flat, padded
 
-STRATEGIES = ("none", "mirrored")
+# After so long without an answer a worker is taken for lost.
+WORKER_TIMEOUT_SECONDS = 120
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def make_strategy(name, devices=None):
-    """A tf.distribute strategy: "none", or "mirrored" over `devices`, by default all local GPUs."""
+    """A tf.distribute strategy, to be made before TensorFlow is used for anything else.
+
+    "none"; "mirrored" over `devices`, by default all local GPUs; "multi_worker", over the processes
+    that TF_CONFIG lists, one replica a GPU or else one a process.
+    """
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
+        "multi_worker": _multi_worker,
     }[name]()
+
+
+def _multi_worker():
+    try:
+        config = json.loads(os.environ["TF_CONFIG"])
+        config["cluster"]["worker"][config["task"]["index"]], config["task"]["type"]
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise UserError(
+            "--strategy=multi_worker: wanted the environment variable TF_CONFIG, the same in every "
+            'process but for its index: {"cluster": {"worker": ["host1:port", "host2:port"]}, '
+            '"task": {"type": "worker", "index": 0}}'
+        ) from None
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=WORKER_TIMEOUT_SECONDS
+        )
+    )
+
+
+def is_several(strategy):
+    """True if other processes take part."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def is_chief(strategy):
+    """True in the one process that writes and speaks: the first worker."""
+    return not is_several(strategy) or strategy.cluster_resolver.task_id == 0
+
+
+def meet(strategy):
+    """Waits for all processes."""
+    if is_several(strategy):
+        total = tf.function(
+            lambda: strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce(
+                    tf.distribute.ReduceOp.SUM, tf.ones([])
+                )
+            )
+        )()
+        float(strategy.experimental_local_results(total)[0])
 
 
 def make_layout(strategy):
@@ -23,8 +73,21 @@ def make_layout(strategy):
 
 
 def distribute(batches, strategy):
-    """Of `batches()`, a dataset of replica batches, a step takes one for each replica."""
-    return strategy.distribute_datasets_from_function(lambda context: batches())
+    """Of `batches()`, a dataset of replica batches, a step takes one for each replica, in order."""
+
+    def of_process(context):
+        count = context.num_input_pipelines
+        if count == 1:
+            return batches()
+        replicas = context.num_replicas_in_sync
+        here = replicas // count
+
+        def is_here(number, batch):
+            return number % replicas // here == context.input_pipeline_id
+
+        return batches().enumerate().filter(is_here).map(lambda number, batch: batch)
+
+    return strategy.distribute_datasets_from_function(of_process)
 
 
 def gather(strategy, values):

@@ -12,7 +12,7 @@ from bert_tf.checkpoints import model_variables
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import UserError
 from bert_tf.run import Run
-from bert_tf.train.distribution import distribute
+from bert_tf.train.distribution import distribute, is_chief, is_several, meet
 from bert_tf.train.interruption import Interrupted, held_back
 from bert_tf.train.step import TrainStep
 
@@ -50,7 +50,7 @@ class Loop:
         """
         checkpoints, variables = self.run.checkpoints, self.variables()
         end = self.num_train_steps if self.last_step is None else self.last_step
-        step = checkpoints.restore_newest(variables, self.say)
+        step = self._restore(variables)
         if step is None:
             step = 0
         else:
@@ -65,12 +65,12 @@ class Loop:
             if self._is_due(step):
                 self._evaluate(step)
             while step < end:
-                logs = self._step(iterator, step)
+                logs = self._step(iterator, step, signal_arrived() is not None)
                 step += 1
                 clock.count(logs)
                 if step % self.log_every == 0 or step == end:
                     self._log(step, logs, clock)
-                evaluates, signum = self._evaluates_at(step), signal_arrived()
+                evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
                 is_last = step == end
                 if evaluates or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
@@ -84,10 +84,25 @@ class Loop:
                     self._evaluate(step)
                     clock.restart()
 
-    def _step(self, iterator, step):
+    def _restore(self, variables):
+        """The newest checkpoint's step, the same in all processes; the chief sets damage aside."""
+        strategy, step = self.step.strategy, None
+        for is_turn in (is_chief(strategy), not is_chief(strategy)):
+            if is_turn:
+                step = self.run.checkpoints.restore_newest(variables, self.say)
+            meet(strategy)
+        return step
+
+    def _asked(self, logs, signum):
+        """The signal to stop for, or None; with several processes the one that all know of."""
+        if not is_several(self.step.strategy):
+            return signum
+        return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
+
+    def _step(self, iterator, step, is_asked_to_stop=False):
         where = f" ({self.place(step)})" if self.place else ""
         try:
-            return self.step(iterator)
+            return self.step(iterator, tf.constant(is_asked_to_stop))
         except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
             mistake = bad_record(error)
             if mistake is not None:
@@ -98,6 +113,11 @@ class Loop:
                 f"step {step}{where}: the gradient is not finite; the update was not made, nothing "
                 f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
                 "new --output_dir"
+            ) from None
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
+            raise UserError(
+                f"step {step}{where}: another worker is lost ({type(error).__name__}); "
+                "start all of them again with the same commands: they go on from the last save"
             ) from None
 
     def variables(self):
@@ -129,7 +149,7 @@ class Loop:
         )
 
     def _log(self, step, logs, clock):
-        counts = ("examples", "tokens")
+        counts = ("examples", "tokens", "asked_to_stop")
         values = {name: float(value) for name, value in logs.items() if name not in counts}
         rate = clock.units_a_second()
         self.run.log_metrics({"step": step, **values, f"{self.unit}_per_second": round(rate, 1)})

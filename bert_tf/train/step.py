@@ -29,13 +29,15 @@ class TrainStep:
         self.accumulation_steps = accumulation_steps
 
     @tf.function(autograph=False)
-    def __call__(self, iterator):
+    def __call__(self, iterator, is_asked_to_stop=False):
         """One update -> scalars: "loss", measures, "gradient_norm", "learning_rate", and counts.
 
-        Counted are "examples", those of any weight, and "tokens".
+        Counted are "examples", those of any weight; "tokens"; and "asked_to_stop", the replicas
+        whose process is.
         """
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
-        sums, norm = self.strategy.run(self._on_replica, args=(next(iterator),))
+        asked = tf.cast(is_asked_to_stop, tf.int32)
+        sums, norm = self.strategy.run(self._on_replica, args=(next(iterator), asked))
         total = tf.distribute.ReduceOp.SUM
         return {
             **{name: self.strategy.reduce(total, value, axis=None) for name, value in sums.items()},
@@ -43,7 +45,7 @@ class TrainStep:
             "learning_rate": learning_rate,
         }
 
-    def _on_replica(self, batch):
+    def _on_replica(self, batch, asked):
         replica = tf.distribute.get_replica_context()
         weights = batch[2]
         weight_sums = replica.all_reduce(
@@ -53,7 +55,8 @@ class TrainStep:
             sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
         else:
             sums, gradients = self._accumulated(batch, weight_sums, replica)
-        return sums, self.optimizer.apply(gradients, self.model.trainable_variables)
+        norm = self.optimizer.apply(gradients, self.model.trainable_variables)
+        return {**sums, "asked_to_stop": asked}, norm
 
     def _gradients(self, batch, weight_sums, seed):
         """This replica's share of {"loss", "examples", measures}, and of the loss' gradients."""
