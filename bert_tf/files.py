@@ -4,11 +4,16 @@ TensorFlow is imported for paths with "://" only.
 """
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
+import io
 import os
 import pathlib
+import re
+import shutil
+import uuid
 
 from bert_tf.errors import UserError
 
@@ -24,25 +29,41 @@ def sync(path):
 
 def replace_file(path, text):
     """Writes a text file so that a reader sees the old content or the new, never a part."""
+    temporary = temporary_name(path)
+    try:
+        with open_file(temporary, "wb") as stream:
+            stream.write(text.encode("utf-8"))
+        move(temporary, path)
+    except OSError as error:
+        if exists(temporary):
+            remove(temporary)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def temporary_name(path):
+    """A name beside a path that no other process, on no other machine, takes too."""
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    with open_file(temporary, "wb") as stream:
-        stream.write(text.encode("utf-8"))
-    move(temporary, path)
+    return os.path.join(folder, f".{name}.{uuid.uuid4().hex}")
+
+
+def is_temporary(name):
+    """True for names that temporary_name gives."""
+    return re.fullmatch(r"\..*\.[0-9a-f]{32}", name) is not None
 
 
 def move(temporary, path):
     """Gives a file that is written its name, once the disk has it."""
     if is_remote(path):
-        _gfile().rename(temporary, path, overwrite=True)
+        _remote("rename", temporary, path, overwrite=True)
     else:
         sync(temporary)
         os.replace(temporary, path)
+        sync(os.path.dirname(path) or ".")
 
 
 def open_file(path, mode="rb"):
     """A binary stream."""
-    return _gfile().GFile(path, mode) if is_remote(path) else open(path, mode)
+    return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
 
 
 def read_text(path):
@@ -51,37 +72,53 @@ def read_text(path):
 
 
 def exists(path):
-    return _gfile().exists(path) if is_remote(path) else os.path.exists(path)
+    return _remote("exists", path) if is_remote(path) else os.path.exists(path)
 
 
 def size(path):
     """Bytes of a file; None where there is none."""
     if not exists(path):
         return None
-    return _gfile().stat(path).length if is_remote(path) else os.path.getsize(path)
+    return _remote("stat", path).length if is_remote(path) else os.path.getsize(path)
 
 
 def names(folder):
     """The sorted names in a folder, [] where there is none."""
     if not exists(folder):
         return []
-    listed = _gfile().listdir(folder) if is_remote(folder) else os.listdir(folder)
+    listed = _remote("listdir", folder) if is_remote(folder) else os.listdir(folder)
     return sorted(name.rstrip("/") for name in listed)
 
 
 def matching(pattern):
     """The files that a glob matches."""
     if is_remote(pattern):
-        return _gfile().glob(pattern)
+        return [path for path in _remote("glob", pattern) if not _remote("isdir", path)]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 
 def make_folder(path):
-    _gfile().makedirs(path) if is_remote(path) else os.makedirs(path, exist_ok=True)
+    _remote("makedirs", path) if is_remote(path) else os.makedirs(path, exist_ok=True)
 
 
 def remove(path):
-    _gfile().remove(path) if is_remote(path) else os.remove(path)
+    _remote("remove", path) if is_remote(path) else os.remove(path)
+
+
+def remove_folder(path):
+    """With all that is in it, if it is there."""
+    if not is_remote(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif exists(path):
+        _remote("rmtree", path)
+
+
+def stamp(path):
+    """What changes when a file is written to: its size and time."""
+    found = _remote("stat", path) if is_remote(path) else os.stat(path)
+    return (
+        (found.length, found.mtime_nsec) if is_remote(path) else (found.st_size, found.st_mtime_ns)
+    )
 
 
 def sha256(path):
@@ -112,7 +149,53 @@ def is_remote(path):
     return "://" in str(path)
 
 
-def _gfile():
+def _remote(function, path, *arguments, **options):
+    """Calls a function of tf.io.gfile; what goes wrong is an OSError as elsewhere."""
     import tensorflow as tf
 
-    return tf.io.gfile
+    try:
+        return getattr(tf.io.gfile, function)(path, *arguments, **options)
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message.splitlines()[0], str(path)) from None
+
+
+class _RemoteFile(io.RawIOBase):
+    """A tf.io.gfile.GFile as a raw stream of Python's."""
+
+    def __init__(self, path, mode):
+        self._path = path
+        self._file = _remote("GFile", path, mode)
+
+    def readable(self):
+        return True
+
+    def writable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=0):
+        return self._do(self._file.seek, offset, whence)
+
+    def readinto(self, buffer):
+        data = self._do(self._file.read, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, data):
+        self._do(self._file.write, bytes(data))
+        return len(data)
+
+    def close(self):
+        if not self.closed:
+            self._do(self._file.close)
+        super().close()
+
+    def _do(self, function, *arguments):
+        import tensorflow as tf
+
+        try:
+            return function(*arguments)
+        except tf.errors.OpError as error:
+            raise OSError(errno.EIO, error.message.splitlines()[0], self._path) from None

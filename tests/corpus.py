@@ -5,8 +5,8 @@ import pathlib
 import random
 
 from bert_tf import BertConfig, Vocabulary
-from bert_tf.data import documents, writing
-from bert_tf.data.manifest import Manifest, entry_name
+from bert_tf.data import dealing, documents, writing
+from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.data.shards import ShardWriter
 
@@ -36,16 +36,17 @@ def settings_of(corpus, folder, **changes):
     return WriteShardsSettings(**{**values, "input": (values["input"],)})
 
 
-def write_here(settings):
+def write_here(settings, plan_sha256=""):
     """Writes all shards in this process -> {file: bytes}."""
     index = documents.index(
         documents.find_files(settings.input), settings.input_format, settings.text_field, ""
     )
-    os.makedirs(settings.output_dir)
+    os.makedirs(settings.output_dir, exist_ok=True)
     vocabulary = Vocabulary.load(settings.vocab)
-    writer = ShardWriter(settings, vocabulary, {"do_lower_case": True, "strip_accents": None})
+    tokenizer = {"do_lower_case": True, "strip_accents": None}
+    writer = ShardWriter(settings, vocabulary, tokenizer, plan_sha256)
     for number in range(settings.num_shards):
-        writer.write(number, writing._spans(index, number, settings.num_shards))
+        writer.write(number, dealing.spans(index, number, settings.num_shards))
     return contents(settings.output_dir)
 
 
@@ -66,14 +67,11 @@ def write_shards(folder, masking="static", seed=0, **changes):
     text = write_corpus(folder / "text.txt", seed=seed)
     corpus = {"input": str(text), "vocab": str(folder / "vocab.txt")}
     settings = settings_of(corpus, folder / "shards", masking=masking, **changes)
-    write_here(settings)
     tokenizer = {"do_lower_case": True, "strip_accents": None}
     manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, {})
-    manifest.save_vocabulary(vocabulary)
-    manifest.save()
-    entries = writing._finished(manifest, settings)
-    manifest.values |= {"shards": list(entries.values()), "complete": True}
-    manifest.save()
-    for number in range(settings.num_shards):
-        (folder / "shards" / entry_name(number, settings.num_shards)).unlink()
+    (folder / "shards").mkdir()
+    writing.begin(manifest, vocabulary, {})
+    write_here(settings, manifest.plan_sha256)
+    entries = writing.finished_entries(manifest, settings.num_shards)
+    writing.complete(manifest, entries, settings.num_shards)
     return folder / "shards"

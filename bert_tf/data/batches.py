@@ -108,18 +108,22 @@ class PretrainingData:
         """
         seed, epoch, skipped = position
         while True:
-            shards = np.random.default_rng([seed, epoch]).permutation(len(self._counts))
+            shards = np.random.default_rng([seed, epoch, 0]).permutation(len(self._counts))
             window, size, number = [], 0, 0
             for place, shard in enumerate(shards):
                 window.append(shard)
                 size += self._counts[shard]
                 if size >= WINDOW_EXAMPLES or place == len(shards) - 1:
                     if skipped < size:
-                        order = np.random.default_rng([seed, epoch, number]).permutation(size)
+                        order = self._order(seed, epoch, number, size)
                         yield epoch, window, order[skipped:]
                     skipped = max(skipped - size, 0)
                     window, size, number = [], 0, number + 1
             epoch += 1
+
+    def _order(self, seed, epoch, window, size):
+        """Of a window's records. 0 is for the order of the shards."""
+        return np.random.default_rng([seed, epoch, window + 1]).permutation(size)
 
     def _evaluation_windows(self):
         for shard, count in enumerate(self._counts):
@@ -138,7 +142,10 @@ class PretrainingData:
         def finish(record_B, epoch_B, shard_B, number_B):
             examples = self._parse(record_B)
             with tf.control_dependencies(self._checks(examples, shard_B, number_B)):
-                examples = {name: tf.identity(value) for name, value in examples.items()}
+                examples = {
+                    name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
+                    for name, value in examples.items()
+                }
             if self._mask is not None:
                 numbers_B = tf.gather(self._first_of_shard, shard_B) + number_B
                 examples = self._mask(examples, masking.keys(seed, epoch_B, numbers_B))
@@ -175,24 +182,17 @@ class PretrainingData:
         A gather on a processor would refuse it without saying where, and on other devices give 0
         or NaN.
         """
-        limits = {
-            "input_ids": self.vocab_size,
-            "segment_ids": 2,
-            "masked_lm_positions": self.max_seq_length,
-            "masked_lm_ids": self.vocab_size,
-            "next_sentence_labels": 2,
-        }
         checks = []
-        for name, limit in limits.items():
+        for name, limit in records.limits(self.vocab_size, self.max_seq_length).items():
             if name in examples:
                 values = examples[name]
-                is_bad_B = tf.reduce_any((values < 0) | (values >= limit), axis=1)
-                first = tf.argmax(is_bad_B)
-                value = tf.reduce_max(values[first])
+                is_bad = (values < 0) | (values >= limit)
+                first = tf.argmax(tf.reduce_any(is_bad, axis=1))
+                value = values[first][tf.argmax(is_bad[first])]
                 path, number = tf.gather(self._paths, shard_B[first]), number_B[first]
                 message = [path, ": record ", tf.strings.as_string(number), f": {name} holds "]
-                message += [tf.strings.as_string(value), f", wanted less than {limit}"]
-                checks.append(_require(~tf.reduce_any(is_bad_B), message))
+                message += [tf.strings.as_string(value), f", wanted 0 to {limit - 1}"]
+                checks.append(_require(~tf.reduce_any(is_bad), message))
         return checks
 
 

@@ -1,7 +1,7 @@
 """Documents of any amount of text: found once, hashed and dealt, then read where they lie.
 
 Pass 1 goes through every file line by line and keeps, for each document, a hash of its content and
-where it lies: 48 bytes, whatever its size. It needs no TensorFlow. Pass 2 reads documents by seek.
+where it lies: 36 bytes, whatever its size. It needs no TensorFlow. Pass 2 reads documents by seek.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import zlib
 from array import array
 from typing import NamedTuple
@@ -57,15 +56,25 @@ class Index:
         return hashlib.sha256(self.digests.tobytes()).hexdigest()
 
 
-def find_files(patterns):
-    """The sorted paths that globs match. Raises UserError where one matches nothing."""
-    paths = set()
+def find_files(patterns, but_in=None):
+    """The sorted paths that globs match, each file once, none that lies in the folder `but_in`.
+
+    Raises UserError where a glob matches nothing.
+    """
+    paths = {}
     for pattern in patterns:
         matches = files.matching(pattern)
         if not matches:
-            raise UserError(f"--input={pattern}: no such file")
-        paths.update(matches)
-    return sorted(paths)
+            is_folder = not files.is_remote(pattern) and os.path.isdir(pattern)
+            what = f"is a folder; {pattern}/* are its files" if is_folder else "no such file"
+            raise UserError(f"--input={pattern}: {what}")
+        for path in matches:
+            place = path if files.is_remote(path) else os.path.realpath(path)
+            if but_in is None or not place.startswith(os.path.join(but_in, "")):
+                paths.setdefault(place, path)
+    if not paths:
+        raise UserError(f"--input={','.join(patterns)}: no file but those of {but_in}")
+    return sorted(paths.values())
 
 
 def lines(path, max_bytes=MAX_LINE_BYTES):
@@ -77,14 +86,16 @@ def lines(path, max_bytes=MAX_LINE_BYTES):
         stream = stack.enter_context(files.open_file(path))
         if path.endswith(".gz"):
             stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
-        # Not TensorFlow's own readline, which takes microseconds.
-        stream = stack.enter_context(io.BufferedReader(_Raw(stream), 1 << 20))
+        if not isinstance(stream, io.BufferedReader):
+            stream = stack.enter_context(io.BufferedReader(stream, 1 << 20))
         offset = number = 0
         while True:
             try:
                 line = stream.readline(max_bytes + 1)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: damaged gzip file ({error})") from None
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from None
             if not line:
                 return
             number += 1
@@ -112,38 +123,40 @@ def spans(path, input_format, text_field="text", copy_to=None):
     to the stream `copy_to` if there is one.
     """
     max_bytes = MAX_JSON_LINE_BYTES if input_format == "jsonl" else MAX_LINE_BYTES
-    digest, begin, end = None, 0, 0
+    content, begin, end = _Content(), 0, 0
     for number, (offset, line, text) in enumerate(lines(path, max_bytes), start=1):
         if copy_to is not None:
             copy_to.write(line)
         text = text.strip()
         if input_format == "jsonl":
-            of_line = _digest()
-            parts = text and json_text(text, text_field, f"{path}: line {number}").split("\n")
-            if sum(_add(of_line, part.strip()) for part in parts):
-                yield Span(of_line.digest(), offset, len(line))
-        elif text:
-            if digest is None:
-                digest, begin = _digest(), offset
-            _add(digest, text)
-            end = offset + len(line)
-        elif input_format == "lines" and digest is not None:
-            yield Span(digest.digest(), begin, end - begin)
-            digest = None
-    if digest is not None:
-        yield Span(digest.digest(), begin, end - begin)
+            content = _Content()
+            if text:
+                text = json_text(text, text_field, f"{path}: line {number}")
+                for part in text.split("\n"):
+                    content.add(part.strip())
+            if content.has_text:
+                yield Span(content.digest(), offset, len(line))
+        elif text or input_format == "text":
+            begin = begin if content.has_text else offset
+            content.add(text)
+            end = offset + len(line) if text else end
+        elif content.has_text:
+            yield Span(content.digest(), begin, end - begin)
+            content = _Content()
+    if input_format != "jsonl" and content.has_text:
+        yield Span(content.digest(), begin, end - begin)
 
 
 def json_text(line, text_field, where):
     """The text of a JSON line. Raises UserError naming the line if it has none."""
     try:
         text = json.loads(line)[text_field]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error})") from None
     except (KeyError, TypeError):
         raise UserError(f"{where}: wanted an object with the key {text_field!r}") from None
     if not isinstance(text, str):
-        raise UserError(f"{where}: {text_field!r} is {text!r}, wanted a string")
+        raise UserError(f"{where}: {text_field!r} is {repr(text)[:40]}, wanted a string")
     text = text.encode("utf-8", "ignore").decode()  # Half a surrogate pair is valid JSON, no text.
     if any(len(part) > MAX_LINE_BYTES for part in text.split("\n")):
         raise UserError(
@@ -165,9 +178,9 @@ def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: N
     for number, path in enumerate(paths):
         place, copy = path, contextlib.nullcontext()
         if path.endswith(".gz"):
-            os.makedirs(spill_dir, exist_ok=True)
+            files.make_folder(spill_dir)
             place = os.path.join(spill_dir, f"{number}")
-            copy = open(place, "wb")
+            copy = files.open_file(place, "wb")
         places.append(place)
         with copy as copy_to:
             for span in spans(path, input_format, text_field, copy_to):
@@ -185,44 +198,38 @@ def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: N
     return Index(tuple(places), digests[order], owners[order], offsets[order], lengths[order])
 
 
-def forget_spilled(spill_dir):
-    shutil.rmtree(spill_dir, ignore_errors=True)
-
-
 def read(path, offset, length, input_format, text_field="text"):
     """Pass 2: the lines of a document, stripped, as strings; "" between paragraphs."""
     with files.open_file(path) as stream:
         stream.seek(offset)
         data = stream.read(length)
-    if len(data) != length:
-        raise UserError(f"{path}: has become shorter while it was read")
-    text = data.decode("utf-8")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = None
+    if text is None or len(data) != length:
+        raise UserError(f"{path}: was changed while it was read; give the command again")
     if input_format == "jsonl":
         text = json_text(text, text_field, f"{path}: at byte {offset}")
     return [line.strip() for line in text.split("\n")]
 
 
-class _Raw(io.RawIOBase):
-    """The raw stream that io.BufferedReader wants, of anything that has `read`."""
+class _Content:
+    """Hashes a document line by line; line ends, blanks and how many lines are blank do not count.
 
-    def __init__(self, stream):
-        self._stream = stream
+    That there are blank lines does: they separate paragraphs.
+    """
 
-    def readable(self):
-        return True
+    def __init__(self):
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.has_text = self._is_behind_blank = False
 
-    def readinto(self, buffer):
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def add(self, line):
+        """Takes a line, stripped."""
+        if line:
+            self._hash.update(b"\n" * self._is_behind_blank + line.encode() + b"\n")
+            self.has_text = True
+        self._is_behind_blank = self.has_text and not line
 
-
-def _digest():
-    return hashlib.blake2b(digest_size=16)
-
-
-def _add(digest, line):
-    """Hashes a stripped line, so that line ends and blanks decide nothing; True if it has text."""
-    if line:
-        digest.update(line.encode() + b"\n")
-    return bool(line)
+    def digest(self):
+        return self._hash.digest()

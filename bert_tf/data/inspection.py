@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import files
 from bert_tf.data import records
-from bert_tf.data.manifest import NAME, Manifest
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
 
 BATCH_EXAMPLES = 4096
@@ -27,12 +27,12 @@ class Statistics:
 
     def add(self, examples):
         """Counts {feature: array [N, ...]}."""
-        self.lengths.append(examples["input_mask"].sum(axis=1))
-        self.lengths_b.append(examples["segment_ids"].sum(axis=1))
+        self.lengths.append(examples["input_mask"].sum(axis=1, dtype=np.int32))
+        self.lengths_b.append(examples["segment_ids"].sum(axis=1, dtype=np.int32))
         self.random_next += int(examples[records.LABELS].sum())
         if "masked_lm_ids" in examples:
             is_predicted = examples["masked_lm_weights"] > 0
-            self.predictions.append(is_predicted.sum(axis=1))
+            self.predictions.append(is_predicted.sum(axis=1, dtype=np.int32))
             seen = np.take_along_axis(
                 examples["input_ids"], examples["masked_lm_positions"], axis=1
             )
@@ -73,8 +73,13 @@ def read_shard(path, parse):
             number += len(batch)
     except tf.errors.DataLossError:
         raise UserError(f"{path}: damaged behind record {number}; write it again") from None
-    except tf.errors.InvalidArgumentError as error:
-        raise UserError(f"{path}: record {number} or later: {error.message}") from None
+    except tf.errors.InvalidArgumentError:
+        raise UserError(
+            f"{path}: record {number} or one of the next has not the features and lengths that "
+            "the first record or the manifest shows"
+        ) from None
+    except tf.errors.OpError as error:
+        raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
 
 
 def inspect(manifest, vocabulary, say=lambda line: None):
@@ -149,11 +154,14 @@ def describe(example, vocabulary):
 def adopt(folder, vocabulary):
     """Writes the manifest of shards that another program made, once every record was read.
 
-    Raises UserError naming a file that does not hold the released features, or an id that the
-    vocabulary does not have.
+    Raises UserError naming a file that does not hold the released features, or a number that cannot
+    be, such as an id that the vocabulary does not have.
     """
     if NAME in files.names(folder):
         raise UserError(f"{os.path.join(folder, NAME)}: is there already")
+    path = os.path.join(folder, VOCABULARY_NAME)
+    if files.exists(path) and files.read_text(path) != vocabulary.to_bytes().decode():
+        raise UserError(f"{path}: is there already, and not the one of --vocab; which is right?")
     names = [name for name in files.names(folder) if "tfrecord" in name and name[0] != "."]
     if not names:
         raise UserError(f"{folder}: no file with tfrecord in its name")
@@ -162,12 +170,14 @@ def adopt(folder, vocabulary):
     for name in names:
         path, count, tokens, random_next = os.path.join(folder, name), 0, 0, 0
         for examples in read_shard(path, parse):
-            for feature in ("input_ids", "masked_lm_ids"):
-                largest = examples[feature].max()
-                if largest >= len(vocabulary):
+            for feature, limit in records.limits(len(vocabulary), lengths[0]).items():
+                values = examples[feature]
+                is_bad = (values < 0) | (values >= limit)
+                if is_bad.any():
+                    row = is_bad.any(axis=1).argmax()
                     raise UserError(
-                        f"{path}: {feature} holds {largest}, the vocabulary has "
-                        f"{len(vocabulary)} entries"
+                        f"{path}: record {count + row}: {feature} holds {values[is_bad][0]}, "
+                        f"wanted 0 to {limit - 1}"
                     )
             count += len(examples["input_ids"])
             tokens += int(examples["input_mask"].sum())
@@ -205,15 +215,16 @@ def _lengths(path):
     try:
         record = next(iter(tf.data.TFRecordDataset(path)), None)
         example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
-    except (tf.errors.DataLossError, ValueError):
+    except (tf.errors.OpError, ValueError):
         raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
+    has = sorted(example.features.feature)  # Asking for one puts it there.
     sizes = [
         len(example.features.feature[name].int64_list.value)
         for name in ("input_ids", "masked_lm_positions")
     ]
     if not all(sizes):
         raise UserError(
-            f"{path}: its first record has the features {sorted(example.features.feature)}; "
+            f"{path}: its first record has the features {has}; "
             f"wanted {', '.join((*records.INPUTS, *records.MASKS, records.LABELS))}"
         )
     return sizes

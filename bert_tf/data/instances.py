@@ -49,8 +49,8 @@ def make_instances(
     if len(documents) < (1 if same_document_next else 2):
         raise UserError(
             f"{len(documents)} documents with tokens, wanted at least 2, since a random next "
-            "segment comes from another document: separate documents by blank lines, or use fewer "
-            "shards"
+            "segment comes from another document; separate documents by blank lines, or make fewer "
+            "shards in a new --output_dir"
         )
     draws = random.Random(seed)
     budget = max_seq_length - NUM_SPECIALS

@@ -67,10 +67,10 @@ class Manifest:
             )
         try:
             values = json.loads(files.read_text(path))
-            complete = values["complete"]
-            if complete:
-                values["settings"]["max_seq_length"], values["vocabulary"]["entries"]
-                [(entry["file"], entry["records"]) for entry in values["shards"]]
+            values["settings"]["max_seq_length"], values["vocabulary"]["entries"]
+            if values["complete"]:
+                for entry in values["shards"]:
+                    [entry[name] for name in ("file", "records", "bytes", "sha256", "tokens")]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged ({error!r}); write the shards again") from None
         return cls(folder, values)
@@ -94,7 +94,11 @@ class Manifest:
         path = self.path(VOCABULARY_NAME)
         if not files.exists(path):
             raise UserError(f"{path}: no such file; put the vocab.txt of these shards there")
-        vocabulary = Vocabulary(files.read_text(path).removesuffix("\n").split("\n"), where=path)
+        try:
+            text = files.read_text(path)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+        vocabulary = Vocabulary(text.removesuffix("\n").split("\n"), where=path)
         if vocabulary.sha256 != self.values["vocabulary"]["sha256"]:
             raise UserError(
                 f"{path}: {len(vocabulary)} entries, not the vocabulary that the shards were made "
@@ -118,6 +122,13 @@ class Manifest:
             "".join(entry["sha256"] for entry in self.shards).encode()
         ).hexdigest()
 
+    @property
+    def plan_sha256(self):
+        """Of all that decides the shards' bytes; an entry of another plan is of other shards."""
+        names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
+        plan = json.dumps([self.values[name] for name in names], sort_keys=True)
+        return hashlib.sha256(plan.encode()).hexdigest()
+
     def check_same_plan(self, planned):
         """Raises UserError naming what differs between this, on disk, and what is asked for now."""
         before, now = self.settings, planned.settings
@@ -129,13 +140,23 @@ class Manifest:
                 )
         for name, what in (
             ("vocabulary", "--vocab: the vocabulary"),
-            ("tokenizer", "--do_lower_case: the tokenizer"),
+            ("tokenizer", "--do_lower_case, --strip_accents: the tokenizer"),
             ("corpus", "--input: the text"),
         ):
             if self.values[name] != planned.values[name]:
                 raise UserError(
                     f"{what} is not the one that {self.folder} began with "
                     f"({self.values[name]}, now {planned.values[name]}); name a new --output_dir"
+                )
+
+    def check_same_versions(self, planned):
+        """Raises UserError naming a package of another version than made the first shards."""
+        before, now = self.values["versions"], planned.values["versions"]
+        for name in now:
+            if before.get(name) != now[name]:
+                raise UserError(
+                    f"{self.folder}: begun with {name} {before.get(name)}, here is {now[name]}, "
+                    "which may make other bytes; install the former, or name a new --output_dir"
                 )
 
     def check_complete(self):

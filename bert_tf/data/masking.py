@@ -13,6 +13,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import SPECIALS
 
 _GAMMA, _FATES, _OTHERS = (
@@ -49,6 +50,11 @@ class Masking:
             ],
             np.int32,
         )
+        if not len(self._replacements):
+            raise UserError(
+                f"vocabulary of {len(entries)} entries: only specials and [unused], nothing that "
+                "could replace a masked token; is it the right vocab.txt?"
+            )
 
     def __call__(self, examples, keys_B):
         """Masks examples {input_ids, input_mask, ...} int32 [B, L] by their keys uint64 [B].

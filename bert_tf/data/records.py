@@ -17,7 +17,7 @@ _FIRST_BYTES = np.array([0, 1, 0x101, 0x10101, 0x1010101], "<u4")  # Truth of ea
 
 
 def parser(max_seq_length, max_predictions_per_seq):
-    """A function: serialized examples, string [N] -> {feature: int32 or float32 [N, L], [N, P]}.
+    """A function: serialized examples, string [N] -> {feature: int64 or float32 [N, L], [N, P]}.
 
     With max_predictions_per_seq 0 there are no masks in the records.
     """
@@ -27,15 +27,19 @@ def parser(max_seq_length, max_predictions_per_seq):
             dtype = tf.float32 if name in _FLOATS else tf.int64
             features[name] = tf.io.FixedLenFeature([max_predictions_per_seq], dtype)
     features[LABELS] = tf.io.FixedLenFeature([1], tf.int64)
+    return lambda records: tf.io.parse_example(records, features)
 
-    def parse(records):
-        examples = tf.io.parse_example(records, features)
-        return {
-            name: value if name in _FLOATS else tf.cast(value, tf.int32)
-            for name, value in examples.items()
-        }
 
-    return parse
+def limits(vocab_size, max_seq_length):
+    """{feature: what all its numbers have to be less than}; none may be less than 0."""
+    return {
+        "input_ids": vocab_size,
+        "input_mask": 2,
+        "segment_ids": 2,
+        "masked_lm_positions": max_seq_length,
+        "masked_lm_ids": vocab_size,
+        LABELS: 2,
+    }
 
 
 def serialize(examples):

@@ -7,8 +7,12 @@ from bert_tf.command import setting
 from bert_tf.data.documents import FORMATS
 from bert_tf.errors import UserError
 
-# Settings that decide no byte of a shard: how it is made, and where.
-FREE = frozenset({"input", "vocab", "output_dir", "num_workers", "runner", "beam_args"})
+# Settings that decide no byte of a shard, or that are in the manifest as what they come to.
+FREE = frozenset(
+    """
+    input vocab do_lower_case strip_accents output_dir num_workers runner beam_args
+    """.split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +59,13 @@ class WriteShardsSettings:
     beam_args: str = setting("Beam's own options, as on its command line", "")
 
     def __post_init__(self):
+        if not any(self.input):
+            raise UserError("--input: wanted files of text, or globs of them")
         for name, least, most in (
             ("num_shards", 1, 99_999),
-            ("max_seq_length", 5, 1 << 20),
+            ("max_seq_length", 5, 1 << 16),
             ("max_predictions_per_seq", 1, self.max_seq_length),
-            ("dupe_factor", 1, 1 << 20),
+            ("dupe_factor", 1, 1000),
             ("seed", 0, (1 << 32) - 1),
         ):
             value = getattr(self, name)

@@ -19,14 +19,17 @@ from bert_tf.data.sentences import tokenize_documents
 from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokenizer
 
-BATCH_EXAMPLES = 1024
+BATCH_TOKENS = 1 << 17  # Of examples, with padding, to mask and to serialize at a time.
 
 
 class ShardWriter:
-    """Writes any shard of one corpus; `tokenizer` are the Tokenizer's settings."""
+    """Writes any shard of one corpus; `tokenizer` are the Tokenizer's settings.
 
-    def __init__(self, settings, vocabulary, tokenizer):
-        self.settings, self.vocabulary = settings, vocabulary
+    `plan_sha256` is the manifest's, which goes into the entries.
+    """
+
+    def __init__(self, settings, vocabulary, tokenizer, plan_sha256=""):
+        self.settings, self.vocabulary, self.plan_sha256 = settings, vocabulary, plan_sha256
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
@@ -69,11 +72,12 @@ class ShardWriter:
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
         path = os.path.join(settings.output_dir, name)
-        temporary = os.path.join(settings.output_dir, f".{name}.{os.getpid()}")
+        temporary = files.temporary_name(path)
         try:
             with tf.io.TFRecordWriter(temporary) as writer:
-                for begin in range(0, len(instances), BATCH_EXAMPLES):
-                    batch = instances.rows(slice(begin, begin + BATCH_EXAMPLES))
+                size = max(1, BATCH_TOKENS // settings.max_seq_length)
+                for begin in range(0, len(instances), size):
+                    batch = instances.rows(slice(begin, begin + size))
                     for record in records.serialize(
                         self._examples(batch, documents.ids, number, begin)
                     ):
@@ -96,7 +100,7 @@ class ShardWriter:
             if files.exists(temporary):
                 files.remove(temporary)
         entry_path = os.path.join(settings.output_dir, entry_name(number, settings.num_shards))
-        files.replace_file(entry_path, json.dumps(entry))
+        files.replace_file(entry_path, json.dumps({**entry, "plan": self.plan_sha256}))
         return entry
 
     def _examples(self, instances, ids, number, begin):

@@ -12,20 +12,22 @@ from bert_tf.errors import UserError
 
 
 @contextlib.contextmanager
-def local(settings, vocabulary, tokenizer):
-    """Starts the workers; gives a function: tasks (number, spans) -> entries as they are finished.
+def local(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+    """Starts the workers; gives a function: tasks (number, spans) -> entries as they are made.
 
     However this process ends, the workers end too.
     """
+    num_workers = min(settings.workers, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(
-        settings.workers,
+        num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        (settings, vocabulary, tokenizer),
+        (settings, vocabulary, tokenizer, plan_sha256),
     )
     try:
-        concurrent.futures.wait([pool.submit(_is_ready) for _ in range(settings.workers)])
-        yield lambda tasks: _finished(pool, tasks, at_once=2 * settings.workers)
+        for started in [pool.submit(_check_started) for _ in range(num_workers)]:
+            started.result()
+        yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
     except concurrent.futures.BrokenExecutor:
         raise UserError(
             f"{settings.output_dir}: a worker process was killed (too little memory? use more "
@@ -38,7 +40,7 @@ def local(settings, vocabulary, tokenizer):
         pool.shutdown(cancel_futures=True)
 
 
-def _finished(pool, tasks, at_once):
+def _made(pool, tasks, at_once):
     """Few tasks wait, since each lists its documents."""
     waiting = set()
     for task in tasks:
@@ -52,12 +54,12 @@ def _finished(pool, tasks, at_once):
         yield future.result()
 
 
-_writer = None  # Of a worker process.
+_writer = _mistake = None  # Of a worker process.
 
 
-def _start(settings, vocabulary, tokenizer):
+def _start(*arguments):
     """Makes this worker's ShardWriter, on one thread."""
-    global _writer
+    global _writer, _mistake
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -68,7 +70,10 @@ def _start(settings, vocabulary, tokenizer):
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from bert_tf.data.shards import ShardWriter
 
-    _writer = ShardWriter(settings, vocabulary, tokenizer)
+    try:
+        _writer = ShardWriter(*arguments)
+    except UserError as error:  # The pool would only say that it is broken.
+        _mistake = error
 
 
 def _end_with_parent():
@@ -76,8 +81,9 @@ def _end_with_parent():
     os._exit(1)
 
 
-def _is_ready():
-    return _writer is not None
+def _check_started():
+    if _mistake is not None:
+        raise _mistake
 
 
 def _work(number, spans):

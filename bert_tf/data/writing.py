@@ -7,22 +7,16 @@ import contextlib
 import datetime
 import json
 import os
-import re
 import time
 
 from bert_tf import files
-from bert_tf.data import documents
-from bert_tf.data.manifest import NAME, Manifest, entry_name, shard_name
+from bert_tf.data import dealing, documents
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest, entry_name, shard_name
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
-MIN_DOCUMENTS = 5  # A shard; random next segments come from the shard's other documents.
-MAX_SHARD_BYTES = 128 << 20  # Of text: about twice that is held in memory.
 SPILL = ".unpacked"
-_LEFT = re.compile(
-    r"\.+(examples-.*|manifest\.json|vocab\.txt)\.\d+"
-)  # What is written and has no name yet.
 
 
 def write_shards(settings, say=lambda line: None):
@@ -35,54 +29,73 @@ def write_shards(settings, say=lambda line: None):
     lower = settings.do_lower_case
     lower = not vocabulary.looks_cased() if lower is None else lower
     tokenizer = {"do_lower_case": lower, "strip_accents": settings.strip_accents}
-    paths = documents.find_files(settings.input)
     folder = settings.output_dir
+    is_here = not files.is_remote(folder)
+    paths = documents.find_files(settings.input, os.path.realpath(folder) if is_here else None)
     _check_folder(folder)
     files.make_folder(folder)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.sole_user(folder))
         spill_dir = os.path.join(folder, SPILL)
-        stack.callback(documents.forget_spilled, spill_dir)
+        stack.callback(files.remove_folder, spill_dir)
+
         say(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
-        began = time.monotonic()
+        began, stamps = time.monotonic(), [files.stamp(path) for path in paths]
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
         num_bytes = int(index.lengths.sum())
         say(
             f"{len(index):,} documents, {num_bytes / 1e6:.1f} MB of text "
             f"({num_bytes / 1e6 / max(time.monotonic() - began, 1e-3):.0f} MB/s)"
         )
-        _check_dealt(index, settings)
-        corpus = {"documents": len(index), "bytes": num_bytes, "sha256": index.sha256}
-        tables = {**tokenizer, "tables_sha256": unicode_tables.sha256()}
-        manifest = Manifest.plan(folder, settings, vocabulary, tables, corpus)
-        entries = _finished(manifest, settings)
+        dealing.check(index, settings)
+        manifest = Manifest.plan(
+            folder,
+            settings,
+            vocabulary,
+            {**tokenizer, "tables_sha256": unicode_tables.sha256()},
+            {"documents": len(index), "sha256": index.sha256},
+        )
+        entries = finished_entries(manifest, settings.num_shards)
         missing = [number for number in range(settings.num_shards) if number not in entries]
-        if missing:
-            manifest.values["shards"] = list(entries.values())
-            manifest.save_vocabulary(vocabulary)
-            manifest.save()
-            if entries:
-                say(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")
-            tasks = ((number, _spans(index, number, settings.num_shards)) for number in missing)
-            began = time.monotonic()
-            try:
-                with _runner(settings.runner)(settings, vocabulary, tokenizer) as make:
-                    say(f"ready after {time.monotonic() - began:.1f} s")
-                    progress = _Progress(index, missing, settings, say)
-                    for _ in make(tasks):
-                        progress.count()
-            except (KeyboardInterrupt, SystemExit):
-                say(f"stopped; {folder} keeps the shards that are whole; the same command goes on")
-                raise
-            entries = _finished(manifest, settings)
-        manifest.values["shards"] = [entries[number] for number in range(settings.num_shards)]
-        manifest.values["complete"] = True
-        manifest.save()
-        for number in range(settings.num_shards):
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(manifest.path(entry_name(number, settings.num_shards)))
-    say(_summary(manifest) if missing else f"{folder}: finished, nothing to do")
+        if not missing:
+            if VOCABULARY_NAME not in files.names(folder):
+                manifest.save_vocabulary(vocabulary)
+            complete(manifest, entries, settings.num_shards)
+            say(f"{folder}: finished, nothing to do")
+            return manifest
+        begin(manifest, vocabulary, entries)
+        if entries:
+            say(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")
+        arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
+        _make(_runner(settings.runner), arguments, index, missing, say)
+        for path, stamp in zip(paths, stamps, strict=True):
+            if files.stamp(path) != stamp:
+                raise UserError(
+                    f"{path}: was changed while it was read; name a new --output_dir, since shards "
+                    f"in {folder} may hold either text"
+                )
+        complete(manifest, finished_entries(manifest, settings.num_shards), settings.num_shards)
+    say(_summary(manifest))
     return manifest
+
+
+def _make(runner, arguments, index, missing, say):
+    """Has the missing shards made, and says how it goes."""
+    settings = arguments[0]
+    tasks = ((number, dealing.spans(index, number, settings.num_shards)) for number in missing)
+    began = time.monotonic()
+    try:
+        with runner(*arguments, num_tasks=len(missing)) as make:
+            say(f"ready after {time.monotonic() - began:.1f} s")
+            progress = _Progress(index, missing, settings, say)
+            for _ in make(tasks):
+                progress.count()
+    except (KeyboardInterrupt, SystemExit):
+        say(
+            f"stopped; {settings.output_dir} keeps the shards that are whole; the same command "
+            "goes on"
+        )
+        raise
 
 
 def _runner(name):
@@ -100,73 +113,65 @@ def _runner(name):
 
 def _check_folder(folder):
     names = files.names(folder)
-    if names and NAME not in names and ".lock" not in names:
+    if NAME not in names and any(not name.startswith(".") for name in names):
         raise UserError(f"{folder}: there is something else there; name a new --output_dir")
 
 
-def _check_dealt(index, settings):
-    """Raises UserError where shards would be too few documents, or too much text."""
-    least = 1 if settings.same_document_next else MIN_DOCUMENTS
-    if len(index) < least * settings.num_shards:
-        possible = len(index) // least
-        advice = (
-            f"use --num_shards={possible} or less"
-            if possible
-            else "separate documents by blank lines (or see --input_format)"
-        )
-        raise UserError(
-            f"--num_shards={settings.num_shards}: {len(index)} documents, wanted at least {least} "
-            f"a shard, since random next segments come from a shard's other documents; {advice}"
-        )
-    num_bytes = index.lengths.sum() / settings.num_shards
-    if num_bytes > MAX_SHARD_BYTES:
-        raise UserError(
-            f"--num_shards={settings.num_shards}: {num_bytes / 1e6:.0f} MB of text a shard, wanted "
-            f"at most {MAX_SHARD_BYTES / 1e6:.0f}, which is what fits in memory; use "
-            f"--num_shards={int(index.lengths.sum() / MAX_SHARD_BYTES * 1.2) + 1}"
-        )
+def begin(manifest, vocabulary, entries):
+    """Writes what tells the next process what the shards of this folder are going to be."""
+    manifest.values |= {"complete": False, "shards": list(entries.values())}
+    manifest.save()
+    manifest.save_vocabulary(vocabulary)
 
 
-def _finished(manifest, settings):
+def complete(manifest, entries, num_shards):
+    """Writes the whole manifest, after which the shards' own entries are not needed."""
+    manifest.values |= {"complete": True, "shards": [entries[n] for n in range(num_shards)]}
+    if not Manifest.load(manifest.folder).values["complete"]:
+        manifest.save()
+    names = set(files.names(manifest.folder))
+    for number in range(num_shards):
+        if entry_name(number, num_shards) in names:
+            files.remove(manifest.path(entry_name(number, num_shards)))
+
+
+def finished_entries(manifest, num_shards):
     """{number: entry} of shards that are there; sweeps what killed processes left.
 
-    Raises UserError where the folder's shards were begun with other settings or other text.
+    Raises UserError where the folder's shards were begun with other settings, text or versions.
     """
-    names = files.names(manifest.folder)
+    names = set(files.names(manifest.folder))
+    for name in names:
+        if files.is_temporary(name):
+            files.remove(manifest.path(name))
     if NAME not in names:
         return {}
     on_disk = Manifest.load(manifest.folder)
     on_disk.check_same_plan(manifest)
     known = {entry["file"]: entry for entry in on_disk.values.get("shards", [])}
     finished = {}
-    for number in range(settings.num_shards):
-        name, entry_path = shard_name(number, settings.num_shards), None
-        if entry_name(number, settings.num_shards) in names:
-            entry_path = manifest.path(entry_name(number, settings.num_shards))
-            known[name] = json.loads(files.read_text(entry_path))
+    for number in range(num_shards):
+        name, own = shard_name(number, num_shards), entry_name(number, num_shards)
+        if own in names:
+            entry = _read_entry(manifest.path(own), on_disk.plan_sha256)
+            if entry is None:
+                files.remove(manifest.path(own))
+            else:
+                known[name] = entry
         if name in known and files.size(manifest.path(name)) == known[name]["bytes"]:
             finished[number] = known[name]
-        elif entry_path:
-            files.remove(entry_path)
-    for name in names:
-        if _LEFT.fullmatch(name):
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(manifest.path(name))
+    if len(finished) < num_shards:
+        on_disk.check_same_versions(manifest)
     return finished
 
 
-def _spans(index, number, num_shards):
-    """(path, offset, length) of the documents of a shard: every num_shards-th."""
-    dealt = slice(number, None, num_shards)
-    return [
-        (index.paths[file], offset, length)
-        for file, offset, length in zip(
-            index.files[dealt].tolist(),
-            index.offsets[dealt].tolist(),
-            index.lengths[dealt].tolist(),
-            strict=True,
-        )
-    ]
+def _read_entry(path, plan_sha256):
+    """A shard's own entry, None if it is damaged or of other shards."""
+    try:
+        entry = json.loads(files.read_text(path))
+        return entry if entry.pop("plan") == plan_sha256 else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 class _Progress:

@@ -107,6 +107,11 @@ class Loop:
             mistake = bad_record(error)
             if mistake is not None:
                 raise mistake from None
+            if isinstance(error, tf.errors.DataLossError):
+                raise UserError(
+                    f"step {step}{where}: a shard is damaged ({error.message.splitlines()[0]}); "
+                    "bert_tf.inspect_shards names it"
+                ) from None
             if "not finite" not in str(error):
                 raise
             raise UserError(

@@ -76,6 +76,13 @@ def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
         assert as_bytes(rows(rest, count - step)) == whole[step * size :]
 
 
+def test_orders_of_shards_windows_and_epochs_are_unrelated(shards):
+    data = data_of(shards)
+    orders = [np.random.default_rng([*pair, 0]).permutation(30) for pair in np.ndindex(3, 3)]
+    orders += [data._order(*numbers, 30) for numbers in np.ndindex(3, 3, 3)]
+    assert len({tuple(order) for order in orders}) == 9 + 27
+
+
 def test_a_window_mixes_shards(shards):
     data = data_of(shards)
     order = next(data._training_windows(data.position(5, 0)))[2]
@@ -134,6 +141,10 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     small = rows(data.training_batches(data.position(5, 40), 10, examples_padded), 6)
     for name in two:
         assert (small[name] == two[name][40:100]).all(), name
+    other = rows(data.training_batches(data.position(6, 0), size, examples_padded), 1)
+    third = np.lexsort(unmasked(other).T)
+    same = (two["masked_lm_positions"][first] == other["masked_lm_positions"][third]).all(axis=1)
+    assert same.mean() < 0.3
     # The same text and numbers of masks as static shards have.
     static, dynamic = (
         rows(source.evaluation_batches(9, examples_padded)) for source in (data_of(shards), data)
@@ -216,9 +227,10 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("input_ids", len(ENTRIES), f"input_ids holds {len(ENTRIES)}, wanted less than 59"),
+        ("input_ids", len(ENTRIES), f"input_ids holds {len(ENTRIES)}, wanted 0 to 58"),
         ("masked_lm_ids", 70_000, "masked_lm_ids holds 70000"),
-        ("masked_lm_positions", LENGTH, "masked_lm_positions holds 32, wanted less than 32"),
+        ("input_mask", 2, "input_mask holds 2, wanted 0 to 1"),
+        ("masked_lm_positions", LENGTH, "masked_lm_positions holds 32, wanted 0 to 31"),
         ("segment_ids", 2, "segment_ids holds 2"),
         ("next_sentence_labels", 2, "next_sentence_labels holds 2"),
     ],
@@ -300,7 +312,30 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     data.verify()
     adopted = rows(data.evaluation_batches(50, examples_padded))
     assert as_bytes(adopted) == as_bytes(everything)
-    Vocabulary(ENTRIES[:20]).save(tmp_path / "vocab.txt")
     (folder / "manifest.json").unlink()
-    with pytest.raises(UserError, match="the vocabulary has 20 entries"):
+    with pytest.raises(UserError, match="vocab.txt: is there already, and not the one of --vocab"):
         inspection.adopt(str(folder), Vocabulary(ENTRIES[:20]))
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(UserError, match=r"record \d+: input_ids holds \d+, wanted 0 to 19"):
+        inspection.adopt(str(folder), Vocabulary(ENTRIES[:20]))
+    assert not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("value", [-7, 2**32 + 9])
+def test_ids_beyond_32_bits_and_below_0_are_refused(copy, value):
+    """By adoption and in training, and told as they are in the file."""
+    path = second_shard(copy)
+    records_of = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    example = tf.train.Example.FromString(records_of[5])
+    example.features.feature["input_ids"].int64_list.value[1] = value
+    records_of[5] = example.SerializeToString()
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records_of:
+            writer.write(record)
+    data = data_of(copy)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        rows(data.evaluation_batches(10, examples_padded))
+    assert f"{path}: record 5: input_ids holds {value}, wanted" in str(bad_record(caught.value))
+    (copy / "manifest.json").unlink()
+    with pytest.raises(UserError, match=f"record 5: input_ids holds {value}, wanted 0 to 58"):
+        inspection.adopt(str(copy), Vocabulary(ENTRIES))

@@ -64,6 +64,28 @@ def test_text_is_a_document_a_file_and_jsonl_a_document_a_line(tmp_path):
     assert sorted(read) == [["Drei – drei."], ["One.", "Two."]]
 
 
+def test_paragraphs_count_where_sentences_are_split(tmp_path):
+    digests = set()
+    for number, text in enumerate(("A.\n\nB.\nC.", "A.\nB.\n\nC.", "A.\n\n\n B. \r\nC.\n\n")):
+        (tmp_path / str(number)).mkdir()
+        for form, data in (("text", text), ("jsonl", json.dumps({"text": text}))):
+            found, _ = index(tmp_path / str(number), {form: data}, form)
+            digests.add((number == 1, found.sha256))
+    assert len(digests) == 2  # The first and the last are the same.
+
+
+def test_a_file_is_read_once_and_output_never(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("a.txt", "out/b.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    patterns = [f"{tmp_path}/**/*.txt", f"{tmp_path}/out/../a.txt"]
+    found = documents.find_files(patterns, str((tmp_path / "out").resolve()))
+    assert len(found) == 1
+    with pytest.raises(UserError, match="no file but those of"):
+        documents.find_files([f"{tmp_path}/out/*"], str((tmp_path / "out").resolve()))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "input_format", "message"),
     [
@@ -74,6 +96,7 @@ def test_text_is_a_document_a_file_and_jsonl_a_document_a_line(tmp_path):
         ("a", b'{"text": "x"}\n{"t": ""}\n', "jsonl", "line 2: wanted an object with the key"),
         ("a", b"{\n", "jsonl", "line 1: not JSON"),
         ("a", b"[1]\n", "jsonl", "line 1: wanted an object"),
+        ("a", b"[" * 100_000, "jsonl", "line 1: not JSON"),
         ("a", b"ok\n" + b"x" * (1 << 20) + b"y\n", "lines", "line 2 is longer than 1048576 bytes"),
         (
             "a",

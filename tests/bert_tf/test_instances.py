@@ -56,7 +56,7 @@ def scripted(monkeypatch, draws):
 def test_instances_of_twenty_lines_follow_scripted_draws(monkeypatch):
     # Room for 3 + 9 tokens: three sentences a chunk.
     first = [0.9, 0.0, 0.7]  # Not short. Of sentences 0-2 A is the first; B really follows.
-    first += []  # Sentence 3 is alone, so its B is random without a draw:
+    # Sentence 3 is alone, so its B is random without a draw:
     first += [0.5, 0.3]  # the third of four others is document 4, of its sentences the second.
     second = [0.9, 0.99, 0.2]  # A is two sentences; B is random:
     second += [0.0, 0.99]  # document 1's last sentence. Sentence 2 is put back.

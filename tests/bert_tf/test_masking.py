@@ -87,7 +87,7 @@ def test_fates_and_places_are_distributed_as_released(vocabulary):
     found = masked(masking, given)
     positions = found["masked_lm_positions"][:, :4]  # round(24 * 0.15)
     assert found["masked_lm_weights"].sum() == 4 * num_rows
-    answers, seen = found["masked_lm_ids"][:, :4], None
+    answers = found["masked_lm_ids"][:, :4]
     seen = np.take_along_axis(found["input_ids"], positions, axis=1)
     total = seen.size
 

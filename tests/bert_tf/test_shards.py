@@ -1,9 +1,12 @@
 """Shards: bytes that only text and settings decide, the released form, interruptions, faults."""
 
+import contextlib
+import gzip
 import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shutil
 import signal
@@ -15,10 +18,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, Vocabulary
-from bert_tf.data import records, writing
+from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf.data import dealing, documents, masking, records, shards, writing
+from bert_tf.data.inspection import read_shard
+from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import Manifest
-from bert_tf.data.sentences import split_sentences
+from bert_tf.data.sentences import split_sentences, tokenize_documents
+from bert_tf.files import sole_user
 from tests.conftest import ROOT
 from tests.corpus import ENTRIES, SMALL, contents, settings_of, write_corpus, write_here
 
@@ -59,6 +65,59 @@ def test_records_are_the_protos_that_protobuf_makes():
         assert record == example.SerializeToString(deterministic=True)
     with pytest.raises(ValueError, match=r"wanted less than 2\*\*28"):
         records.serialize({"input_ids": np.array([[2**28]])})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"whole_word_mask": True, "masked_lm_prob": 0.4},
+        {"replace_with_any": True, "masked_lm_prob": 0.5, "max_predictions_per_seq": 16},
+        {"short_seq_prob": 1.0},
+        {"same_document_next": True, "num_shards": 40},
+        {"seed": 5, "dupe_factor": 1},
+        {"masking": "dynamic"},
+    ],
+)
+def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monkeypatch, changes):
+    """Put together from the parts, without batches; each part has tests of its own."""
+    monkeypatch.setattr(shards, "BATCH_TOKENS", 7 * SMALL["max_seq_length"])
+    settings = settings_of(corpus, tmp_path / "shards", **changes)
+    written = write_here(settings)
+    vocabulary = Vocabulary(ENTRIES)
+    index = documents.index(list(settings.input), "lines", "text", "")
+    is_static = settings.masking == "static"
+    parse = records.parser(settings.max_seq_length, settings.max_predictions_per_seq * is_static)
+    for number, name in enumerate(sorted(written)):
+        tokenized = tokenize_documents(
+            dealing.spans(index, number, settings.num_shards),
+            "lines",
+            "text",
+            Tokenizer(vocabulary, True),
+        )
+        instances = make_instances(
+            tokenized,
+            max_seq_length=settings.max_seq_length,
+            short_seq_prob=settings.short_seq_prob,
+            dupe_factor=settings.dupe_factor,
+            seed=settings.seed * 100_000 + number,
+            same_document_next=settings.same_document_next,
+        )
+        assert len(instances) < 5 or (np.diff(instances.a_begin) < 0).any()  # Shuffled.
+        wanted = to_examples(instances, tokenized.ids, vocabulary, settings.max_seq_length)
+        if is_static:
+            mask = masking.Masking(
+                vocabulary,
+                masked_lm_prob=settings.masked_lm_prob,
+                max_predictions_per_seq=settings.max_predictions_per_seq,
+                whole_word_mask=settings.whole_word_mask,
+                replace_with_any=settings.replace_with_any,
+            )
+            wanted = mask(wanted, masking.keys(settings.seed, number, np.arange(len(instances))))
+        found = list(read_shard(str(tmp_path / "shards" / name), parse))
+        for feature, values in wanted.items():
+            joined = np.concatenate([part[feature] for part in found])
+            np.testing.assert_array_equal(joined, np.asarray(values), err_msg=feature)
 
 
 def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_path):
@@ -137,8 +196,6 @@ def test_one_two_four_workers_and_beam_write_the_same_bytes(corpus, tmp_path, ru
 
 
 def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):
-    import gzip
-
     here = write_here(settings_of(corpus, tmp_path / "here"))
     text = pathlib.Path(corpus["input"]).read_text()
     parts = text.split("\n\n")
@@ -283,11 +340,86 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
         ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
         ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
         ({"beam_args": "--x=1"}, "is for --runner=beam"),
+        ({"input": ""}, "--input: wanted files of text"),
+        ({"input": "tests"}, "--input=tests: is a folder"),
+        ({"runner": "beam", "beam_args": "--runner=Bogus"}, "--beam_args=--runner=Bogus: "),
+        ({"runner": "beam", "beam_args": "'x"}, "--beam_args='x: No closing quotation"),
     ],
 )
 def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path):
+    Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
+    changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}
+    with pytest.raises(UserError, match="6 entries: only specials"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
+    text = pathlib.Path(corpus["input"])
+    monkeypatch.setattr(dealing, "MAX_BYTES", text.stat().st_size // 4)
+    with pytest.raises(UserError, match=r"fits in memory; use --num_shards=(\d+)") as caught:
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
+    number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
+    index = documents.index([str(text)], "lines", "text", "")
+    dealing.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
+    text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
+    with pytest.raises(UserError, match="break up the largest document"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
+
+
+def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
+    """A shard's entry counts under the manifest that it was made for."""
+    settings = settings_of(corpus, tmp_path / "shards")
+    vocabulary = Vocabulary(ENTRIES)
+    plan = Manifest.plan(settings.output_dir, settings, vocabulary, {}, {})
+    (tmp_path / "shards").mkdir()
+    writing.begin(plan, vocabulary, {})
+    write_here(settings, "another plan")
+    (tmp_path / "shards" / f".examples-00000.{'0' * 32}").write_text("left by a killed process")
+    assert writing.finished_entries(plan, 3) == {}
+    assert {path.name[:9] for path in (tmp_path / "shards").glob(".*")} == set()
+    write_here(settings, plan.plan_sha256)
+    assert sorted(writing.finished_entries(plan, 3)) == [0, 1, 2]
+    shard = tmp_path / "shards" / "examples-00001-of-00003.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert sorted(writing.finished_entries(plan, 3)) == [0, 2]
+    old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
+    old["versions"]["numpy"] = "0.0.1"
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
+    with pytest.raises(UserError, match="begun with numpy 0.0.1, here is"):
+        writing.finished_entries(plan, 3)
+    (tmp_path / "shards" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="there is something else there"):
+        writing.write_shards(settings)
+
+
+def test_text_that_changes_meanwhile_is_noticed(corpus, tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def runner(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+        def make(tasks):
+            write_here(settings, plan_sha256)
+            pathlib.Path(corpus["input"]).write_text("other text")
+            yield from tasks
+
+        yield make
+
+    monkeypatch.setattr(writing, "_runner", lambda name: runner)
+    with pytest.raises(UserError, match="corpus.txt: was changed while it was read"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards"))
+    assert not Manifest.load(tmp_path / "shards").values["complete"]
+
+
+def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
+    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+    (tmp_path / "empty.txt").write_text("\n\n".join(["\x01"] * 20))
+    flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
+    done = run_command("bert_tf.write_shards", *arguments(corpus, tmp_path / "shards", **flags))
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "0 documents with tokens, wanted at least 2" in done.stderr.splitlines()[-1]
 
 
 def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
@@ -317,8 +449,6 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
 
 
 def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
-    from bert_tf.files import sole_user
-
     folder = tmp_path / "shards"
     folder.mkdir()
     with sole_user(folder), pytest.raises(UserError, match="another process is at work there"):
