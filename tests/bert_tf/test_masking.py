@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Vocabulary
+from bert_tf import Tokenizer, Vocabulary
+from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.masking import Masking, draw, keys
+from bert_tf.data.sentences import tokenize_documents
 from tests.released_instances import masked_positions
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -180,3 +182,51 @@ def test_draws_are_those_of_splitmix64_and_uncorrelated():
     columns = np.concatenate([*drawn, drawn[0][np.r_[1:20_000, 0]]], axis=1)
     assert np.abs(np.corrcoef(columns.T) - np.eye(8)).max() < 5 / 20_000**0.5
     assert np.abs(columns.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 20_000) ** 0.5
+
+
+@pytest.mark.parametrize("whole_word_mask", [False, True])
+def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask):
+    """How many exactly, which fates and places within five deviations."""
+    vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
+    path = tmp_path / "text"
+    path.write_bytes((data_dir / "text" / "books.txt").read_bytes()[:1_500_000])
+    spans = [(str(path), begin, 50_000) for begin in range(0, 1_500_000, 50_000)]
+    tokenized = tokenize_documents(spans, "lines", "text", Tokenizer(vocabulary, True))
+    rules = {"max_seq_length": 128, "short_seq_prob": 0.1, "dupe_factor": 2, "seed": 1}
+    made = make_instances(tokenized, **rules)
+    given = to_examples(made, tokenized.ids, vocabulary, 128)
+    masking = Masking(
+        vocabulary,
+        masked_lm_prob=0.15,
+        max_predictions_per_seq=20,
+        whole_word_mask=whole_word_mask,
+    )
+    found = masked(masking, given)
+    counts = found["masked_lm_weights"].sum(axis=1)
+    wanted = np.array([min(20, max(1, round(length * 0.15))) for length in made.num_tokens])
+    if whole_word_mask:
+        assert (counts <= wanted).all() and counts.sum() > 0.98 * wanted.sum()
+    else:
+        assert (counts == wanted).all()
+    is_one = found["masked_lm_weights"] > 0
+    answers = found["masked_lm_ids"][is_one]
+    seen = np.take_along_axis(found["input_ids"], found["masked_lm_positions"], 1)[is_one]
+    mask_id, total = vocabulary["[MASK]"], len(answers)
+    assert total > 50_000
+    for count, share in (
+        ((seen == mask_id).sum(), 0.8),
+        ((seen == answers).sum(), 0.1),
+        (((seen != answers) & (seen != mask_id)).sum(), 0.1),
+    ):
+        assert abs(count - share * total) < 5 * (share * (1 - share) * total) ** 0.5
+    entries = np.array(vocabulary.entries)
+    replaced = entries[seen[(seen != answers) & (seen != mask_id)]]
+    assert not any(entry.startswith("[") and entry.endswith("]") for entry in replaced)
+    # Full examples: every place but those of [CLS] and [SEP] as often as any other.
+    full = made.num_tokens == 128
+    hits = np.bincount(found["masked_lm_positions"][full][is_one[full]], minlength=128)
+    specials = np.isin(given["input_ids"][full], [vocabulary["[CLS]"], vocabulary["[SEP]"]])
+    share = hits.sum() / (~specials).sum()
+    expected = share * (~specials).sum(axis=0)
+    if not whole_word_mask:
+        assert (np.abs(hits - expected) <= 5 * np.sqrt(expected + 1)).all()
