@@ -75,3 +75,14 @@ def write_shards(folder, masking="static", seed=0, **changes):
     entries = writing.finished_entries(manifest, settings.num_shards)
     writing.complete(manifest, entries, settings.num_shards)
     return folder / "shards"
+
+
+def arguments(corpus, folder, **changes):
+    flags = {**SMALL, **corpus, "output_dir": folder, "num_workers": 1, **changes}
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def write_command(run_command, corpus, folder, **changes):
+    done = run_command("bert_tf.write_shards", *arguments(corpus, folder, **changes), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done

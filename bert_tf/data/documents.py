@@ -166,7 +166,7 @@ def json_text(line, text_field, where):
     return text
 
 
-def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: None):
+def index(paths, input_format, text_field, spill_dir):
     """Pass 1 -> Index. gzip files are unpacked into `spill_dir` on the way, to be read by seek.
 
     Ordered by (hash, path, offset); the hash has 128 bits, so that equal hashes are equal content.
@@ -182,13 +182,15 @@ def index(paths, input_format, text_field, spill_dir, report=lambda num_bytes: N
             place = os.path.join(spill_dir, f"{number}")
             copy = files.open_file(place, "wb")
         places.append(place)
-        with copy as copy_to:
-            for span in spans(path, input_format, text_field, copy_to):
-                digests += span.digest
-                owners.append(number)
-                offsets.append(span.offset)
-                lengths.append(span.length)
-                report(span.length)
+        try:
+            with copy as copy_to:
+                for span in spans(path, input_format, text_field, copy_to):
+                    digests += span.digest
+                    owners.append(number)
+                    offsets.append(span.offset)
+                    lengths.append(span.length)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, error.filename or place) from None
     if not owners:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
     digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)

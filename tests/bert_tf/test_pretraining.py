@@ -10,6 +10,7 @@ from bert_tf import AdamW, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.data.batches import examples_flat, examples_padded
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import UNDECAYED
 from bert_tf.train.step import TrainStep
 from bert_tf.weights import names
@@ -313,3 +314,40 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
     for name, variable in variables.items():
         array = np.array(variable).reshape(last[name].shape)
         np.testing.assert_allclose(last[name], array, rtol=0, atol=1e-4, err_msg=name)
+
+
+def test_fit_gives_the_same_losses_and_weights():
+    """20 steps of Keras' own loop on the same batches, padded as it wants them."""
+    config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    batches = [to_batch(examples(config, seed)) for seed in range(20)]
+    signature = tf.nest.map_structure(
+        lambda array: tf.TensorSpec(array.shape, array.dtype),
+        tf.nest.map_structure(np.asarray, batches[0]),
+    )
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    results = []
+    for by_fit in (False, True):
+        model, _ = make_model(config)
+        optimizer = AdamW(WarmupLinearDecay(1e-2, 20, 5), bias_correction=False)
+        if by_fit:
+            model.compile(
+                optimizer=optimizer,
+                loss={name: WeightedMean(loss) for name, loss in LOSSES.items()},
+            )
+            # Keras reports a running mean over the epoch; an epoch a step shows each loss.
+            history = model.fit(data, epochs=20, steps_per_epoch=1, verbose=0)
+            losses = history.history["loss"]
+            weights = {
+                name: variable.numpy()
+                for name, variable in model_variables(model).items()
+                if "seed" not in name
+            }
+        else:
+            optimizer.build(model.trainable_variables)
+            step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), seed=0)
+            logs, weights = train(step, data, 20)
+            losses = [line["loss"] for line in logs]
+        results.append((losses, weights))
+    (ours, our_weights), (theirs, their_weights) = results
+    assert len(theirs) == 20 and theirs == pytest.approx(ours, rel=1e-5)
+    assert_weights_equal(our_weights, their_weights)

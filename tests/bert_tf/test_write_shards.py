@@ -1,0 +1,291 @@
+"""write_shards: interrupted, without room, with what cannot be; one line, and nothing is lost."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bert_tf import UserError, Vocabulary
+from bert_tf.data import dealing, documents, writing
+from bert_tf.data.manifest import Manifest
+from bert_tf.files import sole_user
+from tests.conftest import ROOT
+from tests.corpus import (
+    ENTRIES,
+    arguments,
+    contents,
+    settings_of,
+    write_command,
+    write_corpus,
+    write_here,
+)
+
+
+def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, run_command):
+    corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
+    flags = {"num_shards": 40, "dupe_factor": 20}
+    here = write_here(settings_of(corpus, tmp_path / "here", **flags))
+    folder = tmp_path / "shards"
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        process = start(corpus, folder, **flags)
+        wait_until_writing(process, folder)
+        process.send_signal(signum)
+        output = process.communicate(timeout=60)[1]
+        if signum == signal.SIGTERM:
+            assert process.returncode == 143 and "the same command goes on" in output
+        if not Manifest.load(folder).values["complete"]:
+            with pytest.raises(UserError, match="manifest.json: not complete"):
+                Manifest.load(folder).check_files()
+    there = contents(folder)
+    assert there.items() <= here.items()  # Only whole shards have a name.
+    done = write_command(run_command, corpus, folder, **flags)
+    assert contents(folder) == here
+    assert f"{len(there)} of 40 shards are there" in done.stderr or len(there) in (0, 40)
+    again = write_command(run_command, corpus, folder, **flags)
+    assert "finished, nothing to do" in again.stderr
+
+
+def start(corpus, folder, **changes):
+    command = [sys.executable, "-m", "bert_tf.write_shards", *arguments(corpus, folder, **changes)]
+    return subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def is_writing(folder):
+    return any(".tfrecord." in name for name in os.listdir(folder))
+
+
+def wait_until_writing(process, folder):
+    """Returns while a shard is being written, at most a minute after the workers are ready."""
+    assert any(line.startswith("ready") for line in process.stderr)
+    deadline = time.monotonic() + 60
+    while not is_writing(folder):
+        assert time.monotonic() < deadline and process.poll() is None
+
+
+def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_command):
+    corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
+    flags = {"num_shards": 40, "dupe_factor": 20}
+    process = start(corpus, tmp_path / "shards", **flags)
+    wait_until_writing(process, tmp_path / "shards")
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    # The tracker of spawned processes is a child, too.
+    workers = [
+        int(child)
+        for child in children
+        if "spawn_main" in pathlib.Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    output = process.communicate(timeout=60)[1]
+    assert process.returncode == 2 and "a worker process was killed" in output.splitlines()[-1]
+    write_command(run_command, corpus, tmp_path / "shards", **flags)
+    Manifest.load(tmp_path / "shards").check_files()
+
+
+def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_command):
+    sizes = {
+        name: len(data) for name, data in write_here(settings_of(corpus, tmp_path / "1")).items()
+    }
+    largest = max(sizes, key=sizes.get)
+    limit = sizes[largest] - 1
+    done = run_command(
+        "bert_tf.write_shards",
+        *arguments(corpus, tmp_path / "shards"),
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert largest in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert not [name for name in os.listdir(tmp_path / "shards") if name.startswith(f".{largest}")]
+    write_command(run_command, corpus, tmp_path / "shards")
+    assert contents(tmp_path / "shards") == contents(tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_shards": 13}, "60 documents, wanted at least 5 a shard, .* --num_shards=12 or less"),
+        ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
+        ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
+        ({"max_seq_length": 4}, "--max_seq_length=4: wanted 5 to"),
+        ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
+        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
+        ({"beam_args": "--x=1"}, "is for --runner=beam"),
+        ({"input": ""}, "--input: wanted files of text"),
+        ({"input": "tests"}, "--input=tests: is a folder"),
+        ({"runner": "beam", "beam_args": "--runner=Bogus"}, "--beam_args=--runner=Bogus: "),
+        ({"runner": "beam", "beam_args": "'x"}, "--beam_args='x: No closing quotation"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path):
+    Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
+    changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}
+    with pytest.raises(UserError, match="6 entries: only specials"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
+    text = pathlib.Path(corpus["input"])
+    monkeypatch.setattr(dealing, "MAX_BYTES", text.stat().st_size // 4)
+    with pytest.raises(UserError, match=r"fits in memory; use --num_shards=(\d+)") as caught:
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
+    number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
+    index = documents.index([str(text)], "lines", "text", "")
+    dealing.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
+    text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
+    with pytest.raises(UserError, match="break up the largest document"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
+
+
+def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
+    """A shard's entry counts under the manifest that it was made for."""
+    settings = settings_of(corpus, tmp_path / "shards")
+    vocabulary = Vocabulary(ENTRIES)
+    plan = Manifest.plan(settings.output_dir, settings, vocabulary, {}, {})
+    (tmp_path / "shards").mkdir()
+    writing.begin(plan, vocabulary, {})
+    write_here(settings, "another plan")
+    (tmp_path / "shards" / f".examples-00000.{'0' * 32}").write_text("left by a killed process")
+    assert writing.finished_entries(plan, 3) == {}
+    assert {path.name[:9] for path in (tmp_path / "shards").glob(".*")} == set()
+    write_here(settings, plan.plan_sha256)
+    assert sorted(writing.finished_entries(plan, 3)) == [0, 1, 2]
+    shard = tmp_path / "shards" / "examples-00001-of-00003.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert sorted(writing.finished_entries(plan, 3)) == [0, 2]
+    old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
+    old["versions"]["numpy"] = "0.0.1"
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
+    with pytest.raises(UserError, match="begun with numpy 0.0.1, here is"):
+        writing.finished_entries(plan, 3)
+    (tmp_path / "shards" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="there is something else there"):
+        writing.write_shards(settings)
+
+
+def test_text_that_changes_meanwhile_is_noticed(corpus, tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def runner(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+        def make(tasks):
+            write_here(settings, plan_sha256)
+            pathlib.Path(corpus["input"]).write_text("other text")
+            yield from tasks
+
+        yield make
+
+    monkeypatch.setattr(writing, "_runner", lambda name: runner)
+    with pytest.raises(UserError, match="corpus.txt: was changed while it was read"):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards"))
+    assert not Manifest.load(tmp_path / "shards").values["complete"]
+
+
+def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
+    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+    (tmp_path / "empty.txt").write_text("\n\n".join(["\x01"] * 20))
+    flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
+    done = run_command("bert_tf.write_shards", *arguments(corpus, tmp_path / "shards", **flags))
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "0 documents with tokens, wanted at least 2" in done.stderr.splitlines()[-1]
+
+
+def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
+    (tmp_path / "one.txt").write_text("a b.\nc d.\n")
+    one = {**corpus, "input": str(tmp_path / "one.txt")}
+    with pytest.raises(UserError, match="1 documents, wanted at least 5 .* blank lines"):
+        writing.write_shards(settings_of(one, tmp_path / "shards", num_shards=1))
+
+
+def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path, run_command):
+    folder = tmp_path / "shards"
+    write_command(run_command, corpus, folder)
+    for changes, message in (
+        ({"seed": 1}, "--seed: was 12345 when .* began, is 1;"),
+        ({"num_shards": 4}, "--num_shards: was 3"),
+        ({"input": str(write_corpus(tmp_path / "other.txt", seed=1))}, "--input: the text is not"),
+    ):
+        with pytest.raises(UserError, match=message):
+            writing.write_shards(settings_of(corpus, folder, **changes))
+    Vocabulary([*ENTRIES, "more"]).save(tmp_path / "more.txt")
+    with pytest.raises(UserError, match="--vocab: the vocabulary is not the one"):
+        writing.write_shards(settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, folder))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(UserError, match="there is something else there"):
+        writing.write_shards(settings_of(corpus, tmp_path / "full"))
+
+
+def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    with sole_user(folder), pytest.raises(UserError, match="another process is at work there"):
+        writing.write_shards(settings_of(corpus, folder))
+
+
+def test_the_parent_imports_no_tensorflow(corpus, tmp_path):
+    """It ends with status 77 if it does; its worker may, from another folder of packages."""
+    code = (
+        "import sys; sys.argv[0] = 'x'\n"
+        "from bert_tf.data import writing\n"
+        "from bert_tf.data.settings import WriteShardsSettings\n"
+        "if __name__ == '__main__':\n"
+        f"    writing.write_shards(WriteShardsSettings(input=({corpus['input']!r},), "
+        f"vocab={corpus['vocab']!r}, output_dir={str(tmp_path / 'shards')!r}, num_shards=2, "
+        "max_seq_length=32, num_workers=1))\n"
+        "    heavy = {'tensorflow', 'tensorflow_text', 'keras', 'apache_beam'}\n"
+        "    print(sorted(heavy & set(sys.modules)))\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "main.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "[]"
+    Manifest.load(tmp_path / "shards").check_files()
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments_the_bytes_are_the_same(data_dir, tmp_path, run_command):
+    corpus = {
+        "input": data_dir / "text" / "books.txt",
+        "vocab": data_dir / "vocab" / "uncased" / "vocab.txt",
+    }
+    flags = {"num_shards": 128, "max_seq_length": 128, "dupe_factor": 4, "num_workers": 2}
+    write_command(run_command, corpus, tmp_path / "undisturbed", **flags)
+    rng, hits = random.Random(0), 0
+    folder = tmp_path / "killed"
+    for _ in range(20):
+        process = start(corpus, folder, **flags)
+        wait_until_writing(process, folder)
+        moment = time.monotonic() + rng.uniform(0, 0.2)
+        while time.monotonic() < moment:
+            pass
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        hits += is_writing(folder)
+    print(f"{hits} of 20 kills hit a shard that was being written")
+    assert hits >= 15
+    assert len(contents(folder)) < 128
+    write_command(run_command, corpus, folder, **flags)
+    assert contents(folder) == contents(tmp_path / "undisturbed")
+    shutil.rmtree(tmp_path)
