@@ -9,6 +9,7 @@ Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<
 a checksum.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -129,16 +130,28 @@ class Checkpoints:
         temporary = self.directory / f".writing-{step:08d}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        tf.raw_ops.SaveV2(
-            prefix=str(temporary / "variables"),
-            tensor_names=list(variables),
-            shape_and_slices=[""] * len(variables),
-            tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
-        )
-        replace_file(temporary / "checkpoint.json", json.dumps({"step": step}))
-        for path in temporary.iterdir():
-            sync(path)
-        sync(temporary)
+        try:
+            tf.raw_ops.SaveV2(
+                prefix=str(temporary / "variables"),
+                tensor_names=list(variables),
+                shape_and_slices=[""] * len(variables),
+                tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
+            )
+            replace_file(temporary / "checkpoint.json", json.dumps({"step": step}))
+            for path in temporary.iterdir():
+                sync(path)
+            sync(temporary)
+        except (tf.errors.OpError, OSError) as error:
+            # Of a full disk TensorFlow says one of several things.
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason = getattr(error, "message", None) or error.strerror
+            reason = reason.split(";")[-1].split("[Op:")[0].strip()
+            raise OSError(
+                errno.EIO,
+                f"step {step} cannot be saved ({reason}); the checkpoints before it are whole, the "
+                "same command goes on from there",
+                str(self.folder(step)),
+            ) from None
         shutil.rmtree(
             self.folder(step), ignore_errors=True
         )  # Left by a run that was killed and came here again.

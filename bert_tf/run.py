@@ -131,6 +131,20 @@ class Run:
                 "name a new directory"
             )
 
+    def changes(self):
+        """What is not as when the run began, as lines: then numbers may differ in the last digits.
+
+        Steps are the same bit for bit where processor, versions and threads are.
+        """
+        now = {**_versions(), "threads": os.cpu_count()}
+        before = {**self.train["versions"], "threads": self.train["threads"]}
+        return [
+            f"{self.path}: begun with {name} {before.get(name)}, here it is {value}; the rest may "
+            "differ in the last digits from what it would have been"
+            for name, value in now.items()
+            if before.get(name) != value
+        ]
+
     def log_metrics(self, record):
         """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
         if not self.writes:

@@ -55,6 +55,8 @@ def finetune(settings, say=lambda line: None, strategy=None):
             best = run.checkpoints.chosen_step()
             say(f"{run.path}: finished at step {num_train_steps}, nothing to do; best step {best}")
             return run
+        for line in run.changes():
+            say(line)
     else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
         _check_fits(source, task)

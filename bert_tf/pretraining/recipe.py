@@ -62,6 +62,8 @@ def pretrain(settings, say=lambda line: None, strategy=None):
         if run.checkpoints.steps()[-1] >= num_train_steps:
             say(f"{run.path}: finished at step {run.checkpoints.steps()[-1]}, nothing to do")
             return run
+        for line in run.changes():
+            say(line)
 
     # Model and optimizer.
     keras.utils.set_random_seed(settings.seed)
