@@ -99,7 +99,7 @@ class Loop:
             return signum
         return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
 
-    def _step(self, iterator, step, is_asked_to_stop=False):
+    def _step(self, iterator, step, is_asked_to_stop):
         where = f" ({self.place(step)})" if self.place else ""
         try:
             return self.step(iterator, tf.constant(is_asked_to_stop))

@@ -56,7 +56,7 @@ class TrainStep:
         else:
             sums, gradients = self._accumulated(batch, weight_sums, replica)
         norm = self.optimizer.apply(gradients, self.model.trainable_variables)
-        return {**sums, "asked_to_stop": asked}, norm
+        return {**sums, "asked_to_stop": tf.identity(asked)}, norm
 
     def _gradients(self, batch, weight_sums, seed):
         """This replica's share of {"loss", "examples", measures}, and of the loss' gradients."""

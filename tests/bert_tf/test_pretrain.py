@@ -79,8 +79,8 @@ def stop_at(monkeypatch, step):
     """The training loop is told to stop, as by a signal, once `step` steps are done."""
     taken = Loop._step
 
-    def take(self, iterator, number):
-        logs = taken(self, iterator, number)
+    def take(self, iterator, number, asked):
+        logs = taken(self, iterator, number, asked)
         if number + 1 == step:
             signal.raise_signal(signal.SIGTERM)
         return logs

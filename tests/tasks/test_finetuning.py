@@ -102,8 +102,8 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
         original, count = Loop._step, []
 
-        def step(loop, iterator, number, original=original, count=count, stop=stop):
-            logs = original(loop, iterator, number)
+        def step(loop, iterator, number, asked, original=original, count=count, stop=stop):
+            logs = original(loop, iterator, number, asked)
             count.append(number)
             if len(count) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -129,8 +129,9 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
     code = (
         "import os, sys\nfrom bert_tf.train.loop import Loop\nfrom tasks import finetuning, "
         "settings\noriginal = Loop._step\n"
-        "def step(loop, iterator, number):\n    if number == 6: os.kill(os.getpid(), 9)\n    "
-        "return original(loop, iterator, number)\n"
+        "def step(loop, iterator, number, asked):\n"
+        "    if number == 6: os.kill(os.getpid(), 9)\n"
+        "    return original(loop, iterator, number, asked)\n"
         "Loop._step = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
         "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
         "finetuning.finetune(settings.FinetuneSettings(**values))"
