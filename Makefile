@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow --durations=10

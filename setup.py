@@ -25,6 +25,7 @@ EXTRAS = {
     "serving": ["tensorflow-serving-api>=2.21,<2.22"],  # gRPC requests and warm-up records.
     "test": [
         "pytest>=8",
+        "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
         "apache-beam==2.77.0",  # Shards are the same on its runner.
         "matplotlib>=3.9",  # The notebook plots.

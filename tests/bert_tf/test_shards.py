@@ -43,7 +43,7 @@ def test_records_are_the_protos_that_protobuf_makes():
         {"whole_word_mask": True, "masked_lm_prob": 0.4},
         {"replace_with_any": True, "masked_lm_prob": 0.5, "max_predictions_per_seq": 16},
         {"short_seq_prob": 1.0},
-        {"same_document_next": True, "num_shards": 40},
+        {"same_document_next": True, "num_shards": 20},
         {"seed": 5, "dupe_factor": 1},
         {"masking": "dynamic"},
     ],
@@ -54,6 +54,7 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
     settings = settings_of(corpus, tmp_path / "shards", **changes)
     written = write_here(settings)
     vocabulary = Vocabulary(ENTRIES)
+    tokenizer = Tokenizer(vocabulary, True)
     index = documents.index(list(settings.input), "lines", "text", "")
     is_static = settings.masking == "static"
     parse = records.parser(settings.max_seq_length, settings.max_predictions_per_seq * is_static)
@@ -62,7 +63,7 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
             dealing.spans(index, number, settings.num_shards),
             "lines",
             "text",
-            Tokenizer(vocabulary, True),
+            tokenizer,
         )
         instances = make_instances(
             tokenized,
