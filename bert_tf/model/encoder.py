@@ -3,6 +3,8 @@
 Legend: B texts, L tokens, T rows, H hidden size, N heads.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -31,11 +33,14 @@ class Encoder(keras.layers.Layer):
 
     With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
     same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
-    Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16.
+    Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16. With `recompute` the
+    backward pass of training computes each layer again, instead of keeping all that is inside of it
+    (gradient checkpointing; Chen et al. 2016): less memory, more time.
     """
 
-    def __init__(self, config, name="bert", **kwargs):
+    def __init__(self, config, name="bert", recompute=False, **kwargs):
         super().__init__(name=name, **kwargs)
+        self.recompute = recompute
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.embeddings = layers.Embeddings(self.config, dtype=self.dtype_policy, name="embeddings")
         self.transformer = [
@@ -79,9 +84,10 @@ class Encoder(keras.layers.Layer):
         outputs, attentions = [hidden_TH], []
         for layer in self.transformer:
             first_only = pooled_only and layer is self.transformer[-1]
-            hidden_TH, probs_BNLL = layer(
-                hidden_TH, layout=layout, seed=seed, first_only=first_only
-            )
+            apply = functools.partial(layer, layout=layout, seed=seed, first_only=first_only)
+            if self.recompute and seed is not None:
+                apply = tf.recompute_grad(apply)
+            hidden_TH, probs_BNLL = apply(hidden_TH)
             outputs.append(hidden_TH)
             attentions.append(probs_BNLL)
 
@@ -97,4 +103,5 @@ class Encoder(keras.layers.Layer):
         return result
 
     def get_config(self):
-        return {**super().get_config(), "config": self.config.to_dict()}
+        own = {"config": self.config.to_dict(), "recompute": self.recompute}
+        return {**super().get_config(), **own}

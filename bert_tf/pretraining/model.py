@@ -83,10 +83,10 @@ class PretrainingModel(keras.Model):
     count through all rows. Returns {"masked_lm": logits [B, P, V], "next_sentence": [B, 2]}.
     """
 
-    def __init__(self, config, dtype="float32", name="pretraining"):
+    def __init__(self, config, dtype="float32", recompute=False, name="pretraining"):
         super().__init__(name=name)
         self.config = config
-        self.encoder = Encoder(config, name="bert", dtype=dtype)
+        self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)
         self.masked_lm = MaskedLmHead(config, name="masked_lm", dtype=dtype)
         self.next_sentence = NextSentenceHead(config, name="next_sentence", dtype="float32")
         for layer in (self.encoder, self.masked_lm, self.next_sentence):

@@ -74,7 +74,9 @@ def pretrain(settings, say=lambda line: None, strategy=None):
             f"replicas and --gradient_accumulation_steps={parts}"
         )
     with strategy.scope():
-        model = PretrainingModel(config, dtype=POLICIES[settings.precision])
+        model = PretrainingModel(
+            config, POLICIES[settings.precision], recompute=settings.gradient_checkpointing
+        )
         schedule = WarmupLinearDecay(
             settings.learning_rate,
             num_train_steps,

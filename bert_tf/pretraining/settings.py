@@ -46,6 +46,9 @@ class PretrainSettings:
     precision: str = setting(
         "of the matrix products in training", "float32", choices=("float32", "bfloat16")
     )
+    gradient_checkpointing: bool = setting(
+        "compute layers again in the backward pass: less memory, more time", False
+    )
     eval_every: int | None = setting("steps between evaluations; by default only the end", None)
     eval_batches: int | None = setting(
         "batches of 64 held-out examples to evaluate on; by default all", None

@@ -177,7 +177,7 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
         ("one", {}, None),
         ("two", {}, mirrored),
         ("parts", {"gradient_accumulation_steps": 3}, None),
-        ("both", {"gradient_accumulation_steps": 2}, mirrored),
+        ("both", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, mirrored),
     ):
         settings = settings_of(folders, tmp_path / name, **{**changes, **more})
         runs[name] = recipe.pretrain(settings, strategy=strategy)

@@ -138,6 +138,42 @@ def test_the_loss_is_the_sum_of_both_means():
     assert losses == pytest.approx([lm + nsp] * 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("layout", [dict, flat])
+def test_layers_computed_again_give_the_same_gradients(layout):
+    """With dropout, which has to fall alike the second time; and the graph is another one."""
+    config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    inputs, labels, weights = to_batch(layout(examples(config)))
+    results, sizes = [], []
+    for recompute in (False, True):
+        model = PretrainingModel(config, recompute=recompute)
+        values = {**small.random_weights(config), **heads(config)}
+        variables = model_variables(model)
+        assign({name: variables[name] for name in values}, values, "test")
+
+        @tf.function(autograph=False)
+        def gradients(model=model):
+            with tf.GradientTape() as tape:
+                outputs = model(inputs, training=True, seed=tf.constant([3, 4], tf.int64))
+                losses = [
+                    tf.reduce_sum(weights[name] * LOSSES[name](labels[name], outputs[name]))
+                    for name in LOSSES
+                ]
+                loss = tf.add_n(losses)
+            found = tape.gradient(loss, model.trainable_variables)
+            return loss, [tf.convert_to_tensor(gradient) for gradient in found]
+
+        results.append(gradients())
+        graph = gradients.get_concrete_function().graph.as_graph_def()
+        operations = [node.op for node in graph.node]
+        operations += [node.op for part in graph.library.function for node in part.node_def]
+        sizes.append(operations.count("StatelessRandomUniformV2"))
+    (loss, plain), (loss_again, again) = results
+    assert float(loss) == float(loss_again)
+    for one, other in zip(plain, again, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    assert sizes[1] > sizes[0]  # Dropout is drawn twice.
+
+
 def test_a_new_model_guesses_evenly():
     config = tiny_config()
     model = PretrainingModel(config)
