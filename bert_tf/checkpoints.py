@@ -1,8 +1,10 @@
-"""Checkpoints: a flat {name: variable} dictionary in a folder that appears whole or not at all.
+"""Checkpoints: a flat {name: variable} dictionary in a folder of its own, here or on gs://.
 
-    RUN/checkpoints/step-00000120/variables.index, variables.data-*    TensorFlow's tensor bundle, a
-    tensor a name RUN/checkpoints/step-00000120/checkpoint.json                      step, score and
-    metrics (once evaluated)
+    RUN/checkpoints/step-00000120/variables.index, variables.data-*
+                      TensorFlow's tensor bundle, a tensor a name
+    RUN/checkpoints/step-00000120/checkpoint.json
+                      step; score and metrics, once evaluated. Written last: without it a folder is
+                      what a killed save left, and counts for nothing
 
 Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and
 "<path>/adam_v", and "step"; `tf.train.load_checkpoint(folder + "/variables")` reads them, each with
@@ -12,18 +14,17 @@ a checksum.
 import errno
 import json
 import os
-import pathlib
 import re
-import shutil
 
 import keras
 import tensorflow as tf
 
+from bert_tf import files
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
-from bert_tf.files import replace_file, sync
 
 _FOLDER = re.compile(r"step-(\d{8,})")
+_STATE = "checkpoint.json"
 TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds beside the model.
 
 
@@ -38,7 +39,7 @@ def model_variables(model):
 
 def read(folder):
     """{name: array} of one checkpoint folder. Raises UserError if it is missing or damaged."""
-    return read_bundle(pathlib.Path(folder) / "variables")
+    return read_bundle(os.path.join(folder, "variables"))
 
 
 def read_bundle(prefix):
@@ -47,7 +48,7 @@ def read_bundle(prefix):
     Every tensor's checksum is checked on the way.
     """
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
+        reader = tf.compat.v1.train.NewCheckpointReader(str(prefix))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     # As which of these TensorFlow reports a missing, short or altered file depends on the place.
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
@@ -87,26 +88,21 @@ class Checkpoints:
     """
 
     def __init__(self, directory, keep=2, writes=True):
-        self.directory = pathlib.Path(directory)
+        self.directory = str(directory)
         self.keep, self.writes = keep, writes
 
     def folder(self, step):
-        return self.directory / f"step-{step:08d}"
+        return os.path.join(self.directory, f"step-{step:08d}")
 
     def steps(self):
         """Steps of the complete checkpoints, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        matches = (
-            _FOLDER.fullmatch(path.name)
-            for path in self.directory.iterdir()
-            if (path / "checkpoint.json").is_file()
-        )
-        return sorted(int(match[1]) for match in matches if match)
+        matches = map(_FOLDER.fullmatch, files.names(self.directory))
+        found = sorted(int(match[1]) for match in matches if match)
+        return [step for step in found if files.exists(self._state(step))]
 
     def info(self, step):
         """{"step", and once evaluated "score", "metrics"}."""
-        return read_json_object(self.folder(step) / "checkpoint.json")
+        return read_json_object(self._state(step))
 
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
@@ -126,45 +122,37 @@ class Checkpoints:
         """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
         if not self.writes:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        temporary = self.directory / f".writing-{step:08d}-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        folder = self.folder(step)
+        self._remove(folder)  # Left by a save that was killed.
         try:
+            files.make_folder(folder)
             tf.raw_ops.SaveV2(
-                prefix=str(temporary / "variables"),
+                prefix=os.path.join(folder, "variables"),
                 tensor_names=list(variables),
                 shape_and_slices=[""] * len(variables),
                 tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
             )
-            replace_file(temporary / "checkpoint.json", json.dumps({"step": step}))
-            for path in temporary.iterdir():
-                sync(path)
-            sync(temporary)
+            files.sync_folder(folder)
+            files.replace_file(self._state(step), json.dumps({"step": step}))
         except (tf.errors.OpError, OSError) as error:
             # Of a full disk TensorFlow says one of several things.
-            shutil.rmtree(temporary, ignore_errors=True)
+            files.remove_folder(folder)
             reason = getattr(error, "message", None) or error.strerror
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
             raise OSError(
                 errno.EIO,
                 f"step {step} cannot be saved ({reason}); the checkpoints before it are whole, the "
                 "same command goes on from there",
-                str(self.folder(step)),
+                folder,
             ) from None
-        shutil.rmtree(
-            self.folder(step), ignore_errors=True
-        )  # Left by a run that was killed and came here again.
-        os.rename(temporary, self.folder(step))
-        sync(self.directory)
         self._sweep()
 
     def annotate(self, step, score, metrics):
         """Records what the evaluation of a saved step gave."""
         if not self.writes:
             return
-        replace_file(
-            self.folder(step) / "checkpoint.json",
+        files.replace_file(
+            self._state(step),
             json.dumps({"step": step, "score": score, "metrics": metrics}),
         )
         self._sweep()
@@ -178,29 +166,38 @@ class Checkpoints:
         steps, damaged = self.steps(), []
         for step in reversed(steps):
             try:
-                assign(variables, read(self.folder(step)), where=str(self.folder(step)))
+                assign(variables, read(self.folder(step)), where=self.folder(step))
             except UserError as error:
                 say(f"warning: {error}; trying the checkpoint before")
                 damaged.append(self.folder(step))
                 continue
-            for folder in (
-                damaged if self.writes else ()
-            ):  # Out of the way of what will be saved next.
-                shutil.rmtree(folder.with_name(f"damaged-{folder.name}"), ignore_errors=True)
-                os.rename(folder, folder.with_name(f"damaged-{folder.name}"))
+            for folder in damaged if self.writes else ():
+                # Out of the way of what will be saved next.
+                aside = os.path.join(self.directory, f"damaged-{os.path.basename(folder)}")
+                files.remove_folder(aside)
+                files.move_folder(folder, aside)
             return step
         if steps:
             raise UserError(
                 f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "
-                "anew in "
-                "another --output_dir"
+                "anew in another --output_dir"
             )
         return None
 
     def _sweep(self):
+        """Removes what is neither new nor best, and what killed saves left."""
         kept = {*self.steps()[-self.keep :], self.best_step()}
-        for step in self.steps():
-            if step not in kept:
-                shutil.rmtree(self.folder(step))
-        for path in self.directory.glob(".writing-*"):  # Litter of a killed save.
-            shutil.rmtree(path, ignore_errors=True)
+        for name in files.names(self.directory):
+            match = _FOLDER.fullmatch(name)
+            if match and int(match[1]) not in kept:
+                self._remove(os.path.join(self.directory, name))
+
+    def _remove(self, folder):
+        """Killed meanwhile, it leaves nothing that looks whole."""
+        state = os.path.join(folder, _STATE)
+        if files.exists(state):
+            files.remove(state)
+        files.remove_folder(folder)
+
+    def _state(self, step):
+        return os.path.join(self.folder(step), _STATE)

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-import pathlib
+import os
 
+from bert_tf import files
 from bert_tf.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new")  # erf and tanh, as Hugging Face names them.
@@ -129,8 +130,8 @@ class BertConfig:
     @classmethod
     def load(cls, path):
         """Reads a file, as Google's if it is called bert_config.json, else as Hugging Face's."""
-        path = pathlib.Path(path)
-        read = cls.from_google if path.name == "bert_config.json" else cls.from_dict
+        is_google = os.path.basename(path) == "bert_config.json"
+        read = cls.from_google if is_google else cls.from_dict
         return read(read_json_object(path), where=str(path))
 
     def to_dict(self):
@@ -139,11 +140,10 @@ class BertConfig:
 
 def read_json_object(path):
     """The JSON object in a file. Raises UserError if the file is missing or holds none."""
-    path = pathlib.Path(path)
-    if not path.is_file():
+    if not files.exists(path):
         raise UserError(f"{path}: no such file")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(files.read_text(path))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(values, dict):

@@ -31,8 +31,7 @@ def replace_file(path, text):
     """Writes a text file so that a reader sees the old content or the new, never a part."""
     temporary = temporary_name(path)
     try:
-        with open_file(temporary, "wb") as stream:
-            stream.write(text.encode("utf-8"))
+        write_bytes(temporary, text.encode("utf-8"))
         move(temporary, path)
     except OSError as error:
         if exists(temporary):
@@ -66,6 +65,11 @@ def open_file(path, mode="rb"):
     return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
 
 
+def write_bytes(path, content):
+    with open_file(path, "wb") as stream:
+        stream.write(content)
+
+
 def read_text(path):
     with open_file(path) as stream:
         return stream.read().decode("utf-8")
@@ -97,8 +101,29 @@ def matching(pattern):
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 
+def is_folder(path):
+    return _remote("isdir", path) if is_remote(path) else os.path.isdir(path)
+
+
 def make_folder(path):
     _remote("makedirs", path) if is_remote(path) else os.makedirs(path, exist_ok=True)
+
+
+def move_folder(path, target):
+    """Gives a folder another name, which nothing may have; elsewhere than here file by file."""
+    if is_remote(path):
+        _remote("rename", path, target)
+    else:
+        os.rename(path, target)
+        sync(os.path.dirname(target) or ".")
+
+
+def sync_folder(path):
+    """Asks the disk to have a folder and the files in it before we go on."""
+    if not is_remote(path):
+        for name in os.listdir(path):
+            sync(os.path.join(path, name))
+        sync(path)
 
 
 def remove(path):

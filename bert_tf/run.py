@@ -11,22 +11,23 @@ RUN/tensorboard/     the same, for TensorBoard
 
 import json
 import os
-import pathlib
 import platform
-import shutil
 from importlib import metadata
 
 import tensorflow as tf
 
+from bert_tf import files
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
-from bert_tf.files import replace_file
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how often, how loud.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
+_PARTS = frozenset(
+    "checkpoints vocab.txt task.json train.json config.json metrics.jsonl tensorboard".split()
+)
 # What TensorBoard's own tf.summary.scalar writes, which wants TensorBoard to be installed.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
@@ -37,15 +38,19 @@ class Run:
     """An open run: `config`, `vocabulary`, `task` (dict or None), `train` (dict), `checkpoints`."""
 
     def __init__(self, path, writes=True):
-        self.path = pathlib.Path(path)
+        self.path = str(path)
         self.writes = writes
-        self.checkpoints = Checkpoints(self.path / "checkpoints", writes=writes)
+        self.checkpoints = Checkpoints(self.file("checkpoints"), writes=writes)
         self._board = None
+
+    def file(self, name):
+        """The path of one of the files of this run."""
+        return os.path.join(self.path, name)
 
     @classmethod
     def is_at(cls, path):
-        path = pathlib.Path(path)
-        return (path / "config.json").is_file() and (path / "checkpoints").is_dir()
+        config, checkpoints = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
+        return files.exists(config) and files.is_folder(checkpoints)
 
     @classmethod
     def open(cls, path, writes=True):
@@ -54,7 +59,7 @@ class Run:
         With `writes` False this process only reads: another one, which does the same, writes.
         """
         run = cls(path, writes)
-        if not run.path.is_dir():
+        if not files.is_folder(run.path):
             raise UserError(f"{run.path}: no such directory, wanted a run directory")
         if not cls.is_at(path):
             raise UserError(
@@ -62,12 +67,12 @@ class Run:
                 "pretrained weights in "
                 "other forms become one with bert_tf.convert or tasks.finetune"
             )
-        run.config = BertConfig.load(run.path / "config.json")
-        run.vocabulary = Vocabulary.load(run.path / "vocab.txt")
-        run.vocabulary.check_size(run.config.vocab_size, where=str(run.path / "vocab.txt"))
-        run.train = read_json_object(run.path / "train.json")
-        task_path = run.path / "task.json"
-        run.task = read_json_object(task_path) if task_path.is_file() else None
+        run.config = BertConfig.load(run.file("config.json"))
+        run.vocabulary = Vocabulary.load(run.file("vocab.txt"))
+        run.vocabulary.check_size(run.config.vocab_size, where=run.file("vocab.txt"))
+        run.train = read_json_object(run.file("train.json"))
+        task = run.file("task.json")
+        run.task = read_json_object(task) if files.exists(task) else None
         return run
 
     @classmethod
@@ -77,9 +82,8 @@ class Run:
         `train` is what train.json has to hold beside versions and threads.
         """
         run = cls(path)
-        is_abandoned = cls.is_at(path) and not run.checkpoints.steps()  # Killed before its first.
-        if run.path.exists() and not is_abandoned:
-            if not run.path.is_dir() or any(run.path.iterdir()):
+        if files.exists(run.path) and not run._is_abandoned():
+            if not files.is_folder(run.path) or files.names(run.path):
                 raise UserError(f"{run.path}: there is something else there; name a new directory")
         run.config, run.vocabulary, run.task = config, vocabulary, task
         run.train = {
@@ -89,19 +93,20 @@ class Run:
             "versions": _versions(),
             "threads": os.cpu_count(),
         }
-        # Made beside it and renamed: killed here, there is no half run in the way of the next.
-        temporary = run.path.absolute().with_name(f".{run.path.absolute().name}.{os.getpid()}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / "checkpoints").mkdir(parents=True)
-        vocabulary.save(temporary / "vocab.txt")
+        files.remove_folder(run.path)  # Empty, or abandoned.
+        # The first and the last tell an abandoned run and a whole one.
+        files.make_folder(run.file("checkpoints"))
+        vocabulary.save(run.file("vocab.txt"))
         if task is not None:
-            _write_json(temporary / "task.json", task)
-        _write_json(temporary / "train.json", run.train)
-        _write_json(temporary / "config.json", config.to_dict())
-        if is_abandoned:
-            shutil.rmtree(run.path)
-        os.rename(temporary, run.path)
+            _write_json(run.file("task.json"), task)
+        _write_json(run.file("train.json"), run.train)
+        _write_json(run.file("config.json"), config.to_dict())
         return run
+
+    def _is_abandoned(self):
+        """True for what a run leaves that was killed before its first save, and nothing else."""
+        found = {name for name in files.names(self.path) if not files.is_temporary(name)}
+        return "checkpoints" in found and found <= _PARTS and not self.checkpoints.steps()
 
     def check_resumable(self, settings, task):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE."""
@@ -149,10 +154,10 @@ class Run:
         """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
         if not self.writes:
             return
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
+        with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
+            lines.write(f"{json.dumps(record)}\n".encode())
         if self._board is None:
-            self._board = tf.summary.create_file_writer(str(self.path / "tensorboard"))
+            self._board = tf.summary.create_file_writer(self.file("tensorboard"))
         with self._board.as_default(step=record["step"]):
             for name, value in record.items():
                 if name != "step":
@@ -161,10 +166,10 @@ class Run:
 
     def metrics(self):
         """The records of metrics.jsonl, in order."""
-        path = self.path / "metrics.jsonl"
-        if not path.is_file():
+        path = self.file("metrics.jsonl")
+        if not files.exists(path):
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in files.read_text(path).splitlines()]
 
     def forget_metrics_after(self, step, and_evaluation=False):
         """Drops lines of steps that were lost with a killed process and will be written again.
@@ -172,9 +177,9 @@ class Run:
         With `and_evaluation` also what `step` itself was evaluated to, which is told by having no
         "loss".
         """
-        path = self.path / "metrics.jsonl"
-        if path.is_file() and self.writes:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path = self.file("metrics.jsonl")
+        if self.writes and files.exists(path):
+            lines = files.read_text(path).splitlines(keepends=True)
             records = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
             kept = [
                 line
@@ -182,7 +187,7 @@ class Run:
                 if record["step"] < step
                 or (record["step"] == step and ("loss" in record or not and_evaluation))
             ]
-            replace_file(path, "".join(kept))
+            files.replace_file(path, "".join(kept))
 
 
 def _versions():
@@ -194,4 +199,4 @@ def _versions():
 
 
 def _write_json(path, values):
-    replace_file(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    files.replace_file(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
 """A fine-tuned run, opened for use."""
 
 import dataclasses
-import pathlib
+import os
 
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
@@ -18,7 +18,7 @@ class Trained:
     run: Run
     task: object
     pipeline: Pipeline
-    checkpoint: pathlib.Path
+    checkpoint: str
 
     @classmethod
     def open(cls, path, checkpoint=None):
@@ -34,7 +34,7 @@ class Trained:
             )
         task = task_from_dict(run.task)
         folder = (
-            run.checkpoints.directory / checkpoint
+            os.path.join(run.checkpoints.directory, checkpoint)
             if checkpoint
             else run.checkpoints.folder(run.checkpoints.chosen_step())
         )
@@ -42,7 +42,7 @@ class Trained:
         checkpoints.assign(
             checkpoints.model_variables(model),
             checkpoints.read(folder),
-            str(folder),
+            folder,
             ignore=checkpoints.TRAINING_ONLY,
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)

@@ -1,5 +1,9 @@
 """The loss over the steps of a run, as a picture."""
 
+import io
+
+from bert_tf import files
+
 NAME = "loss.png"
 
 
@@ -32,7 +36,9 @@ def draw(run):
         axes.legend()
         axes.grid(alpha=0.3)
     accuracies.set_xlabel("step")
-    path = run.path / NAME
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
+    path = run.file(NAME)
+    files.write_bytes(path, picture.getvalue())
     return path

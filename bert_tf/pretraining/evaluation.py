@@ -7,6 +7,7 @@ import math
 
 import tensorflow as tf
 
+from bert_tf.data.batches import examples_padded
 from bert_tf.pretraining.model import LOSSES, MEASURES, to_batch
 from bert_tf.train.distribution import distribute
 
@@ -40,6 +41,8 @@ class PretrainingEvaluator:
         """Batches for every replica; the last may be filled up with examples of weight 0."""
         batches = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout)
         batches = batches.take(self.num_batches).map(to_batch)
+        if self.layout is examples_padded:
+            batches = batches.map(_filled_up)
         missing = -self.num_batches % self.strategy.num_replicas_in_sync
         filler = batches.take(1).repeat(missing)
         return batches.concatenate(
@@ -69,3 +72,14 @@ class PretrainingEvaluator:
             name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
             for name, value in sums.items()
         }
+
+
+def _filled_up(*batch):
+    """The batch with BATCH_EXAMPLES rows: XLA wants one shape. The added ones have weight 0."""
+
+    def fill(tensor):
+        missing = BATCH_EXAMPLES - tf.shape(tensor)[0]
+        filled = tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)])
+        return tf.ensure_shape(filled, [BATCH_EXAMPLES, *tensor.shape[1:]])
+
+    return tf.nest.map_structure(fill, batch)

@@ -33,7 +33,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     Ctrl-C or SIGTERM.
     """
     # First of all: a strategy of several processes has to find TensorFlow unused.
-    strategy = strategy or make_strategy(settings.strategy)
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     chief = is_chief(strategy)
     if not chief:
         say = _silent
@@ -137,6 +137,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
             last_step=last_step,
             flops_a_token=flops_a_token(config, data),
             place=phase.place,
+            steps_per_call=settings.steps_per_call,
         ).train()
         first_step = last_step
     say(f"finished: {run.path}")
@@ -169,7 +170,10 @@ class _Phase:
         size = self.settings.global_batch_size // (self.replicas * parts)
         batches = self.data.training_batches(self._position(step), size, self.layout)
         batches = batches.map(to_batch)
-        return batches.ragged_batch(parts, drop_remainder=True) if parts > 1 else batches
+        if parts == 1:
+            return batches
+        is_flat = self.layout is examples_flat
+        return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
 
     def place(self, step):
         """Where in the data a step reads, for messages."""

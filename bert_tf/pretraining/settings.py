@@ -39,10 +39,12 @@ class PretrainSettings:
     bias_correction: bool = setting("Adam's bias correction (the released code has none)", False)
     seed: int = setting("seed of the weights, the order of the data and dropout", 0)
     strategy: str = setting(
-        "one device, a replica a local GPU, or the processes of TF_CONFIG",
+        "one device, a replica a local GPU, the processes of TF_CONFIG, or a replica a TPU core",
         "none",
-        choices=("none", "mirrored", "multi_worker"),
+        choices=("none", "mirrored", "multi_worker", "tpu"),
     )
+    tpu: str = setting("which TPU: its name, its grpc:// address, or that of this machine", "local")
+    steps_per_call: int = setting("steps that TensorFlow makes before Python looks again", 1)
     precision: str = setting(
         "of the matrix products in training", "float32", choices=("float32", "bfloat16")
     )
@@ -64,6 +66,7 @@ class PretrainSettings:
             ("num_train_steps", 1),
             ("global_batch_size", 1),
             ("gradient_accumulation_steps", 1),
+            ("steps_per_call", 1),
             ("warmup_steps", 0),
             ("save_every", 1),
             ("log_every", 1),

@@ -1,8 +1,8 @@
 """The vocabulary: a vocab.txt, one entry a line, an entry's id is its line."""
 
 import hashlib
-import pathlib
 
+from bert_tf import files
 from bert_tf.errors import UserError
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -40,21 +40,19 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path):
-        path = pathlib.Path(path)
-        if not path.is_file():
+        size = files.size(path)
+        if size is None:
             raise UserError(f"{path}: no such file, wanted a vocab.txt (an entry a line)")
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(
-                f"{path}: {path.stat().st_size} bytes, wanted a vocab.txt of at most {MAX_BYTES}"
-            )
+        if size > MAX_BYTES:
+            raise UserError(f"{path}: {size} bytes, wanted a vocab.txt of at most {MAX_BYTES}")
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = files.read_text(path)
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
         return cls(text.removesuffix("\n").split("\n"), where=str(path))
 
     def save(self, path):
-        pathlib.Path(path).write_bytes(self.to_bytes())
+        files.write_bytes(path, self.to_bytes())
 
     def to_bytes(self):
         return "".join(line + "\n" for line in self.lines).encode("utf-8")

@@ -13,17 +13,36 @@ WORKER_TIMEOUT_SECONDS = 120
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def make_strategy(name, devices=None):
+def make_strategy(name, devices=None, tpu="local"):
     """A tf.distribute strategy, to be made before TensorFlow is used for anything else.
 
     "none"; "mirrored" over `devices`, by default all local GPUs; "multi_worker", over the processes
-    that TF_CONFIG lists, one replica a GPU or else one a process.
+    that TF_CONFIG lists, one replica a GPU or else one a process; "tpu", over the cores of `tpu`: a
+    name, a grpc:// address, or "local" for those of this machine. Raises UserError where there is
+    nothing of the kind.
     """
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
         "multi_worker": _multi_worker,
+        "tpu": lambda: _tpu(tpu),
     }[name]()
+
+
+def _tpu(name):
+    """As https://www.tensorflow.org/guide/tpu has it; never run."""
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, OSError, ValueError) as error:
+        reason = (getattr(error, "message", None) or str(error)).splitlines()[0][:200]
+        raise UserError(
+            f"--strategy=tpu --tpu={name}: no TPU answers there ({reason}); wanted a TPU's name, a "
+            "grpc:// address, or local on a TPU VM"
+        ) from None
+    return tf.distribute.TPUStrategy(resolver)
 
 
 def _multi_worker():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import distribute, is_chief, is_several, meet
 from bert_tf.train.interruption import Interrupted, held_back
-from bert_tf.train.step import TrainStep
+from bert_tf.train.step import COUNTS, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Loop:
     `evaluate()` returns (score, metrics); the highest score is the best. `say` takes a line of
     progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
     there, before num_train_steps. `flops_a_token` are the model's, forward and backward. `place`
-    tells where in the data a step reads.
+    tells where in the data a step reads. With `steps_per_call` TensorFlow is called once for so
+    many steps, or for those that are left until there is something to do between two.
     """
 
     run: Run
@@ -42,6 +44,7 @@ class Loop:
     last_step: int | None = None
     flops_a_token: float | None = None
     place: Callable[[int], str] | None = None
+    steps_per_call: int = 1
 
     def train(self):
         """Trains to the end from the newest checkpoint, or from the model as it is.
@@ -65,9 +68,10 @@ class Loop:
             if self._is_due(step):
                 self._evaluate(step)
             while step < end:
-                logs = self._step(iterator, step, signal_arrived() is not None)
-                step += 1
-                clock.count(logs)
+                count = self._steps_until_next_event(step, end)
+                logs = self._steps(iterator, step, signal_arrived() is not None, count)
+                step += count
+                clock.count(logs, count)
                 if step % self.log_every == 0 or step == end:
                     self._log(step, logs, clock)
                 evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
@@ -99,31 +103,59 @@ class Loop:
             return signum
         return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
 
-    def _step(self, iterator, step, is_asked_to_stop):
-        where = f" ({self.place(step)})" if self.place else ""
+    def _steps_until_next_event(self, step, end):
+        """How many steps the next call makes: none of them but the last is told, saved, ..."""
+        intervals = [self.log_every, self.save_every]
+        if self.evaluate is not None:
+            intervals.append(self.evaluate_every)
+        return min(self.steps_per_call, end - step, *(every - step % every for every in intervals))
+
+    def _steps(self, iterator, step, is_asked_to_stop, count):
+        asked = tf.constant(is_asked_to_stop)
         try:
-            return self.step(iterator, tf.constant(is_asked_to_stop))
-        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-            mistake = bad_record(error)
-            if mistake is not None:
-                raise mistake from None
-            if isinstance(error, tf.errors.DataLossError):
-                raise UserError(
-                    f"step {step}{where}: a shard is damaged ({error.message.splitlines()[0]}); "
-                    "bert_tf.inspect_shards names it"
-                ) from None
-            if "not finite" not in str(error):
+            if self.steps_per_call == 1:
+                logs = self.step(iterator, asked)
+            else:
+                logs = self.step(iterator, asked, tf.constant(count))
+        except tf.errors.OpError as error:
+            mistake = self._mistake(error, step)
+            if mistake is None:
                 raise
-            raise UserError(
-                f"step {step}{where}: the gradient is not finite; the update was not made, nothing "
-                f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
-                "new --output_dir"
-            ) from None
-        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
-            raise UserError(
-                f"step {step}{where}: another worker is lost ({type(error).__name__}); "
+            raise mistake from None
+        if not math.isfinite(logs["gradient_norm"]):  # Compiled by XLA, where no check raises.
+            raise self._not_finite()
+        return logs
+
+    def _mistake(self, error, step):
+        """The UserError that an error of TensorFlow's in a step comes to, or None."""
+        mistake = bad_record(error)
+        if mistake is not None:
+            return mistake
+        if isinstance(error, tf.errors.InvalidArgumentError) and "not finite" in str(error):
+            return self._not_finite()
+        if isinstance(error, tf.errors.DataLossError):
+            return UserError(
+                f"{self._where(step)}: a shard is damaged ({error.message.splitlines()[0]}); "
+                "bert_tf.inspect_shards names it"
+            )
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+            return UserError(
+                f"{self._where(step)}: another worker is lost ({type(error).__name__}); "
                 "start all of them again with the same commands: they go on from the last save"
-            ) from None
+            )
+        return None
+
+    def _not_finite(self):
+        # Of several steps in a call the optimizer knows which it did not make.
+        where = self._where(int(self.step.optimizer.iterations))
+        return UserError(
+            f"{where}: the loss or its gradient is not finite; the update was not made, nothing "
+            f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
+            "new --output_dir"
+        )
+
+    def _where(self, step):
+        return f"step {step}" + (f" ({self.place(step)})" if self.place else "")
 
     def variables(self):
         """{name: variable} of all a checkpoint holds: model, dropout seeds, slots, step."""
@@ -154,8 +186,7 @@ class Loop:
         )
 
     def _log(self, step, logs, clock):
-        counts = ("examples", "tokens", "asked_to_stop")
-        values = {name: float(value) for name, value in logs.items() if name not in counts}
+        values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
         rate = clock.units_a_second()
         self.run.log_metrics({"step": step, **values, f"{self.unit}_per_second": round(rate, 1)})
         left = round(clock.seconds_a_step() * (self.num_train_steps - step))
@@ -169,23 +200,23 @@ class Loop:
 
 
 class _Clock:
-    """Rates over the steps so far, but for the first, which builds the graph."""
+    """Rates over the steps so far, but for the first call, which builds the graph."""
 
     def __init__(self, unit):
         self.unit = unit
-        self.first_step_is_over = False
+        self.first_call_is_over = False
         self.steps = self.units = self.tokens = self.seconds = 0
         self.since = time.monotonic()
 
-    def count(self, logs):
+    def count(self, logs, steps):
         units, tokens = int(logs[self.unit]), int(logs["tokens"])  # Waits for the step.
         now = time.monotonic()
-        if self.first_step_is_over:
-            self.steps += 1
+        if self.first_call_is_over:
+            self.steps += steps
             self.units += units
             self.tokens += tokens
             self.seconds += now - self.since
-        self.first_step_is_over, self.since = True, now
+        self.first_call_is_over, self.since = True, now
 
     def restart(self):
         """Leaves the time since the last step out: it went into an evaluation."""

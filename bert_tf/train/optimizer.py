@@ -86,9 +86,9 @@ class AdamFamily(keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         """One update, called on every replica; returns the gradient's norm before clipping.
 
-        Raises InvalidArgumentError before anything is changed if the gradient is not finite (not
-        inside of a function compiled with jit_compile=True: XLA leaves such checks out). Variables
-        without gradient stay as they are.
+        Where the norm is not finite nothing is changed, and InvalidArgumentError is raised (but in
+        a function compiled with jit_compile=True or for a TPU: XLA leaves such checks out). A
+        variable without gradient stays as it is.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
@@ -106,15 +106,20 @@ class AdamFamily(keras.optimizers.Optimizer):
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
         norm = tf.debugging.check_numerics(
-            tf.linalg.global_norm(grads), "the gradient is not finite"
+            tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
         )
-        with tf.control_dependencies([norm]):
-            if self.clip_norm is not None:
-                grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
-            learning_rate = tf.cast(self.learning_rate, tf.float32)
+        if self.clip_norm is not None:
+            grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
+        learning_rate = tf.cast(self.learning_rate, tf.float32)
+
+        def update():
             for variable, grad in zip(variables, grads, strict=True):
                 self._update(variable, *self._slots[id(variable)], grad, learning_rate)
-        self.iterations.assign_add(1)
+            return tf.no_op()
+
+        is_finite = tf.math.is_finite(norm)
+        tf.cond(is_finite, update, tf.no_op)
+        self.iterations.assign_add(tf.cast(is_finite, self.iterations.dtype))
         return norm
 
     def _powers(self):

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+COUNTS = ("examples", "tokens", "asked_to_stop")
+
 
 class TrainStep:
     """Takes batches from an iterator and updates the model once.
@@ -19,6 +21,9 @@ class TrainStep:
 
     Dropout's noise is a function of (seed, step, replica, batch, place): nothing random is kept
     between steps.
+
+    Where a loss or gradient is not finite on any replica, none of them updates anything: it is an
+    InvalidArgumentError, or, where XLA leaves checks out, a "gradient_norm" that is not finite.
     """
 
     def __init__(
@@ -27,14 +32,35 @@ class TrainStep:
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
         self.seed, self.measures = seed, measures or {}
         self.accumulation_steps = accumulation_steps
+        if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
+            # Keras 3's LossScaleOptimizer looks at one replica's gradients only.
+            raise ValueError("float16 wants its loss scaled, which is not done here: use bfloat16")
 
     @tf.function(autograph=False)
-    def __call__(self, iterator, is_asked_to_stop=False):
+    def __call__(self, iterator, is_asked_to_stop=False, num_steps=None):
         """One update -> scalars: "loss", measures, "gradient_norm", "learning_rate", and counts.
 
         Counted are "examples", those of any weight; "tokens"; and "asked_to_stop", the replicas
-        whose process is.
+        whose process is. With an int32 scalar `num_steps` it makes so many updates and returns the
+        last one's scalars and the counts of all; it ends early after one that is not finite.
         """
+        if num_steps is None:
+            return self._update(iterator, is_asked_to_stop)
+        floats = ("loss", *self.measures, "gradient_norm", "learning_rate")
+        start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
+
+        def update(number, before):
+            now = self._update(iterator, is_asked_to_stop)
+            return number + 1, {**now, **{name: before[name] + now[name] for name in COUNTS}}
+
+        _, logs = tf.while_loop(
+            lambda number, logs: (number < num_steps) & tf.math.is_finite(logs["gradient_norm"]),
+            update,
+            (0, start),
+        )
+        return logs
+
+    def _update(self, iterator, is_asked_to_stop):
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
         asked = tf.cast(is_asked_to_stop, tf.int32)
         sums, norm = self.strategy.run(self._on_replica, args=(next(iterator), asked))
@@ -55,6 +81,8 @@ class TrainStep:
             sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
         else:
             sums, gradients = self._accumulated(batch, weight_sums, replica)
+        # A loss can be infinite where its gradient is not: the update has to know of it.
+        gradients[-1] += tf.where(tf.math.is_finite(sums["loss"]), 0.0, float("nan"))
         norm = self.optimizer.apply(gradients, self.model.trainable_variables)
         return {**sums, "asked_to_stop": tf.identity(asked)}, norm
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import signal
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from bert_tf import UserError, files
 from bert_tf.checkpoints import read
+from bert_tf.config import read_json_object
 from bert_tf.data import inspection, records
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
@@ -58,7 +60,7 @@ def settings_of(folders, output_dir, shards=("shards",), **changes):
 
 def lines_of(run):
     """metrics.jsonl, less what depends on the clock."""
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = run.metrics()
     return [
         {name: value for name, value in line.items() if name != "tokens_per_second"}
         for line in lines
@@ -77,15 +79,15 @@ def assert_same_bits(first, second):
 
 def stop_at(monkeypatch, step):
     """The training loop is told to stop, as by a signal, once `step` steps are done."""
-    taken = Loop._step
+    taken = Loop._steps
 
-    def take(self, iterator, number, asked):
-        logs = taken(self, iterator, number, asked)
-        if number + 1 == step:
+    def take(self, iterator, number, asked, count):
+        logs = taken(self, iterator, number, asked, count)
+        if number + count == step:
             signal.raise_signal(signal.SIGTERM)
         return logs
 
-    monkeypatch.setattr(Loop, "_step", take)
+    monkeypatch.setattr(Loop, "_steps", take)
 
 
 def test_it_learns_and_says_how(folders, tmp_path):
@@ -109,14 +111,14 @@ def test_it_learns_and_says_how(folders, tmp_path):
     counts = sum(entry["records"] for entry in Manifest.load(folders["shards"]).shards)
     assert f"{120 * 12 / counts:.2f} epochs over {counts:,} examples" in said[1]
     assert "masked_lm_accuracy" in said[3] and "tokens/s" in said[3] and "TFLOP/s" in said[3]
-    written = json.loads((run.path / "train.json").read_text())
+    written = read_json_object(run.file("train.json"))
     assert written["data"] == [Manifest.load(folders["shards"]).sha256]
     assert written["settings"]["bias_correction"] is False
-    assert not (run.path / "task.json").exists()
-    assert (run.path / "loss.png").read_bytes()[1:4] == b"PNG"
+    assert not pathlib.Path(run.file("task.json")).exists()
+    assert pathlib.Path(run.file("loss.png")).read_bytes()[1:4] == b"PNG"
     events = [
         (event.step, value.tag)
-        for path in (run.path / "tensorboard").iterdir()
+        for path in pathlib.Path(run.file("tensorboard")).iterdir()
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
     ]
@@ -193,13 +195,18 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
     data = recipe.PretrainingData(str(folders["held_out"]), vocabulary, config)
     monkeypatch.setattr("bert_tf.pretraining.evaluation.BATCH_EXAMPLES", len(data) // 3 + 1)
     results = []
-    for strategy in (tf.distribute.get_strategy(), mirrored):
+    none = tf.distribute.get_strategy()
+    for strategy, layout in (
+        (none, recipe.examples_flat),
+        (none, recipe.examples_padded),
+        (mirrored, recipe.examples_flat),
+    ):
         with strategy.scope():
             tf.keras.utils.set_random_seed(0)
             model = recipe.PretrainingModel(config)
-        evaluator = recipe.PretrainingEvaluator(model, strategy, data, recipe.examples_flat)
-        results.append(evaluator.metrics())
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
+        results.append(recipe.PretrainingEvaluator(model, strategy, data, layout).metrics())
+    for result in results[1:]:
+        assert result == pytest.approx(results[0], rel=1e-5)
 
 
 def test_it_begins_with_given_weights(folders, tmp_path):
@@ -241,14 +248,55 @@ def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
         recipe.pretrain(settings)
 
 
-def test_a_gradient_that_is_not_finite_names_step_and_place(folders, tmp_path):
-    settings = settings_of(folders, tmp_path / "run", learning_rate=1e30, warmup_steps=0)
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_call):
+    changes = {"learning_rate": 1e30, "warmup_steps": 0, "steps_per_call": steps_per_call}
     with pytest.raises(UserError) as caught:
-        recipe.pretrain(settings)
+        recipe.pretrain(settings_of(folders, tmp_path / "run", log_every=5, **changes))
     message = str(caught.value)
-    assert "the gradient is not finite" in message and "epoch 0 of" in message
-    step = int(message.split()[1].split(":")[0])
-    assert f"from example {12 * step} in the order of seed 0" in message
+    # The first update throws the weights out of every range: the second step is the one.
+    assert message.startswith("step 1 (epoch 0 of"), message
+    assert "the loss or its gradient is not finite" in message
+    assert "from example 12 in the order of seed 0" in message
+
+
+def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
+    """Also where saves, lines and evaluations cut the calls short, and in what is counted."""
+    changes = {"eval_shards": str(folders["held_out"]), "eval_every": 7, "log_every": 5}
+    changes |= {"num_train_steps": 12}
+    one = recipe.pretrain(settings_of(folders, tmp_path / "one", **changes))
+    counts, call = [], Loop._steps
+
+    def counted(loop, iterator, step, asked, count):
+        logs = call(loop, iterator, step, asked, count)
+        counts.append((step, count, int(logs["examples"])))
+        return logs
+
+    monkeypatch.setattr(Loop, "_steps", counted)
+    many = recipe.pretrain(settings_of(folders, tmp_path / "many", steps_per_call=4, **changes))
+    starts = [(0, 3), (3, 2), (5, 1), (6, 1), (7, 2), (9, 1), (10, 2)]
+    assert counts == [(step, count, 12 * count) for step, count in starts]
+    for name, values in weights_of(one).items():
+        np.testing.assert_allclose(weights_of(many)[name], values, rtol=0, atol=1e-6)
+    for line, wanted in zip(lines_of(many), lines_of(one), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypatch):
+    """As on gs://; ram:// is TensorFlow's file system in memory."""
+    local = recipe.pretrain(settings_of(folders, tmp_path / "run"))
+    settings = settings_of(folders, "ram://folder/run")
+    with monkeypatch.context() as context:
+        stop_at(context, 4)
+        with pytest.raises(Interrupted, match="stopped and saved at step 4 of 8 in ram://"):
+            recipe.pretrain(settings)
+    said = []
+    remote = recipe.pretrain(settings, said.append)
+    assert "resuming at step 4 of 8" in said
+    assert_same_bits(weights_of(remote), weights_of(local))
+    assert lines_of(remote) == lines_of(local)
+    assert files.size("ram://folder/run/loss.png") > 1000
+    assert files.names("ram://folder/run/checkpoints") == ["step-00000006", "step-00000008"]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +307,7 @@ def test_a_gradient_that_is_not_finite_names_step_and_place(folders, tmp_path):
         ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: wanted a number for each of"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: wanted whole numbers"),
         ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
+        ({"steps_per_call": 0}, "--steps_per_call=0: wanted at least 1"),
         ({"save_every": 0}, "--save_every=0: wanted at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate=0.0: wanted a number over 0"),
         ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import pytest
 import safetensors.numpy
@@ -31,7 +32,7 @@ def reconfigure(settings, **changes):
 
 def other_task(settings):
     run = finetune(dataclasses.replace(settings, epochs=1))
-    (run.path / "task.json").write_text(json.dumps({**run.task, "kind": "tagging"}))
+    pathlib.Path(run.file("task.json")).write_text(json.dumps({**run.task, "kind": "tagging"}))
 
 
 # What is done to the settings and the files, and the line that has to come of it.

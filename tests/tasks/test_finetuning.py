@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
+from bert_tf.config import read_json_object
 from bert_tf.model import encoder, layout
 from bert_tf.run import Run
 from bert_tf.train.interruption import Interrupted
@@ -25,7 +26,7 @@ from tests.conftest import ROOT, WORDS
 
 def metrics_of(run):
     """The lines of metrics.jsonl, less what depends on the clock."""
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = run.metrics()
     return [
         {name: value for name, value in line.items() if name != "examples_per_second"}
         for line in lines
@@ -57,7 +58,7 @@ def test_it_learns_and_the_run_directory_says_how(settings):
         "labels": ("billing", "hardware", "software"),
         "max_seq_length": 12,
     }
-    written = json.loads((run.path / "train.json").read_text())
+    written = read_json_object(run.file("train.json"))
     assert written["settings"]["learning_rate"] == 1e-2
     assert "output_dir" not in written["settings"]
     assert written["origin"] == "Hugging Face directory huggingface"
@@ -100,22 +101,22 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
     final = read(whole.checkpoints.folder(8))
     for stop in (1, 4):  # In an epoch; at its end, before the evaluation.
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
-        original, count = Loop._step, []
+        original, count = Loop._steps, []
 
-        def step(loop, iterator, number, asked, original=original, count=count, stop=stop):
-            logs = original(loop, iterator, number, asked)
+        def step(loop, iterator, number, asked, steps, original=original, count=count, stop=stop):
+            logs = original(loop, iterator, number, asked, steps)
             count.append(number)
             if len(count) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
             return logs
 
-        monkeypatch.setattr(Loop, "_step", step)
+        monkeypatch.setattr(Loop, "_steps", step)
         with pytest.raises(
             Interrupted,
             match=f"SIGTERM: stopped and saved at step {stop} of 8 .*; the same command goes on",
         ):
             finetune(changed)
-        monkeypatch.setattr(Loop, "_step", original)
+        monkeypatch.setattr(Loop, "_steps", original)
         said = []
         resumed = finetune(changed, said.append)
         assert any(line == f"resuming at step {stop} of 8" for line in said)
@@ -128,11 +129,11 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
     whole = finetune(settings)
     code = (
         "import os, sys\nfrom bert_tf.train.loop import Loop\nfrom tasks import finetuning, "
-        "settings\noriginal = Loop._step\n"
-        "def step(loop, iterator, number, asked):\n"
+        "settings\noriginal = Loop._steps\n"
+        "def step(loop, iterator, number, asked, steps):\n"
         "    if number == 6: os.kill(os.getpid(), 9)\n"
-        "    return original(loop, iterator, number, asked)\n"
-        "Loop._step = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
+        "    return original(loop, iterator, number, asked, steps)\n"
+        "Loop._steps = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
         "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
         "finetuning.finetune(settings.FinetuneSettings(**values))"
     )

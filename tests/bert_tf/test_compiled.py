@@ -1,0 +1,113 @@
+"""What a TPU would be given: the train step as one XLA program of static shapes."""
+
+import dataclasses
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError, Vocabulary
+from bert_tf.config import PRESETS
+from bert_tf.data.batches import PretrainingData, examples_padded
+from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.train.distribution import make_strategy
+from bert_tf.train.optimizer import AdamW
+from bert_tf.train.step import TrainStep
+from tests.corpus import config_of, write_shards
+
+# Whose output has a shape that depends on values.
+DYNAMIC = {"Where", "Unique", "UniqueV2", "UniqueWithCountsV2", "ListDiff", "DynamicPartition"}
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def train_step(config):
+    model = PretrainingModel(config)
+    optimizer = AdamW(1e-3)
+    optimizer.build(model.trainable_variables)
+    return TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 1, MEASURES)
+
+
+def compiled(step):
+    """What each replica runs, as XLA compiles it: on a TPU `next` stays on the host."""
+    return tf.function(
+        lambda batch: step._on_replica(batch, tf.constant(0)), jit_compile=True, autograph=False
+    )
+
+
+def all_operations(graph):
+    """Those of a function's graph and of all functions that it holds."""
+    operations = list(graph.get_operations())
+    for function in graph._functions.values() if hasattr(graph, "_functions") else ():
+        operations += all_operations(function.graph)
+    return operations
+
+
+def specs(data, batch_size):
+    batches = data.training_batches(data.position(1, 0), batch_size, examples_padded)
+    return batches.map(to_batch).element_spec
+
+
+@pytest.mark.slow
+def test_the_base_step_is_one_program_of_static_shapes(tmp_path):
+    shards = write_shards(tmp_path / "shards", max_seq_length=512, max_predictions_per_seq=77)
+    vocabulary = Vocabulary.load(shards / "vocab.txt")
+    small = dataclasses.replace(PRESETS["base"], vocab_size=len(vocabulary), do_lower_case=True)
+    batch = specs(PretrainingData(shards, vocabulary, small), 32)
+    assert batch[0]["input_ids"].shape == (32, 512)
+    assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(batch))
+
+    step = train_step(PRESETS["base"])
+    function = compiled(step)
+    operations = all_operations(function.get_concrete_function(batch).graph)
+    assert sum(operation.type == "MatMul" for operation in operations) > 3 * 6 * 12
+    for operation in operations:
+        assert operation.type not in DYNAMIC | PYTHON, operation
+        assert tf.string not in [tensor.dtype for tensor in operation.outputs], operation
+    zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batch)
+    program = function.experimental_get_compiler_ir(zeros)(stage="hlo")
+    assert program.startswith("HloModule") and "custom-call" not in program
+    assert re.search(r"\[<=\d|set-dimension-size", program) is None  # A size with a bound only.
+
+
+def state(step):
+    variables = (*step.model.variables, *step.optimizer.variables)
+    return {variable.path: variable.numpy() for variable in variables}
+
+
+def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tmp_path):
+    """XLA leaves check_numerics out: then the norm says it, and the update is left out."""
+    shards = write_shards(tmp_path / "shards")
+    vocabulary = Vocabulary.load(shards / "vocab.txt")
+    # XLA draws other noise.
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = config_of(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **still)
+    data = PretrainingData(shards, vocabulary, config)
+    batches = data.training_batches(data.position(1, 0), 8, examples_padded)
+    batch = next(iter(batches.map(to_batch)))
+    results = []
+    for wrap in (compiled, lambda step: lambda batch: step._on_replica(batch, tf.constant(0))):
+        keras.utils.set_random_seed(1)
+        step = train_step(config)
+        run = wrap(step)
+        logs, norm = run(batch)
+        # Of the weights Adam's first update shows the gradients' signs only, also of those near 0.
+        moments = {name: value for name, value in state(step).items() if "adam" in name}
+        results.append([logs["loss"], norm, *moments.values()])
+        if wrap is compiled:
+            before = state(step)
+            inputs, labels, weights = batch
+            bad = {**weights, "next_sentence": weights["next_sentence"] * math.inf}
+            _, norm = run((inputs, labels, bad))
+            assert not math.isfinite(norm)
+            for name, value in state(step).items():
+                np.testing.assert_array_equal(value, before[name], err_msg=name)
+    for xla, plain in zip(*results, strict=True):
+        np.testing.assert_allclose(xla, plain, rtol=1e-4, atol=1e-7)
+
+
+def test_there_is_no_tpu_here():
+    with pytest.raises(UserError, match="--strategy=tpu --tpu=local: no TPU answers there"):
+        make_strategy("tpu")
