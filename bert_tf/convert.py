@@ -33,7 +33,8 @@ def main(settings):
         f"{len(pretrained.weights)} tensors from {pretrained.origin}; {config.num_hidden_layers} "
         "layers, hidden size "
         f"{config.hidden_size}, {config.hidden_act}, "
-        f"{'uncased' if config.do_lower_case else 'cased'}"
+        f"{'uncased' if config.do_lower_case else 'cased'}; heads: "
+        f"{', '.join(pretrained.heads) or 'none'}"
     )
 
 

@@ -96,7 +96,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:
         source.assign_to(model)
-        origins = {"data": _data_hashes(settings), "origin": source.origin}
+        origins = {"data": _data_hashes(settings), "origin": source.origin_in(model)}
         record = {"settings": _recorded(settings), **origins}
         run = Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
     say(

@@ -59,7 +59,7 @@ class Trained:
             path,
             pretrained.config,
             pretrained.vocabulary,
-            train={"origin": pretrained.origin},
+            train={"origin": pretrained.origin_in(model)},
             task=task.to_dict(),
         )
         run.checkpoints.save(0, checkpoints.model_variables(model))

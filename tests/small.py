@@ -17,12 +17,13 @@ TEXTS = {
 }
 
 
-def random_weights(config, seed=0, scale=0.3):
+def random_weights(config, seed=0, scale=0.3, parts=("bert",)):
     """{our name: array}: large enough for every part to matter, LayerNorm near the identity."""
     rng = np.random.default_rng(seed)
     return {
         name: rng.normal(1.0 if name.endswith("gamma") else 0.0, scale, shape).astype(np.float32)
-        for name, shape in names.shapes(config).items()
+        for part in parts
+        for name, shape in names.shapes(config, part).items()
     }
 
 

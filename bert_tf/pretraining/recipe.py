@@ -19,6 +19,7 @@ from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_str
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
+from bert_tf.weights.names import HEADS
 from bert_tf.weights.sources import read_pretrained
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
@@ -94,7 +95,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
         if source:
             source.assign_to(model)
         train = {"settings": _recorded(settings), "data": record}
-        train["origin"] = f"{source.origin}; new heads" if source else "new weights"
+        train["origin"] = _origin(source)
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
         meet(strategy)
@@ -237,8 +238,18 @@ def flops_a_token(config, data):
 
 
 def _config(settings, source, manifest, vocabulary):
-    """The BertConfig: of the weights, of a file, or of a published size with this vocabulary."""
+    """The BertConfig: of the weights, of a file, or of a published size with this vocabulary.
+
+    Raises UserError where the weights have another vocabulary than the shards.
+    """
     if source:
+        if source.vocabulary.sha256 != vocabulary.sha256:
+            raise UserError(
+                f"{manifest.folder}: made with a vocabulary of {len(vocabulary)} entries (sha256 "
+                f"{vocabulary.sha256[:12]}...), but that of {source.source} has "
+                f"{len(source.vocabulary)} ({source.vocabulary.sha256[:12]}...); write the shards "
+                "with the vocabulary of --init_from"
+            )
         return source.config
     if settings.config:
         return BertConfig.load(settings.config)
@@ -253,6 +264,15 @@ def _case(manifest):
     if tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
     return {name: tokenizer[name] for name in ("do_lower_case", "strip_accents")}
+
+
+def _origin(source):
+    """Where the weights are from, and which of the heads are not from there."""
+    if not source:
+        return "new weights"
+    new = [head for head in HEADS if head not in source.heads]
+    rest = f"; new {' and '.join(new)} head{'s' * (len(new) > 1)}" if new else ""
+    return source.origin + rest
 
 
 def _recorded(settings):

@@ -5,8 +5,8 @@ from bert_tf.config import BertConfig
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import names
 
-# The pretraining heads are no part of the encoder; slots and counters belong to the run that made
-# the release.
+# Heads of other tasks give way to the head of the task at hand; slots and counters belong to the
+# run that made the release.
 IGNORED = r"cls/.*|.*/adam_[mv]|global_step|output_weights|output_bias"
 
 

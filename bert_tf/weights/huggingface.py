@@ -16,6 +16,11 @@ from bert_tf.weights import names
 
 # Position ids are a constant; heads of other tasks give way to the head of the task at hand.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
+# Weights that some of their releases save twice.
+_COPIES = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 _DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
@@ -54,12 +59,10 @@ def read(path):
         where=str(tokenizer_path),
     )
     vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
+    tensors = _canonical(read_safetensors(weights_path))
+    _drop_copies(tensors, where=str(weights_path))
     weights, passed_over = names.rename(
-        _canonical(read_safetensors(weights_path)),
-        config,
-        "huggingface",
-        IGNORED,
-        where=str(weights_path),
+        tensors, config, "huggingface", IGNORED, where=str(weights_path)
     )
     return config, vocabulary, weights, passed_over
 
@@ -72,6 +75,17 @@ def _canonical(tensors):
         .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
         for name, tensor in tensors.items()
     }
+
+
+def _drop_copies(tensors, where):
+    """Raises UserError if a copy is not what it is a copy of: here the two are one weight."""
+    for copy, original in _COPIES.items():
+        if copy in tensors and original in tensors:
+            if not np.array_equal(tensors.pop(copy), tensors[original]):
+                raise UserError(
+                    f"{where}: {copy} differs from {original}, wanted the same values, as the two "
+                    "are one weight here; tie them and save the model again"
+                )
 
 
 def read_safetensors(path):

@@ -1,7 +1,8 @@
 """What each weight is called here, in Google's releases, at Hugging Face and in keras-nlp.
 
 The table is total: `rename` fails on a tensor that it does not name and on a weight that finds no
-tensor, except for what the caller lists as ignored.
+tensor, except for what the caller lists as ignored. Our names begin with the part that a weight
+belongs to: the encoder, which every source has, or a head, which is there whole or not at all.
 """
 
 import re
@@ -11,12 +12,15 @@ import numpy as np
 
 from bert_tf.errors import UserError
 
+HEADS = ("masked_lm", "next_sentence")
+PARTS = ("bert", *HEADS)
+
 
 class Names(NamedTuple):
     ours: str
     google: str
     huggingface: str
-    keras: str
+    keras: str | None  # Presets have no heads.
 
 
 # Each part by its name here, at Google and in keras-nlp. Hugging Face's follow from Google's.
@@ -39,11 +43,37 @@ _IN_A_LAYER = (
     ("output", "output/dense", "feedforward_output_dense"),
     ("output_norm", "output/LayerNorm", "feedforward_layer_norm"),
 )
-_HUGGINGFACE = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+# Of each head: a weight by its name here and at Google.
+_HEADS = {
+    "masked_lm": (
+        ("transform/kernel", "predictions/transform/dense/kernel"),
+        ("transform/bias", "predictions/transform/dense/bias"),
+        ("LayerNorm/gamma", "predictions/transform/LayerNorm/gamma"),
+        ("LayerNorm/beta", "predictions/transform/LayerNorm/beta"),
+        ("output_bias", "predictions/output_bias"),
+    ),
+    "next_sentence": (
+        ("output_weights", "seq_relationship/output_weights"),
+        ("output_bias", "seq_relationship/output_bias"),
+    ),
+}
+_HUGGINGFACE = {
+    "kernel": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "output_weights": "weight",
+    "output_bias": "bias",
+}
 
 
-def table(config):
-    """One Names for each weight of the encoder."""
+def table(config, part="bert"):
+    """One Names for each weight of the encoder, or of a head."""
+    if part in HEADS:
+        return [
+            Names(f"{part}/{ours}", f"cls/{google}", _huggingface(f"cls/{google}"), None)
+            for ours, google in _HEADS[part]
+        ]
     rows = [
         Names(
             f"bert/{ours}",
@@ -64,21 +94,25 @@ def table(config):
             for ours, google, keras in _IN_A_LAYER
         ]
     for ours, google, keras in parts:
-        huggingface = google.replace("layer_", "layer.").replace("/", ".")
         for kind in ("gamma", "beta") if google.endswith("LayerNorm") else ("kernel", "bias"):
             rows.append(
                 Names(
                     f"bert/{ours}/{kind}",
                     f"bert/{google}/{kind}",
-                    f"{huggingface}.{_HUGGINGFACE[kind]}",
+                    _huggingface(f"{google}/{kind}"),
                     f"{keras}/{kind}",
                 )
             )
     return rows
 
 
-def shapes(config):
-    """{our name: shape} of the encoder's weights, kernels [in, out]."""
+def _huggingface(google):
+    *owners, kind = google.replace("layer_", "layer.").split("/")
+    return ".".join([*owners, _HUGGINGFACE[kind]])
+
+
+def shapes(config, part="bert"):
+    """{our name: shape} of the encoder's weights, or a head's; kernels [in, out]."""
     hidden, inner = config.hidden_size, config.intermediate_size
     tables = {
         "word_embeddings": config.vocab_size,
@@ -86,7 +120,7 @@ def shapes(config):
         "token_type_embeddings": config.type_vocab_size,
     }
     result = {}
-    for row in table(config):
+    for row in table(config, part):
         *_, owner, kind = row.ours.split("/")
         if kind in tables:
             result[row.ours] = (tables[kind], hidden)
@@ -95,6 +129,10 @@ def shapes(config):
         elif kind == "kernel":
             is_feed_forward = "/attention/" not in row.ours and owner == "output"
             result[row.ours] = (inner if is_feed_forward else hidden, hidden)
+        elif kind == "output_weights":
+            result[row.ours] = (2, hidden)
+        elif kind == "output_bias":
+            result[row.ours] = (config.vocab_size if owner == "masked_lm" else 2,)
         else:
             result[row.ours] = (hidden,)
     return result
@@ -103,24 +141,36 @@ def shapes(config):
 def rename(tensors, config, column, ignored, where):
     """{their name: array} -> ({our name: float32 array}, the names that `ignored` passes over).
 
-    `column` is "google", "huggingface" or "keras". Raises UserError naming a tensor that nothing
-    here uses, a weight that is missing there, or a shape that is not the configuration's.
+    `column` is a field of Names. Raises UserError naming a tensor that nothing here uses, a weight
+    that is missing there (of a head: where others of it are there), or a shape that is not the
+    configuration's.
     """
-    ours = {getattr(row, column): row.ours for row in table(config)}
-    wanted = shapes(config)
+    columns = {
+        part: {getattr(row, column): row.ours for row in table(config, part)} for part in PARTS
+    }
+    known = {theirs for names in columns.values() for theirs in names}
     passed_over = sorted(
-        name for name in tensors if name not in ours and re.fullmatch(ignored, name)
+        name for name in tensors if name not in known and re.fullmatch(ignored, name)
     )
-    left_over = sorted(set(tensors) - set(ours) - set(passed_over))
-    missing = sorted(set(ours) - set(tensors))
+    left_over = sorted(set(tensors) - known - set(passed_over))
     if left_over:
         raise UserError(
             f"{where}: {len(left_over)} tensors that no part of this model uses, the first "
             f"{left_over[0]}; "
             f"is num_hidden_layers={config.num_hidden_layers} right?"
         )
-    if missing:
-        raise UserError(f"{where}: {len(missing)} weights are missing, the first {missing[0]}")
+    ours, wanted = {}, {}
+    for part, names in columns.items():
+        missing = sorted(set(names) - set(tensors))
+        if part in HEADS and len(missing) == len(names):
+            continue
+        if missing:
+            rest = f"; wanted the {part} head whole or not at all" if part in HEADS else ""
+            raise UserError(
+                f"{where}: {len(missing)} weights are missing, the first {missing[0]}{rest}"
+            )
+        ours |= names
+        wanted |= shapes(config, part)
     result = {}
     for theirs, name in ours.items():
         array = np.asarray(tensors[theirs], dtype=np.float32)

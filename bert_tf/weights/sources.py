@@ -15,18 +15,45 @@ from bert_tf.weights import google, huggingface, keras_preset, names
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """An encoder's configuration, vocabulary and {our name: float32 array}, and where from."""
+    """Configuration, vocabulary and {our name: float32 array} of an encoder and maybe heads.
+
+    `source` says where from, `passed_over` names the tensors there that are no weight of these.
+    """
 
     config: BertConfig
     vocabulary: Vocabulary
     weights: dict[str, np.ndarray]
-    origin: str
+    source: str
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def heads(self):
+        """Those of "masked_lm" and "next_sentence" that the source has."""
+        return self._heads_in(self.weights)
+
+    @property
+    def origin(self):
+        """Where all these weights are from, and what of it they are not."""
+        return self._origin(self.passed_over)
+
+    def origin_in(self, model):
+        """The same of the weights that `assign_to` gives this model."""
+        there = self._heads_in(checkpoints.model_variables(model))
+        unused = [f"{head} head" for head in self.heads if head not in there]
+        return self._origin([*unused, *self.passed_over])
 
     def assign_to(self, model):
-        """Sets all weights of the encoder in a model of this configuration (or of an Encoder)."""
+        """Sets the encoder and those heads that both have, in a model of this configuration.
+
+        An Encoder by itself is such a model.
+        """
         variables = checkpoints.model_variables(model)
+        heads = self._heads_in(self.weights.keys() & variables.keys())
+        used = [name for part in ("bert", *heads) for name in names.shapes(self.config, part)]
         checkpoints.assign(
-            {name: variables[name] for name in names.shapes(self.config)}, self.weights, self.origin
+            {name: variables[name] for name in used},
+            {name: self.weights[name] for name in used},
+            self.origin,
         )
 
     def save(self, path):
@@ -35,6 +62,18 @@ class Pretrained:
         run.checkpoints.save(0, self.weights)
         return run
 
+    def _heads_in(self, there):
+        """Heads all of whose weights are among the names `there`."""
+        return tuple(
+            head for head in names.HEADS if set(names.shapes(self.config, head)) <= set(there)
+        )
+
+    def _origin(self, unused):
+        if not unused:
+            return self.source
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        return f"{self.source} (not used: {', '.join(unused[:3])}{more})"
+
 
 def read_pretrained(path, do_lower_case=None):
     """Reads a run, a Hugging Face directory, a Google release, or a keras-nlp preset.
@@ -42,10 +81,11 @@ def read_pretrained(path, do_lower_case=None):
     `do_lower_case` overrides what the source says of its case. Raises UserError naming what is
     missing, left over or of the wrong shape.
     """
-    config, vocabulary, weights, origin = _read(path)
-    if do_lower_case is not None:
-        config = dataclasses.replace(config, do_lower_case=do_lower_case)
-    return Pretrained(config, vocabulary, weights, origin)
+    pretrained = _read(path)
+    if do_lower_case is None:
+        return pretrained
+    config = dataclasses.replace(pretrained.config, do_lower_case=do_lower_case)
+    return dataclasses.replace(pretrained, config=config)
 
 
 def _read(path):
@@ -53,19 +93,18 @@ def _read(path):
     if Run.is_at(folder):
         run = Run.open(folder)
         chosen = run.checkpoints.folder(run.checkpoints.chosen_step())
-        values = checkpoints.read(chosen)
-        wanted = names.shapes(run.config)
-        missing = sorted(set(wanted) - set(values))
-        if missing:
-            raise UserError(f"{chosen}: {len(missing)} weights are missing, the first {missing[0]}")
-        return run.config, run.vocabulary, {name: values[name] for name in wanted}, f"run {chosen}"
+        # Slots, counters, seeds and the head of a task stay behind.
+        weights, _ = names.rename(
+            checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
+        )
+        return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
     for kind, reader in (
         ("Google release", google),
         ("Hugging Face directory", huggingface),
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(folder):
-            return _described(reader.read(folder), f"{kind} {folder.resolve().name}")
+            return _pretrained(reader.read(folder), f"{kind} {folder.resolve().name}")
     if folder.exists():
         raise UserError(
             f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
@@ -75,12 +114,9 @@ def _read(path):
         )
     if "/" in str(path) and "://" not in str(path):
         raise UserError(f"{folder}: no such directory")
-    return _described(keras_preset.read(str(path)), f"keras-nlp preset {path}")
+    return _pretrained(keras_preset.read(str(path)), f"keras-nlp preset {path}")
 
 
-def _described(read, origin):
+def _pretrained(read, source):
     config, vocabulary, weights, passed_over = read
-    if passed_over:
-        more = f" and {len(passed_over) - 3} more" if len(passed_over) > 3 else ""
-        origin += f" (not used: {', '.join(passed_over[:3])}{more})"
-    return config, vocabulary, weights, origin
+    return Pretrained(config, vocabulary, weights, source, tuple(passed_over))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, files
+from bert_tf import BertConfig, UserError, Vocabulary, files
 from bert_tf.checkpoints import read
 from bert_tf.config import read_json_object
 from bert_tf.data import inspection, records
@@ -18,6 +18,9 @@ from bert_tf.pretraining import recipe
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
+from bert_tf.weights import names
+from bert_tf.weights.sources import Pretrained
+from tests import small
 from tests.corpus import ENTRIES, SMALL, config_of, write_shards
 
 TINY = {
@@ -209,21 +212,66 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
         assert result == pytest.approx(results[0], rel=1e-5)
 
 
-def test_it_begins_with_given_weights(folders, tmp_path):
+def given(folders, output_dir, init_from, **changes):
+    """Settings of one step from given weights; its rate is 0: the weights stay."""
+    changes = {"num_train_steps": 1, "warmup_steps": 1, **changes}
+    return settings_of(folders, output_dir, config=None, init_from=str(init_from), **changes)
+
+
+def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
     first = recipe.pretrain(settings_of(folders, tmp_path / "first"))
-    settings = settings_of(
-        folders,
-        tmp_path / "second",
-        config=None,
-        init_from=str(first.path),
-        num_train_steps=1,
-        warmup_steps=1,  # The first step's rate is 0: the weights stay.
-    )
-    second = recipe.pretrain(settings)
+    said = []
+    second = recipe.pretrain(given(folders, tmp_path / "second", first.path), said.append)
     before, after = weights_of(first), weights_of(second)
-    for name in after:
-        if name.startswith("bert/") and "adam" not in name:
-            np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    used = [name for name in after if name.startswith(names.PARTS) and "adam" not in name]
+    assert {name.split("/")[0] for name in used} == set(names.PARTS)
+    for name in used:
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    folder = first.path / "checkpoints" / "step-00000008"
+    assert second.train["origin"] == f"run {folder}"
+    assert f" parameters, run {folder}; uncased" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "new"),
+    [
+        (("bert", "masked_lm"), "; new next_sentence head"),
+        (("bert",), "; new masked_lm and next_sentence heads"),
+    ],
+)
+def test_it_says_which_heads_are_new(folders, tmp_path, parts, new):
+    config = BertConfig.load(folders["config"])
+    weights = small.random_weights(config, parts=parts)
+    Pretrained(config, Vocabulary(ENTRIES), weights, "somewhere").save(tmp_path / "first")
+    run = recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
+    assert run.train["origin"].endswith(f"first/checkpoints/step-00000000{new}")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "changes", "message"),
+    [
+        # As many entries, two of them the other way round.
+        (
+            [*ENTRIES[:-2], *ENTRIES[:-3:-1]],
+            {},
+            f"shards: made with a vocabulary of {len(ENTRIES)} entries (sha256 "
+            f"{Vocabulary(ENTRIES).sha256[:12]}...), but that of run ",
+        ),
+        ([*ENTRIES, "more"], {"vocab_size": len(ENTRIES) + 1}, f" has {len(ENTRIES) + 1} ("),
+        (ENTRIES, {"do_lower_case": False}, "do_lower_case=True, the configuration has False"),
+        (ENTRIES, {"max_position_embeddings": 31}, "32, the configuration has 31 positions"),
+    ],
+)
+def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
+    folders, tmp_path, vocabulary, changes, message
+):
+    config = dataclasses.replace(BertConfig.load(folders["config"]), **changes)
+    weights = small.random_weights(config)
+    Pretrained(config, Vocabulary(vocabulary), weights, "somewhere").save(tmp_path / "first")
+    with pytest.raises(UserError) as caught:
+        recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "second").exists()
 
 
 def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):

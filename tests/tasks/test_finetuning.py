@@ -15,13 +15,17 @@ from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
 from bert_tf.config import read_json_object
 from bert_tf.model import encoder, layout
+from bert_tf.pretraining.recipe import pretrain
+from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
+from bert_tf.weights import names
 from tasks.finetuning import finetune
 from tasks.trained import Trained
 from tests import small
 from tests.conftest import ROOT, WORDS
+from tests.corpus import ENTRIES, config_of, write_shards
 
 
 def metrics_of(run):
@@ -85,8 +89,6 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
 
 
 def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
-    from bert_tf.weights import names
-
     run = finetune(dataclasses.replace(settings, epochs=1))
     weights = {*names.shapes(run.config), "classifier/kernel", "classifier/bias"}
     slots = {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
@@ -191,6 +193,37 @@ def test_a_fine_tuned_run_gives_its_encoder_to_the_next(settings, tmp_path):
         )
     )
     assert second.train["origin"].startswith("run ")
+
+
+def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of().to_dict()))
+    pretrained = pretrain(
+        PretrainSettings(
+            shards=(str(write_shards(tmp_path / "data")),),
+            config=str(tmp_path / "config.json"),
+            output_dir=str(tmp_path / "pretrained"),
+            num_train_steps=3,
+            global_batch_size=8,
+            warmup_steps=1,
+        )
+    )
+    run = finetune(
+        dataclasses.replace(
+            settings,
+            init_from=str(pretrained.path),
+            global_batch_size=27,
+            warmup_proportion=0.5,  # The first of two steps has rate 0: the weights stay.
+            save_every=1,
+        )
+    )
+    source = pretrained.checkpoints.folder(3)
+    before, after = read(source), read(run.checkpoints.folder(1))
+    for name in names.shapes(run.config):
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    assert run.vocabulary.entries == tuple(ENTRIES)
+    assert not [name for name in after if name.startswith(names.HEADS)]
+    unused = "not used: masked_lm head, next_sentence head"
+    assert run.train["origin"] == f"run {source} ({unused})"
 
 
 def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
