@@ -1,96 +1,37 @@
-"""Pretraining's recipe: it learns, resumes bit for bit, in phases; what does not fit is refused."""
+"""Pretraining's recipe: it learns, also in phases; what does not fit is refused."""
 
 import dataclasses
 import json
 import pathlib
-import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, UserError, Vocabulary, files
-from bert_tf.checkpoints import read
 from bert_tf.config import read_json_object
 from bert_tf.data import inspection, records
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
-from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
 from bert_tf.weights import names
 from bert_tf.weights.sources import Pretrained
 from tests import small
-from tests.corpus import ENTRIES, SMALL, config_of, write_shards
-
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
+from tests.corpus import ENTRIES, SMALL, write_shards
+from tests.pretraining import (
+    assert_same_bits,
+    lines_of,
+    make_folders,
+    settings_of,
+    stop_at,
+    weights_of,
+)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
-    folder = tmp_path_factory.mktemp("data")
-    config = config_of(**TINY, max_position_embeddings=48)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    return {
-        "shards": write_shards(folder / "train"),
-        "held_out": write_shards(folder / "held_out", seed=1),
-        "dynamic": write_shards(folder / "dynamic", masking="dynamic"),
-        "longer": write_shards(folder / "longer", max_seq_length=48, max_predictions_per_seq=8),
-        "config": folder / "config.json",
-    }
-
-
-def settings_of(folders, output_dir, shards=("shards",), **changes):
-    values = {
-        "shards": tuple(str(folders.get(name, name)) for name in shards),
-        "config": str(folders["config"]),
-        "output_dir": str(output_dir),
-        "num_train_steps": 8,
-        "global_batch_size": 12,
-        "learning_rate": 1e-3,
-        "warmup_steps": 2,
-        "save_every": 3,
-        "log_every": 1,
-    }
-    return PretrainSettings(**{**values, **changes})
-
-
-def lines_of(run):
-    """metrics.jsonl, less what depends on the clock."""
-    lines = run.metrics()
-    return [
-        {name: value for name, value in line.items() if name != "tokens_per_second"}
-        for line in lines
-    ]
-
-
-def weights_of(run):
-    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
-
-
-def assert_same_bits(first, second):
-    assert set(first) == set(second)
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-
-
-def stop_at(monkeypatch, step):
-    """The training loop is told to stop, as by a signal, once `step` steps are done."""
-    taken = Loop._steps
-
-    def take(self, iterator, number, asked, count):
-        logs = taken(self, iterator, number, asked, count)
-        if number + count == step:
-            signal.raise_signal(signal.SIGTERM)
-        return logs
-
-    monkeypatch.setattr(Loop, "_steps", take)
+    return make_folders(tmp_path_factory.mktemp("data"))
 
 
 def test_it_learns_and_says_how(folders, tmp_path):
@@ -129,25 +70,6 @@ def test_it_learns_and_says_how(folders, tmp_path):
     again = []
     recipe.pretrain(settings, again.append)
     assert again == [f"{run.path}: finished at step 120, nothing to do"]
-
-
-@pytest.mark.parametrize("shards", ["shards", "dynamic"])
-def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(
-    folders, tmp_path, monkeypatch, shards
-):
-    """Weights, moments, losses, data, masks and dropout; steps 3 and 6 are saved anyway."""
-    whole = recipe.pretrain(settings_of(folders, tmp_path / "whole", (shards,)))
-    for step in (1, 3, 7) if shards == "shards" else (4,):
-        settings = settings_of(folders, tmp_path / f"stopped{step}", (shards,))
-        with monkeypatch.context() as context:
-            stop_at(context, step)
-            with pytest.raises(Interrupted, match=f"stopped and saved at step {step} of 8"):
-                recipe.pretrain(settings)
-        said = []
-        run = recipe.pretrain(settings, said.append)
-        assert f"resuming at step {step} of 8" in said
-        assert_same_bits(weights_of(run), weights_of(whole))
-        assert lines_of(run) == lines_of(whole)
 
 
 def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypatch):

@@ -240,6 +240,44 @@ def test_clipping_each_replica_before_the_sum_is_noticed(mirrored):
         assert_weights_equal(one[1], two[1])
 
 
+def replica_copies(step):
+    """{(name, replica): array} of all that training changes."""
+    variables = model_variables(step.model)
+    names = {variable.path: name for name, variable in variables.items()}
+    return {
+        (name, replica): copy.numpy()
+        for name, variable in {**variables, **step.optimizer.state(names)}.items()
+        for replica, copy in enumerate(step.strategy.experimental_local_results(variable.value))
+    }
+
+
+def without_gradient_on(replica, loss):
+    """A loss that is finite everywhere; on one replica its gradient is not."""
+
+    def total(labels, outputs):
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group == replica
+        # The slope of a root at 0: inf, times 0.
+        return loss(labels, outputs) + tf.sqrt(tf.where(here, 0.0, 1.0) + 0.0 * outputs[:, 0])
+
+    return total
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize("cause", ["weight", "gradient"])
+def test_what_is_not_finite_on_one_replica_is_an_update_on_none(mirrored, cause, replica):
+    step, weights = make_step(tiny_config(), mirrored), np.ones(16, np.float32)
+    if cause == "weight":
+        weights[8 * replica + 3] = np.inf
+    else:
+        step.losses = {"label": without_gradient_on(replica, step.losses["label"])}
+    before = replica_copies(step)
+    assert {number for _, number in before} == {0, 1}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        train(step, small.batches(rows=16, replica_rows=8, weights=weights), 1)
+    for copy, array in replica_copies(step).items():
+        np.testing.assert_array_equal(array, before[copy], err_msg=str(copy))
+
+
 def test_dropout_differs_between_replicas_and_steps_and_repeats_with_the_seed(mirrored):
     config = tiny_config()
     step = make_step(config, mirrored)

@@ -1,0 +1,175 @@
+"""A run goes on from any step as though never stopped; a damaged checkpoint is told and passed."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from bert_tf import UserError
+from bert_tf.checkpoints import Checkpoints
+from bert_tf.pretraining import recipe
+from bert_tf.train.interruption import Interrupted
+from tests.pretraining import (
+    assert_same_bits,
+    lines_of,
+    make_folders,
+    settings_of,
+    stop_at,
+    weights_of,
+)
+
+# Of 350 examples: step 10 begins in the first epoch and ends in the second.
+STEPS = {"num_train_steps": 12, "global_batch_size": 36}
+NEVER = {"save_every": 100}  # Only the end is saved.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return make_folders(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def runs(folders, tmp_path_factory):
+    """runs(shards) -> (a run of 12 steps that nothing stops, {step: a copy of it at that step}).
+
+    It saves at every step, those that go on from a copy only at the end: a save that changed what
+    comes after it would be seen too.
+    """
+    made = {}
+
+    def make(shards):
+        folder, copies, save = tmp_path_factory.mktemp(shards), {}, Checkpoints.save
+
+        def save_and_copy(self, step, variables):
+            save(self, step, variables)
+            copies[step] = folder / f"at{step}"
+            shutil.copytree(folder / "whole", copies[step])
+
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(Checkpoints, "save", save_and_copy)
+            settings = settings_of(folders, folder / "whole", (shards,), save_every=1, **STEPS)
+            whole = recipe.pretrain(settings)
+        assert list(copies) == list(range(1, 13))
+        return whole, copies
+
+    return lambda shards: made.get(shards) or made.setdefault(shards, make(shards))
+
+
+def assert_same_run(run, whole):
+    """The same weights, moments and step at the end; the same losses and measures at each step."""
+    assert run.checkpoints.steps()[-1] == 12
+    assert_same_bits(weights_of(run), weights_of(whole))
+    assert [line["step"] for line in lines_of(run)] == list(range(1, 13))
+    assert lines_of(run) == lines_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("shards", "step"),
+    [
+        *(("shards", step) for step in range(1, 12)),
+        ("dynamic", 4),
+        ("dynamic", 10),
+        *(
+            pytest.param("dynamic", step, marks=pytest.mark.slow)
+            for step in (1, 2, 3, 5, 6, 7, 8, 9, 11)
+        ),
+    ],
+)
+def test_restored_at_any_step_the_rest_is_the_same_bit_for_bit(
+    folders, runs, tmp_path, shards, step
+):
+    """Weights, moments, losses, data, masks and dropout, over the end of an epoch."""
+    whole, copies = runs(shards)
+    shutil.copytree(copies[step], tmp_path / "run")
+    said = []
+    run = recipe.pretrain(
+        settings_of(folders, tmp_path / "run", (shards,), **STEPS, **NEVER), said.append
+    )
+    assert f"resuming at step {step} of 12" in said
+    assert_same_run(run, whole)
+
+
+def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
+    folders, runs, tmp_path, monkeypatch
+):
+    """At steps that are not saved anyway; the second stop comes right after going on."""
+    settings, said = settings_of(folders, tmp_path / "run", **STEPS, **NEVER), []
+    for step in (7, 8):
+        with monkeypatch.context() as context:
+            stop_at(context, step)
+            with pytest.raises(Interrupted, match=f"stopped and saved at step {step} of 12"):
+                recipe.pretrain(settings, said.append)
+    run = recipe.pretrain(settings, said.append)
+    assert [line for line in said if line.startswith("resuming")] == [
+        "resuming at step 7 of 12",
+        "resuming at step 8 of 12",
+    ]
+    assert_same_run(run, runs("shards")[0])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+FILES = {"data": "variables.data-00000-of-00001", "index": "variables.index"}
+DAMAGES = {
+    f"{how} {name}": (damage, file)
+    for name, file in FILES.items()
+    for how, damage in (("flipped", flip), ("truncated", truncate), ("no", pathlib.Path.unlink))
+}
+EACH_DAMAGE = pytest.mark.parametrize(("damage", "file"), DAMAGES.values(), ids=DAMAGES)
+
+
+def folder_of(path, step):
+    return path / "checkpoints" / f"step-{step:08d}"
+
+
+@EACH_DAMAGE
+def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
+    folders, runs, tmp_path, damage, file
+):
+    whole, copies = runs("shards")
+    path, said = tmp_path / "run", []
+    shutil.copytree(copies[7], path)
+    damage(folder_of(path, 7) / file)
+    run = recipe.pretrain(settings_of(folders, path, save_every=3, **STEPS), said.append)
+    (warning,) = (line for line in said if line.startswith("warning: "))
+    assert str(folder_of(path, 7)) in warning and "\n" not in warning
+    assert said.index(warning) < said.index("resuming at step 6 of 12")
+    assert_same_run(run, whole)
+    # What was damaged can be looked at, and stands in nobody's way.
+    assert sorted(os.listdir(path / "checkpoints")) == [
+        "damaged-step-00000007",
+        "step-00000009",
+        "step-00000012",
+    ]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@EACH_DAMAGE
+def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_left_alone(
+    folders, runs, tmp_path, damage, file
+):
+    path, said = tmp_path / "run", []
+    shutil.copytree(runs("shards")[1][7], path)
+    for step in (6, 7):
+        damage(folder_of(path, step) / file)
+    before = contents(path)
+    with pytest.raises(UserError, match="none of its 2 checkpoints can be restored") as caught:
+        recipe.pretrain(settings_of(folders, path, save_every=1, **STEPS), said.append)
+    assert str(path / "checkpoints") in str(caught.value) and "\n" not in str(caught.value)
+    warnings = [line for line in said if line.startswith("warning: ")]
+    for step, warning in zip((7, 6), warnings, strict=True):
+        assert str(folder_of(path, step)) in warning
+    assert not [line for line in said if line.startswith(("resuming", "step "))]
+    assert contents(path) == before

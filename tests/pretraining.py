@@ -1,0 +1,77 @@
+"""Runs of pretraining that take seconds: their data, settings, and what two of them are told by."""
+
+import json
+import signal
+
+import numpy as np
+
+from bert_tf.checkpoints import read
+from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.train.loop import Loop
+from tests.corpus import config_of, write_shards
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+
+
+def make_folders(folder):
+    """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
+    config = config_of(**TINY, max_position_embeddings=48)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return {
+        "shards": write_shards(folder / "train"),
+        "held_out": write_shards(folder / "held_out", seed=1),
+        "dynamic": write_shards(folder / "dynamic", masking="dynamic"),
+        "longer": write_shards(folder / "longer", max_seq_length=48, max_predictions_per_seq=8),
+        "config": folder / "config.json",
+    }
+
+
+def settings_of(folders, output_dir, shards=("shards",), **changes):
+    values = {
+        "shards": tuple(str(folders.get(name, name)) for name in shards),
+        "config": str(folders["config"]),
+        "output_dir": str(output_dir),
+        "num_train_steps": 8,
+        "global_batch_size": 12,
+        "learning_rate": 1e-3,
+        "warmup_steps": 2,
+        "save_every": 3,
+        "log_every": 1,
+    }
+    return PretrainSettings(**{**values, **changes})
+
+
+def lines_of(run):
+    """metrics.jsonl, less what depends on the clock."""
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in run.metrics()
+    ]
+
+
+def weights_of(run):
+    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+
+
+def assert_same_bits(first, second):
+    assert set(first) == set(second)
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def stop_at(monkeypatch, step):
+    """The training loop is told to stop, as by a signal, once `step` steps are done."""
+    taken = Loop._steps
+
+    def take(self, iterator, number, asked, count):
+        logs = taken(self, iterator, number, asked, count)
+        if number + count == step:
+            signal.raise_signal(signal.SIGTERM)
+        return logs
+
+    monkeypatch.setattr(Loop, "_steps", take)
