@@ -124,6 +124,8 @@ DAMAGES = {
     for name, file in FILES.items()
     for how, damage in (("flipped", flip), ("truncated", truncate), ("no", pathlib.Path.unlink))
 }
+DAMAGES["emptied state"] = (lambda path: os.truncate(path, 0), "checkpoint.json")
+DAMAGES["truncated state"] = (truncate, "checkpoint.json")
 EACH_DAMAGE = pytest.mark.parametrize(("damage", "file"), DAMAGES.values(), ids=DAMAGES)
 
 
@@ -173,3 +175,42 @@ def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_left_alone(
         assert str(folder_of(path, step)) in warning
     assert not [line for line in said if line.startswith(("resuming", "step "))]
     assert contents(path) == before
+
+
+def test_an_older_checkpoint_of_damaged_state_is_told_and_stops_nothing(folders, runs, tmp_path):
+    """Its weights are not wanted, but whether it was the best is asked at every save."""
+    whole, copies = runs("shards")
+    path, said = tmp_path / "run", []
+    shutil.copytree(copies[7], path)
+    truncate(folder_of(path, 6) / "checkpoint.json")
+    run = recipe.pretrain(settings_of(folders, path, save_every=3, **STEPS), said.append)
+    (warning,) = (line for line in said if line.startswith("warning: "))
+    assert str(folder_of(path, 6)) in warning
+    assert "resuming at step 7 of 12" in said
+    assert_same_run(run, whole)
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(folders, runs, tmp_path):
+    whole, copies = runs("shards")
+    path, said = tmp_path / "run", []
+    shutil.copytree(copies[12], path)
+    flip(folder_of(path, 12) / FILES["data"])
+    run = recipe.pretrain(settings_of(folders, path, **STEPS, **NEVER), said.append)
+    assert "resuming at step 11 of 12" in said
+    assert_same_run(run, whole)
+
+
+def test_killed_before_the_last_evaluation_it_is_made_when_going_on(folders, tmp_path, monkeypatch):
+    changes = {"num_train_steps": 2, "eval_shards": str(folders["held_out"])}
+    settings = settings_of(folders, tmp_path / "run", **changes)
+    with monkeypatch.context() as context:
+        context.setattr(recipe.PretrainingEvaluator, "metrics", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            recipe.pretrain(settings)
+    run = recipe.pretrain(settings)
+    assert "score" in run.checkpoints.info(2)
+    assert [(line["step"], "loss" in line) for line in lines_of(run)] == [
+        (1, True),
+        (2, True),
+        (2, False),
+    ]
