@@ -104,6 +104,13 @@ class Checkpoints:
         """{"step", and once evaluated "score", "metrics"}."""
         return read_json_object(self._state(step))
 
+    def is_readable(self, step):
+        """True if nothing of a checkpoint is damaged; all of it is read for that."""
+        try:
+            return bool(self.info(step)) and bool(read(self.folder(step)))
+        except UserError:
+            return False
+
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
         scores = {step: self.info(step).get("score") for step in self.steps()}
@@ -163,26 +170,35 @@ class Checkpoints:
         A damaged one is named, passed over and set aside. Raises UserError if there are some and
         none can be read.
         """
-        steps, damaged = self.steps(), []
+        steps, damaged, restored = self.steps(), [], None
         for step in reversed(steps):
             try:
-                assign(variables, read(self.folder(step)), where=self.folder(step))
+                self.info(step)  # What chooses the best one reads this of all of them.
+                if restored is None:
+                    assign(variables, read(self.folder(step)), where=self.folder(step))
+                    restored = step
             except UserError as error:
-                say(f"warning: {error}; trying the checkpoint before")
-                damaged.append(self.folder(step))
-                continue
-            for folder in damaged if self.writes else ():
-                # Out of the way of what will be saved next.
-                aside = os.path.join(self.directory, f"damaged-{os.path.basename(folder)}")
-                files.remove_folder(aside)
-                files.move_folder(folder, aside)
-            return step
-        if steps:
+                what_now = "trying the checkpoint before" if restored is None else "set aside"
+                say(f"warning: {error}; {what_now}")
+                damaged.append(step)
+        if steps and restored is None:
             raise UserError(
                 f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "
                 "anew in another --output_dir"
             )
-        return None
+        for step in damaged if self.writes else ():
+            self._set_aside(step)
+        return restored
+
+    def _set_aside(self, step):
+        """Out of the way of what will be saved next."""
+        folder = self.folder(step)
+        aside = os.path.join(self.directory, f"damaged-{os.path.basename(folder)}")
+        files.remove_folder(aside)
+        files.make_folder(aside)
+        for name in files.names(folder):
+            files.move(os.path.join(folder, name), os.path.join(aside, name))
+        files.remove_folder(folder)
 
     def _sweep(self):
         """Removes what is neither new nor best, and what killed saves left."""

@@ -109,15 +109,6 @@ def make_folder(path):
     _remote("makedirs", path) if is_remote(path) else os.makedirs(path, exist_ok=True)
 
 
-def move_folder(path, target):
-    """Gives a folder another name, which nothing may have; elsewhere than here file by file."""
-    if is_remote(path):
-        _remote("rename", path, target)
-    else:
-        os.rename(path, target)
-        sync(os.path.dirname(target) or ".")
-
-
 def sync_folder(path):
     """Asks the disk to have a folder and the files in it before we go on."""
     if not is_remote(path):

@@ -106,7 +106,9 @@ class Run:
     def _is_abandoned(self):
         """True for what a run leaves that was killed before its first save, and nothing else."""
         found = {name for name in files.names(self.path) if not files.is_temporary(name)}
-        return "checkpoints" in found and found <= _PARTS and not self.checkpoints.steps()
+        started = len(files.names(self.checkpoints.directory))  # More than one: not its first.
+        is_ours = "checkpoints" in found and found <= _PARTS
+        return is_ours and started <= 1 and not self.checkpoints.steps()
 
     def check_resumable(self, settings, task):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE."""

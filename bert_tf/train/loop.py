@@ -57,7 +57,7 @@ class Loop:
         if step is None:
             step = 0
         else:
-            if step >= end:
+            if step > end or (step == end and not self._is_due(step)):
                 return
             self.say(f"resuming at step {step} of {self.num_train_steps}")
         self.run.forget_metrics_after(step, and_evaluation=self._is_due(step))
