@@ -1,8 +1,8 @@
 """The settings of pretraining, a field a flag. Free of TensorFlow."""
 
 import dataclasses
-import os
 
+from bert_tf import files
 from bert_tf.command import setting
 from bert_tf.config import PRESETS
 from bert_tf.errors import UserError
@@ -94,7 +94,7 @@ class PretrainSettings:
         for steps in self.phase_steps:
             if not steps.isdecimal() or int(steps) < 1:
                 raise UserError(f"--phase_steps={','.join(self.phase_steps)}: wanted whole numbers")
-        if self.config and not os.path.isfile(self.config):
+        if self.config and not files.exists(self.config):
             raise UserError(f"--config={self.config}: no such file")
 
     @property

@@ -89,15 +89,15 @@ def read_pretrained(path, do_lower_case=None):
 
 
 def _read(path):
-    folder = pathlib.Path(path)
-    if Run.is_at(folder):
-        run = Run.open(folder)
+    if Run.is_at(path):
+        run = Run.open(path)
         chosen = run.checkpoints.folder(run.checkpoints.chosen_step())
         # Slots, counters, seeds and the head of a task stay behind.
         weights, _ = names.rename(
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
         return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
+    folder = pathlib.Path(path)
     for kind, reader in (
         ("Google release", google),
         ("Hugging Face directory", huggingface),
