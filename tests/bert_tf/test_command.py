@@ -180,6 +180,8 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell has its background jobs, and so these tests maybe, ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signum)

@@ -149,7 +149,7 @@ def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
     assert {name.split("/")[0] for name in used} == set(names.PARTS)
     for name in used:
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
-    folder = first.path / "checkpoints" / "step-00000008"
+    folder = first.checkpoints.folder(8)
     assert second.train["origin"] == f"run {folder}"
     assert f" parameters, run {folder}; uncased" in said[0]
 
