@@ -108,10 +108,9 @@ def test_killed_at_twenty_moments_nothing_but_time_is_lost(flags, tmp_path, run_
             said.append(line)
             if line.startswith("step "):
                 break
-        if reached:
-            resumed = [int(line.split()[3]) for line in said if line.startswith("resuming")]
-            # At most one interval was lost, and never all.
-            assert resumed and resumed[0] >= reached - 2, (said, reached)
+        resumed = [int(line.split()[3]) for line in said if line.startswith("resuming")]
+        # At most one interval was lost: all of it only where the first save was not yet whole.
+        assert sum(resumed) >= reached - 2, (said, reached)
         moment = time.monotonic() + rng.uniform(0, 0.3)
         while time.monotonic() < moment:
             pass
