@@ -6,9 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
 
-from bert_tf import AdamW, BertConfig, WarmupLinearDecay
+from bert_tf import AdamW, BertConfig, WarmupLinearDecay, command
 from bert_tf.checkpoints import assign, model_variables
+from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
 from bert_tf.train.optimizer import Lamb
@@ -365,3 +367,14 @@ def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
     }
     with pytest.raises(ValueError, match="no gradient reaches .*word_embeddings"):
         train(step, small.batches(rows=8), 1)
+
+
+def test_float16_is_refused_by_the_step_and_by_the_flag():
+    """Its gradients vanish unless the loss is scaled, which Keras 3 does by one replica's alone."""
+    task = Classification(("text",), "label", ("a", "b", "c"), 8)
+    model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
+    with pytest.raises(ValueError, match="float16 wants its loss scaled.*use bfloat16"):
+        TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)
+    given = ["x", "--shards=a", "--output_dir=b", "--preset=tiny", "--precision=float16"]
+    with pytest.raises(flags.Error, match=r"--precision=float16: .* one of <float32\|bfloat16>"):
+        command.parse(PretrainSettings, given)
