@@ -29,14 +29,29 @@ def sync(path):
 
 def replace_file(path, text):
     """Writes a text file so that a reader sees the old content or the new, never a part."""
+    with replacing(path) as stream:
+        stream.write(text)
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """A UTF-8 text stream, whose content comes to stand at `path` once the block is over.
+
+    After an error nothing is there that was not before.
+    """
     temporary = temporary_name(path)
     try:
-        write_bytes(temporary, text.encode("utf-8"))
+        with open_file(temporary, "wb") as stream:
+            lines = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+            yield lines
+            lines.flush()
         move(temporary, path)
-    except OSError as error:
-        if exists(temporary):
+    except BaseException as error:
+        with contextlib.suppress(OSError):
             remove(temporary)
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def temporary_name(path):

@@ -110,8 +110,11 @@ class Run:
         is_ours = "checkpoints" in found and found <= _PARTS
         return is_ours and started <= 1 and not self.checkpoints.steps()
 
-    def check_resumable(self, settings, task):
-        """Raises UserError naming what differs from when the run began, except what MAY_CHANGE."""
+    def check_resumable(self, settings, task, decided=()):
+        """Raises UserError naming what differs from when the run began, except what MAY_CHANGE.
+
+        `decided` are the fields of task.json that training itself fills in.
+        """
         if "settings" not in self.train:
             raise UserError(
                 f"{self.path}: holds converted weights, no training; name a new directory"
@@ -131,12 +134,19 @@ class Run:
                     f"{now.get(name)!r}; give the old "
                     "value to go on, or a new --output_dir"
                 )
-        if self.task != json.loads(json.dumps(task)):
+        before = self.task and {**self.task, **dict.fromkeys(decided)}
+        if before != json.loads(json.dumps(task)):
             raise UserError(
                 f"{self.path}: its task.json no longer fits the data (labels or "
                 "columns have changed); "
                 "name a new directory"
             )
+
+    def write_task(self, task):
+        """Replaces task.json, whole or not at all."""
+        self.task = json.loads(json.dumps(task))
+        if self.writes:
+            _write_json(self.file("task.json"), self.task)
 
     def changes(self):
         """What is not as when the run began, as lines: then numbers may differ in the last digits.

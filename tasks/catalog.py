@@ -8,32 +8,90 @@ import importlib
 
 from bert_tf.errors import UserError
 
-KINDS = {"classification": "tasks.classification:Classification"}
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Where a kind's class stands, and which flags it knows beside those of all kinds.
+
+    `defaults` are its own for flags that otherwise have DEFAULTS. With `needs_dev` there is
+    something to decide on dev data, always.
+    """
+
+    where: str
+    options: tuple[str, ...] = ()
+    defaults: dict = dataclasses.field(default_factory=dict)
+    needs_dev: bool = False
+
+
+# Of the paper and the released code (Devlin et al. 2019, A.3).
+DEFAULTS = {"max_seq_length": 128, "epochs": 3, "learning_rate": 5e-5}
+_TEXT = ("text_column", "text_b_column", "label_column", "html_entities", "truncation")
+_RARE = (
+    "class_weights",
+    "balanced_sampling",
+    "focal_gamma",
+    "prior_bias",
+    "rare_label",
+    "aim",
+    "calibrate",
+)
+KINDS = {
+    "classification": Kind(
+        "tasks.classification:Classification", (*_TEXT, "labels", "multi_label", *_RARE)
+    ),
+    "regression": Kind("tasks.regression:Regression", _TEXT),
+    "tagging": Kind("tasks.tagging:Tagging", ("text_column", "labels", "stride")),
+    "span_qa": Kind(
+        "tasks.span_qa:SpanQA",
+        ("stride", "max_query_length", "max_answer_length"),
+        {"max_seq_length": 384},
+    ),
+    "multiple_choice": Kind("tasks.multiple_choice:MultipleChoice"),
+    "anomaly": Kind(
+        "tasks.anomaly:Anomaly",
+        (
+            "text_column",
+            "label_column",
+            "html_entities",
+            "truncation",
+            "ordinary_labels",
+            "false_alarm_rate",
+            "code_size",
+        ),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """What a published data set calls its columns, and its labels in their published order."""
+    """A published data set: its kind, and what its files' form decides."""
 
     kind: str
-    text_columns: tuple[str, ...]
-    label_column: str
-    labels: tuple[str, ...]
+    options: dict
 
 
 DATA_SETS = {
-    # Socher et al. 2013, in GLUE's files (Wang et al. 2019): a header, sentence TAB label; 1 is
-    # positive.
-    "sst2": DataSet("classification", ("sentence",), "label", ("0", "1")),
+    # GLUE (Wang et al. 2019): columns, labels and metrics stand in tasks/forms/glue.py.
+    **{
+        name: DataSet("classification", {"form": name})
+        for name in ("cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli")
+    },
+    "stsb": DataSet("regression", {"form": "stsb"}),
+    "conll": DataSet("tagging", {}),
+    "squad": DataSet("span_qa", {}),
+    "squad2": DataSet("span_qa", {"may_be_impossible": True}),
+    "swag": DataSet("multiple_choice", {"form": "swag"}),
+    "arc": DataSet("multiple_choice", {"form": "arc"}),
 }
 NAMES = (*KINDS, *DATA_SETS)
+OPTIONS = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.options))
 
 
 def task_class(kind):
     """The class of a kind of task. Raises UserError for a kind that there is not."""
     if kind not in KINDS:
         raise UserError(f"task kind {kind!r}: wanted one of {', '.join(KINDS)}")
-    module, name = KINDS[kind].split(":")
+    module, name = KINDS[kind].where.split(":")
     return getattr(importlib.import_module(module), name)
 
 

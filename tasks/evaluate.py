@@ -12,9 +12,7 @@ from bert_tf import command
 @dataclasses.dataclass(frozen=True)
 class EvaluateSettings:
     run: str = command.setting("run directory")
-    data: str = command.setting(
-        "labelled rows: .csv, .tsv or .jsonl, with the columns of the training"
-    )
+    data: str = command.setting("labelled rows in the form of the training")
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )

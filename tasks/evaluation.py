@@ -14,34 +14,72 @@ class Evaluator:
         self.replica_batch_size = replica_batch_size
 
     def metrics(self, encoded):
-        """{name: figure} of the task's metrics over all examples, each counted once."""
-        return self.task.metrics(encoded.labels, self.outputs(encoded))
+        """{name: figure} of the task's metrics, and the loss, over all examples of a data set."""
+        outputs = self.outputs(encoded)
+        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
 
     def outputs(self, encoded):
-        """{output name: array [N, ...]} in the order of the examples."""
+        """{output name: array [U, ...]} in the order of the units.
+
+        What has an entry a token is filled up with 0 to the task's max_seq_length.
+        """
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
             self.strategy,
         )
-        parts = []
+        result, first = None, 0
         for batch in batches:
-            outputs, weights = self._forward(batch)
-            kept = gather(self.strategy, {"weights": weights})["weights"] > 0
-            parts.append(
-                {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
-            )
-        result = {}
-        for name in parts[0]:
-            joined = np.concatenate([part[name] for part in parts])
-            result[name] = np.empty_like(joined)
-            result[name][order] = joined
+            outputs, is_unit = self._forward(batch)
+            kept = gather(self.strategy, {"": is_unit})[""]
+            parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
+            if result is None:
+                result = {
+                    name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
+                    for name, values in parts.items()
+                }
+            numbers = order[first : first + int(kept.sum())]
+            for name, values in parts.items():
+                result[name][numbers] = values
+            first += len(numbers)
         return result
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
         def on_replica(batch):
-            inputs, _, weights = batch
-            return self.model(inputs), next(iter(weights.values()))
+            inputs, is_unit_B = batch
+            outputs = self.model(inputs)
+            return {name: self._filled(values) for name, values in outputs.items()}, is_unit_B
 
         return self.strategy.run(on_replica, args=(batch,))
+
+    def _filled(self, values):
+        """So that batches, and replicas, of different lengths can be joined."""
+        if values.shape.rank < 2 or values.shape[1] is not None:
+            return values
+        missing = self.task.max_seq_length - tf.shape(values)[1]
+        return tf.pad(values, [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)])
+
+    def _loss(self, encoded, outputs):
+        """As in training, but for dropout and the weights of rare classes."""
+        total = 0.0
+        for name, loss in self.task.losses.items():
+            sums = np.zeros(2)
+            for first in range(0, len(encoded), 1024):
+                part = slice(first, first + 1024)
+                labels, weights = (
+                    values[name][part] for values in (encoded.labels, encoded.weights)
+                )
+                predicted = outputs[name][part]
+                if isinstance(labels, tf.RaggedTensor):
+                    shape = [None, predicted.shape[1]]
+                    labels, weights = (
+                        values.to_tensor(0, shape=shape) for values in (labels, weights)
+                    )
+                values = loss(labels, predicted).numpy()
+                sums += (
+                    np.sum(values * weights, dtype=np.float64),
+                    np.sum(weights, dtype=np.float64),
+                )
+            total += sums[0] / max(sums[1], 1e-12)
+        return float(total)

@@ -1,6 +1,7 @@
 """Examples: texts and labels of a file, then as token ids, then as batches.
 
-Legend: N examples, B rows of a replica's batch.
+Legend: N examples, W windows, U units (what a batch counts: a window or an example), B units of a
+replica's batch, (L) tokens of a window, C windows of a unit.
 """
 
 import dataclasses
@@ -8,98 +9,201 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed
+from bert_tf.text.packing import Packed, like
+from tasks.windows import Windows, concat
+
+EXAMPLES_AT_A_TIME = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One row: {input name: string}, its label as the task takes it, and where it stood."""
+
+    texts: dict
+    label: object
+    where: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """{input name: N strings} and {output name: N labels}, empty where a file has none."""
+    """{input name: N strings, or lists of strings} and N labels as the task reads them.
 
-    texts: dict[str, list[str]]
-    labels: dict[str, np.ndarray]
+    `labels` is empty where a file has none.
+    """
+
+    texts: dict[str, list]
+    labels: list
 
     def __len__(self):
         return len(next(iter(self.texts.values())))
 
-    def slices(self, size):
-        """The texts of `size` rows at a time, in order, as {input name: string tensor}."""
+    def where(self, is_kept):
+        """The examples whose number `is_kept` is true of."""
+        kept = [number for number in range(len(self)) if is_kept(number)]
+        return Examples(
+            {name: [texts[number] for number in kept] for name, texts in self.texts.items()},
+            [self.labels[number] for number in kept] if self.labels else [],
+        )
+
+    def slices(self, size=EXAMPLES_AT_A_TIME):
+        """The texts of `size` rows at a time, in order, as {input name: tensor}."""
         for start in range(0, len(self), size):
             yield {
-                name: tf.constant(texts[start : start + size]) for name, texts in self.texts.items()
+                name: as_tensor(texts[start : start + size]) for name, texts in self.texts.items()
             }
 
 
-class EncodedExamples:
-    """Examples as packed token ids, kept ragged: a row takes the memory of its tokens."""
+def as_tensor(texts):
+    """Strings as [N]; lists of strings as [N, C], short ones filled up with ""."""
+    if texts and isinstance(texts[0], (list, tuple)):
+        return tf.ragged.constant(texts, dtype=tf.string, ragged_rank=1).to_tensor("")
+    return tf.constant(texts, tf.string)
 
-    def __init__(self, packed, labels, vocabulary, layout):
-        """`layout` is bert_tf.text.packing's `flat` or `padded`; `fit` and XLA want the latter."""
-        self.packed, self.labels = packed, labels
-        self.vocabulary, self.layout = vocabulary, layout
+
+class EncodedExamples:
+    """Examples as packed token ids, kept ragged: a row takes the memory of its tokens.
+
+    `labels` and `weights` are the task's targets, {output: U elements}; `unit_splits` [U + 1] says
+    which windows are a unit's.
+    """
+
+    def __init__(self, task, examples, windows, vocabulary, layout, one_shape=False):
+        """`layout` is bert_tf.text.packing's `flat` or `padded`; `fit` and XLA want the latter.
+
+        With `one_shape` padded batches are as long as the task's max_seq_length and as many, the
+        last one filled up with units of weight 0: XLA compiles once.
+        """
+        self.task, self.examples, self.windows = task, examples, windows
+        self.vocabulary, self.layout, self.one_shape = vocabulary, layout, one_shape
+        self.labels, self.weights = task.targets(examples, windows) if examples.labels else ({}, {})
+        if windows.choice_W is None:
+            self.unit_splits = np.arange(len(windows.owner_W) + 1)
+        else:
+            self.unit_splits = np.searchsorted(windows.owner_W, np.arange(len(examples) + 1))
 
     @classmethod
-    def encode(cls, examples, pipeline, layout):
+    def encode(cls, examples, pipeline, layout, one_shape=False):
         """Tokenizes Examples with `pipeline`, the one that serves."""
-        parts = [pipeline.encode(**texts) for texts in examples.slices(1024)]
-        packed = Packed(
-            *(
-                tf.concat([getattr(part, name) for part in parts], axis=0)
-                for name in ("input_ids", "segment_ids")
-            )
-        )
-        return cls(packed, examples.labels, pipeline.vocabulary, layout)
+        parts = [pipeline.encode(**texts) for texts in examples.slices()]
+        size = EXAMPLES_AT_A_TIME
+        counts = [min(size, len(examples) - first) for first in range(0, len(examples), size)]
+        windows = concat(parts, counts)
+        return cls(pipeline.task, examples, windows, pipeline.vocabulary, layout, one_shape)
 
     def __len__(self):
-        return int(self.packed.input_ids.nrows())
+        """The number of units."""
+        return len(self.unit_splits) - 1
 
     def training_batches(
         self, *, global_batch_size, num_epochs, seed, first_step=0, num_replicas=1
     ):
-        """Batches (inputs, labels, weights): all examples once an epoch, ordered by (seed, epoch).
+        """Batches (inputs, labels, weights): all units once an epoch, ordered by (seed, epoch).
 
-        A step takes `num_replicas` elements, global_batch_size / num_replicas rows each. Where the
-        last batch of an epoch does not fill a replica's share, the share is shorter; where it
-        leaves none, it is one row of weight 0.
+        With the task's `unit_odds` an epoch draws as many, each with those odds. A step takes
+        `num_replicas` elements, global_batch_size / num_replicas units each. Where the last batch
+        of an epoch does not fill a replica's share, the share is shorter; where it leaves none, it
+        is one unit of weight 0.
         """
+        odds_U = self.task.unit_odds(self.examples, self.windows)
         order = [
-            _batched(np.random.default_rng([seed, epoch]).permutation(len(self)), global_batch_size)
+            _batched(
+                _order(np.random.default_rng([seed, epoch]), len(self), odds_U), global_batch_size
+            )
             for epoch in range(num_epochs)
         ]
         return self._batches(
-            np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas)
+            np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas),
+            self._with_targets(self.task.unit_weights(self.examples, self.windows)),
         )
 
+    def validation_batches(self, global_batch_size):
+        """The same without an order of chance: what `fit` takes to validate on."""
+        numbers = _batched(np.arange(len(self)), global_batch_size)
+        return self._batches(numbers, self._with_targets())
+
     def evaluation_batches(self, order, replica_batch_size, num_replicas=1):
-        """The examples numbered `order`, once; a step takes `num_replicas` elements."""
+        """(inputs, is_unit): the units numbered `order`, once; `num_replicas` elements a step."""
+        numbers = _batched(order, replica_batch_size * num_replicas)
         return self._batches(
-            _batched(order, replica_batch_size * num_replicas).reshape(-1, replica_batch_size)
+            numbers.reshape(-1, replica_batch_size),
+            lambda inputs, numbers_B, is_unit_B: (inputs, is_unit_B),
         )
 
     def by_length(self):
-        """The examples' numbers, the longest first: batches of equal length hold little padding."""
-        return np.argsort(-self.packed.input_ids.row_lengths().numpy(), kind="stable")
+        """The units' numbers, the longest first: batches of equal length hold little padding."""
+        lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
+        longest_U = np.maximum.reduceat(lengths_W, self.unit_splits[:-1])
+        return np.argsort(-longest_U, kind="stable")
 
-    def _batches(self, numbers):
-        """numbers [batches, B], -1 where there is none -> dataset of (inputs, labels, weights)."""
-        labels = {name: tf.constant(values) for name, values in self.labels.items()}
+    def _with_targets(self, weights_U=None):
+        """-> function of (inputs, unit numbers, which are no filler) to what a step takes."""
+        labels, weights = (
+            {
+                name: values if isinstance(values, tf.RaggedTensor) else tf.constant(values)
+                for name, values in of_units.items()
+            }
+            for of_units in (self.labels, self.weights)
+        )
+        if weights_U is None:
+            weights_U = np.ones(len(self))
+        weights_U = tf.constant(weights_U, tf.float32)
+
+        def batch(inputs, numbers_B, is_unit_B):
+            def of_batch(values):
+                return like(tf.gather(values, numbers_B), inputs)
+
+            times_B = tf.where(is_unit_B, tf.gather(weights_U, numbers_B), 0.0)
+
+            def weighted(values):
+                values = of_batch(values)
+                return values * tf.reshape(times_B, [-1] + [1] * (values.shape.rank - 1))
+
+            return (
+                inputs,
+                {name: of_batch(values) for name, values in labels.items()},
+                {name: weighted(values) for name, values in weights.items()},
+            )
+
+        return batch
+
+    def _batches(self, numbers, finish):
+        """numbers [batches, B], -1 where there is none -> dataset of what `finish` makes."""
+        windows_of_units = tf.RaggedTensor.from_row_splits(
+            tf.range(self.unit_splits[-1]), self.unit_splits, validate=False
+        )
+        packed, choice_W = self.windows.packed, self.windows.choice_W
+        most_choices = None if choice_W is None else int(np.max(choice_W)) + 1
+        length = {"length": self.task.max_seq_length} if self.one_shape else {}
 
         def batch(numbers_B):
             count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
-            weights_B = tf.cast(numbers_B[:count] >= 0, tf.float32)
+            if self.one_shape:
+                count = numbers_B.shape[0]
+            is_unit_B = numbers_B[:count] >= 0
             numbers_B = tf.maximum(numbers_B[:count], 0)
-            inputs = self.layout(
-                Packed(*(tf.gather(part, numbers_B) for part in self.packed[:2])), self.vocabulary
-            )
-            return (
-                inputs,
-                {name: tf.gather(values, numbers_B) for name, values in labels.items()},
-                dict.fromkeys(labels, weights_B),
-            )
+            numbers_BC = tf.gather(windows_of_units, numbers_B)
+            parts = [tf.gather(part, numbers_BC.flat_values) for part in packed[:2]]
+            inputs = self.layout(Packed(*parts), self.vocabulary, **length)
+            if choice_W is not None:
+                chosen = Windows(
+                    packed,
+                    numbers_BC.value_rowids(),
+                    choice_W=tf.gather(choice_W, numbers_BC.flat_values),
+                )
+                inputs["windows"] = chosen.grid(count, most_choices)
+            return finish(inputs, numbers_B, is_unit_B)
 
         dataset = tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
         return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
             tf.data.AUTOTUNE
         )
+
+
+def _order(rng, count, odds_U):
+    """An epoch's units: each once, or as many drawn with these odds."""
+    if odds_U is None:
+        return rng.permutation(count)
+    return rng.choice(count, count, p=np.asarray(odds_U) / np.sum(odds_U))
 
 
 def _batched(numbers, size):

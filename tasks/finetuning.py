@@ -1,21 +1,21 @@
 """The recipe of fine-tuning, from files to a run directory."""
 
 import dataclasses
-import hashlib
 import math
-import pathlib
 
 import keras
 
+from bert_tf import checkpoints, files
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from bert_tf.text.packing import padded
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.train.distribution import POLICIES, make_layout, make_strategy
+from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.catalog import task_class
+from tasks.catalog import task_class, task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
@@ -28,35 +28,28 @@ def finetune(settings, say=lambda line: None, strategy=None):
     Raises UserError on data, weights or an output directory that do not fit, Interrupted after
     Ctrl-C or SIGTERM.
     """
+    # First of all: a strategy of several processes has to find TensorFlow unused.
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    chief = is_chief(strategy)
+    if not chief:
+        say = _silent
+
     # Data: what task do the rows show, and do the dev files fit it?
-    data_set = settings.data_set()
-    task = task_class(data_set.kind).from_data(
-        settings.train,
-        text_columns=data_set.text_columns,
-        label_column=data_set.label_column,
-        labels=data_set.labels,
-        max_seq_length=settings.max_seq_length,
-    )
+    kind, options = settings.task_options()
+    task = task_class(kind).from_data(settings.train, **options)
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
-    steps_per_epoch = math.ceil(len(train) / settings.global_batch_size)
-    num_train_steps = steps_per_epoch * settings.epochs
+    train = task.to_learn_from(train)
 
     # The run that is there, or pretrained weights for a new one.
     run = source = None
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
-        run = Run.open(settings.output_dir)
-        run.check_resumable(_recorded(settings), task.to_dict())
+        run = Run.open(settings.output_dir, writes=chief)
+        run.check_resumable(_recorded(settings), task.to_dict(), task.to_decide)
         if run.train["data"] != _data_hashes(settings):
             raise UserError(
                 f"--train, --dev: the files are not those that {run.path} began with; name a new "
                 "--output_dir"
             )
-        if _is_finished(run, num_train_steps, settings):
-            best = run.checkpoints.chosen_step()
-            say(f"{run.path}: finished at step {num_train_steps}, nothing to do; best step {best}")
-            return run
-        for line in run.changes():
-            say(line)
     else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
         _check_fits(source, task)
@@ -65,7 +58,6 @@ def finetune(settings, say=lambda line: None, strategy=None):
     # Model and optimizer. The seed makes the head's first weights; with it the rows are put in
     # order, and dropout draws its noise.
     keras.utils.set_random_seed(settings.seed)
-    strategy = strategy or make_strategy(settings.strategy)
     replicas = strategy.num_replicas_in_sync
     if settings.global_batch_size % replicas:
         raise UserError(
@@ -74,41 +66,62 @@ def finetune(settings, say=lambda line: None, strategy=None):
         )
     with strategy.scope():
         model = task.build_model(config, POLICIES[settings.precision])
-        warmup_steps = int(settings.warmup_proportion * num_train_steps)
-        schedule = WarmupLinearDecay(
-            settings.learning_rate,
-            num_train_steps,
-            warmup_steps,
-            continuous=settings.schedule == "continuous",
-        )
-        optimizer = AdamW(
-            schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
-        )
-        optimizer.build(model.trainable_variables)
+    if settings.frozen_layers is not None:
+        if settings.frozen_layers > config.num_hidden_layers:
+            raise UserError(
+                f"--frozen_layers={settings.frozen_layers}: the encoder has "
+                f"{config.num_hidden_layers}"
+            )
+        model.encoder.freeze(settings.frozen_layers)
 
     # Text to token ids, with what will serve.
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
     layout = make_layout(strategy)
-    encoded = EncodedExamples.encode(train, pipeline, layout)
-    encoded_devs = [EncodedExamples.encode(dev, pipeline, layout) for dev in devs]
+    encoded, *encoded_devs = (
+        EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is padded)
+        for examples in (train, *devs)
+    )
+    steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
+    num_train_steps = steps_per_epoch * settings.epochs
+    with strategy.scope():
+        schedule = WarmupLinearDecay(
+            settings.learning_rate,
+            num_train_steps,
+            int(settings.warmup_proportion * num_train_steps),
+            continuous=settings.schedule == "continuous",
+        )
+        optimizer = AdamW(
+            schedule,
+            settings.weight_decay_rate,
+            bias_correction=settings.bias_correction,
+            layer_decay=settings.layer_decay,
+        )
+        optimizer.build(model.trainable_variables)
 
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:
         source.assign_to(model)
+        task.prepare(model, train)
         origins = {"data": _data_hashes(settings), "origin": source.origin_in(model)}
         record = {"settings": _recorded(settings), **origins}
-        run = Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
-    say(
-        f"{task.kind}: {len(train)} rows, "
-        f"{', '.join(f'{len(dev)} dev rows' for dev in devs) or 'no dev rows'}; "
-        f"labels {', '.join(task.labels)}"
-    )
+        if chief:
+            Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
+        meet(strategy)
+        run = Run.open(settings.output_dir, writes=chief)
+    elif _is_finished(run, num_train_steps, settings):
+        best = run.checkpoints.chosen_step()
+        newest = run.checkpoints.steps()[-1]
+        say(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
+        return run
+    else:
+        for line in run.changes():
+            say(line)
+    say(_told(task, encoded, encoded_devs))
     say(
         f"{model.count_params():,} parameters from {run.train['origin']}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
-        f"{settings.global_batch_size} "
-        f"on {replicas} replica{'s' * (replicas > 1)}"
+        f"{settings.global_batch_size} on {replicas} replica{'s' * (replicas > 1)}"
     )
 
     # The loop.
@@ -116,12 +129,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
 
     def evaluate():
         results = [evaluator.metrics(dev) for dev in encoded_devs]
-        metrics = {
-            f"dev{number if number > 1 else ''}_{name}": value
-            for number, result in enumerate(results, start=1)
-            for name, value in result.items()
-        }
-        return results[0][task.best_metric], metrics
+        return results[0][task.best_metric], _by_dev(results)
 
     Loop(
         run,
@@ -139,9 +147,59 @@ def finetune(settings, say=lambda line: None, strategy=None):
         say,
         evaluate if devs else None,
         steps_per_epoch,
+        patience=settings.patience,
     ).train()
-    say(f"finished: {run.path}, best checkpoint step {run.checkpoints.chosen_step()}")
+    best = run.checkpoints.chosen_step()
+    if devs:
+        _finish(run, task, evaluator, encoded_devs, best, say)
+    meet(strategy)
+    say(f"finished: {run.path}, best checkpoint step {best}")
     return run
+
+
+def _finish(run, task, evaluator, devs, best, say):
+    """Decides what is to be decided on dev, with the best weights, and tells what came of it."""
+    metrics = run.checkpoints.info(best)["metrics"]
+    if task.to_decide:
+        folder = run.checkpoints.folder(best)
+        checkpoints.assign(
+            checkpoints.model_variables(evaluator.model),
+            checkpoints.read(folder),
+            folder,
+            ignore=checkpoints.TRAINING_ONLY,
+        )
+        outputs = [evaluator.outputs(dev) for dev in devs]
+        task = task.tuned(devs[0], outputs[0])
+        metrics = _by_dev(
+            [task.metrics(dev, of_dev) for dev, of_dev in zip(devs, outputs, strict=True)]
+        )
+        decided = ", ".join(f"{name} {getattr(task, name)}" for name in task.to_decide)
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        say(f"decided on dev: {decided}; with that {figures}")
+        run.log_metrics({"step": best, **{f"decided_{k}": v for k, v in metrics.items()}})
+        run.write_task(task.to_dict())
+    warning = task.warning({name.removeprefix("dev_"): value for name, value in metrics.items()})
+    if warning:
+        say(f"warning: {warning}")
+
+
+def _by_dev(results):
+    return {
+        f"dev{number if number > 1 else ''}_{name}": value
+        for number, result in enumerate(results, start=1)
+        for name, value in result.items()
+    }
+
+
+def _silent(line):
+    """What a process says that is not the chief."""
+
+
+def _told(task, train, devs):
+    """What there is to learn from, as a line."""
+    counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
+    windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
+    return f"{task.kind}: {len(train.examples)} rows{windows}, {counts}{task.description()}"
 
 
 def _check_fits(source, task):
@@ -152,7 +210,9 @@ def _check_fits(source, task):
             f"{source.config.max_position_embeddings} positions"
         )
     if len(task.input_names) > source.config.type_vocab_size:
-        raise UserError(f"--text_b_column: {source.origin} knows one segment only, no pairs")
+        raise UserError(
+            f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
+        )
 
 
 def _recorded(settings):
@@ -163,16 +223,15 @@ def _recorded(settings):
 
 
 def _data_hashes(settings):
-    return {
-        path: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
-        for path in (settings.train, *settings.dev)
-    }
+    return {path: files.sha256(path) for path in (settings.train, *settings.dev)}
 
 
 def _is_finished(run, num_train_steps, settings):
-    steps = run.checkpoints.steps()
-    return (
-        bool(steps)
-        and steps[-1] == num_train_steps
-        and (not settings.dev or "score" in run.checkpoints.info(steps[-1]))
-    )
+    """True once trained, evaluated, and all decided that was to be."""
+    newest = run.checkpoints.steps()[-1]
+    is_over = newest == num_train_steps or run.has_stalled(settings.patience)
+    if not settings.dev:
+        return is_over
+    task = task_from_dict(run.task)
+    is_decided = all(getattr(task, name) is not None for name in task.to_decide)
+    return is_over and is_decided and "score" in run.checkpoints.info(newest)

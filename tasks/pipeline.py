@@ -1,11 +1,11 @@
 """From strings to answers in one graph, for training, predict and the export alike.
 
-Legend: B texts, L tokens, H hidden size.
+Legend: B texts, W windows (token sequences made of them), L tokens, C choices, H hidden size.
 """
 
 import tensorflow as tf
 
-from bert_tf.text.packing import flat, pack, padded
+from bert_tf.text.packing import flat, pack
 
 
 class Pipeline(tf.Module):
@@ -15,27 +15,23 @@ class Pipeline(tf.Module):
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.vocabulary = tokenizer.vocabulary
-        text = tf.TensorSpec([None], tf.string)
-        self._encode = tf.function(
-            lambda *texts: self._pack(texts, self.tokenizer.tokenize),
-            input_signature=[text] * len(task.input_names),
-            autograph=False,
-        )
+        self._encode = self._traced(self._windows, task.input_names)
 
     def encode(self, **texts):
-        """{input name: [B] string} -> Packed ids, without offsets; for encoding a data set."""
+        """{input name: strings} -> Windows; for encoding a data set."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
     def answer(self, **texts):
-        """{input name: [B] string} -> the task's answer, a dict of [B, ...]."""
-        packed = self._pack(
-            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize
-        )
-        return self.task.answer(self.model(flat(packed, self.vocabulary)))
+        """{input name: strings} -> the task's answer, a dict of [B, ...]."""
+        windows = self._windows(**texts)
+        inputs = flat(windows.packed, self.vocabulary)
+        if windows.choice_W is not None:
+            inputs["windows"] = windows.grid(*tf.unstack(tf.shape(texts["choices"])))
+        return self.task.answer(texts, windows, self.model(inputs))
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        packed = self._pack([text], self.tokenizer.tokenize)
+        packed = pack([self.tokenizer.tokenize(text)], self.vocabulary, self.task.max_seq_length)
         encoded = self.model.encoder(flat(packed, self.vocabulary))
         count = packed.input_ids.row_splits[-1]
         sequence_TH = tf.cast(encoded["sequence"][:count], tf.float32)
@@ -43,22 +39,31 @@ class Pipeline(tf.Module):
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):
-        """{input name: [B] string} -> what the model sees, and from which characters, [B, L].
+        """{input name: strings} -> what the model sees, and from which characters.
 
+        [B, L] each, or [B, W, L] where a text may become several windows or there are choices.
         start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and
         padding.
         """
-        packed = self._pack(
-            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize_with_offsets
-        )
+        windows = self.task.encode(texts, self.tokenizer.tokenize_with_offsets, self.vocabulary)
+        count = tf.shape(texts[self.task.input_names[0]])[0]
+        packed = windows.packed
+
+        def dense(ragged, padding):
+            if self.task.has_windows:
+                ragged = windows.by_example(ragged, count)
+            return ragged.to_tensor(padding)
+
         return {
-            **padded(packed, self.vocabulary),
-            "start": packed.starts.to_tensor(-1),
-            "end": packed.ends.to_tensor(-1),
+            "input_ids": dense(packed.input_ids, self.vocabulary["[PAD]"]),
+            "input_mask": dense(tf.ones_like(packed.input_ids), 0),
+            "segment_ids": dense(packed.segment_ids, 0),
+            "start": dense(packed.starts, -1),
+            "end": dense(packed.ends, -1),
         }
 
     def signatures(self):
-        """{signature: tf.function} of [B] string inputs by position, each traced once."""
+        """{signature: tf.function} of string inputs by position, each traced once."""
         texts = self.task.input_names
         return {
             "serving_default": self._traced(self.answer, texts),
@@ -66,12 +71,21 @@ class Pipeline(tf.Module):
             "embed": self._traced(self.embed, ("text",)),
         }
 
+    def _windows(self, **texts):
+        tokenize = (
+            self.tokenizer.tokenize_with_offsets
+            if self.task.needs_offsets
+            else self.tokenizer.tokenize
+        )
+        return self.task.encode(texts, tokenize, self.vocabulary)
+
     def _traced(self, function, names):
         def call(*texts):
             return function(**dict(zip(names, texts, strict=True)))
 
-        specs = [tf.TensorSpec([None], tf.string, name=name) for name in names]
+        ranks = (self.task.INPUT_RANKS.get(name, 1) for name in names)
+        specs = [
+            tf.TensorSpec([None] * rank, tf.string, name=name)
+            for name, rank in zip(names, ranks, strict=True)
+        ]
         return tf.function(call, input_signature=specs, autograph=False)
-
-    def _pack(self, texts, tokenize):
-        return pack([tokenize(text) for text in texts], self.vocabulary, self.task.max_seq_length)

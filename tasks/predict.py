@@ -13,9 +13,7 @@ from bert_tf.errors import UserError
 @dataclasses.dataclass(frozen=True)
 class PredictSettings:
     run: str = command.setting("run directory")
-    input: str = command.setting(
-        "rows of text: .csv, .tsv or .jsonl, with the text columns of the training"
-    )
+    input: str = command.setting("rows in the form of the training; labels are not needed")
     output: str = command.setting(".jsonl file to write")
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
@@ -37,10 +35,11 @@ def main(settings):
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
-    count = predict(
+    count, bad = predict(
         trained, settings.input, settings.output, settings.global_batch_size, command.say
     )
-    command.say(f"{settings.output}: {count} rows")
+    wrong = f", {bad} of them bad, answered with their error" if bad else ""
+    command.say(f"{settings.output}: {count} rows{wrong}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ class FinetuneSettings:
     """What tasks.finetune does. Raises UserError, naming the flag, on a value that cannot be."""
 
     task: str = setting("kind of task, or a data set known by name", choices=catalog.NAMES)
-    train: str = setting("training rows: .csv, .tsv or .jsonl")
+    train: str = setting("training rows, in the form of the task (README, Recipes)")
     init_from: str = setting(
         "where the weights come from: a run, a Hugging Face directory, a Google release, a "
         "keras-nlp preset"
@@ -22,16 +22,48 @@ class FinetuneSettings:
     dev: tuple[str, ...] = setting(
         "files to evaluate on after each epoch; the first one chooses the best checkpoint", ()
     )
+    # The rows.
     text_column: str | None = setting("column of the text (text)", None)
     text_b_column: str | None = setting("column of the second text of a pair", None)
     label_column: str | None = setting("column of the label (label)", None)
     labels: tuple[str, ...] = setting(
         "the labels in order; of two, the second is the positive one", ()
     )
-    max_seq_length: int = setting("tokens a text or pair is cut to, with [CLS] and [SEP]", 128)
+    multi_label: bool = setting("a row may have several labels, joined by |, or none", False)
+    html_entities: bool = setting("texts hold &amp; and the like, to be taken as characters", False)
+    max_seq_length: int | None = setting(
+        "tokens a text or pair is cut to, with [CLS] and [SEP] (128; span_qa 384)", None
+    )
+    truncation: str = setting(
+        "which part of a longer text stays: its first tokens, its last, or a quarter and the rest",
+        "head",
+        choices=("head", "tail", "head_tail"),
+    )
+    stride: int | None = setting("tokens from one window of a long text to the next", None)
+    max_query_length: int = setting("tokens a question is cut to", 64)
+    max_answer_length: int = setting("tokens an answer has at most", 30)
+    # Rare classes.
+    class_weights: tuple[str, ...] = setting(
+        "how much an example of each class counts in training: a number a label, or balanced", ()
+    )
+    balanced_sampling: bool = setting("draw from every class equally often", False)
+    focal_gamma: float = setting("focal loss: how much easy examples count less (2 is usual)", 0.0)
+    prior_bias: bool = setting("begin with the classes' shares as the model's answer", False)
+    rare_label: str | None = setting(
+        "the label to be given from a threshold on, tuned on dev", None
+    )
+    aim: str | None = setting(
+        "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R", None
+    )
+    calibrate: bool = setting("fit a temperature to the probabilities on the first dev file", False)
+    # The unusual.
+    ordinary_labels: tuple[str, ...] = setting("the labels of what is ordinary", ())
+    false_alarm_rate: float = setting("share of the ordinary that may be called unusual", 0.05)
+    code_size: int = setting("width of the autoencoder's middle", 32)
+    # Training.
     global_batch_size: int = setting("examples a step, over all replicas", 32)
-    epochs: int = setting("passes over the training rows", 3)
-    learning_rate: float = setting("peak learning rate", 5e-5)
+    epochs: int | None = setting("passes over the training rows (3)", None)
+    learning_rate: float | None = setting("peak learning rate (5e-5)", None)
     warmup_proportion: float = setting("share of the steps over which the learning rate rises", 0.1)
     schedule: str = setting(
         "the fall of the learning rate: counted from step 0, as released, or from the peak",
@@ -39,11 +71,21 @@ class FinetuneSettings:
         choices=("released", "continuous"),
     )
     weight_decay_rate: float = setting("AdamW's decay, off for biases and LayerNorm", 0.01)
+    layer_decay: float = setting("the learning rate of each layer below the next, as a share", 1.0)
+    frozen_layers: int | None = setting(
+        "lowest layers that are not trained, nor are the embeddings then", None
+    )
+    patience: int | None = setting(
+        "end after so many evaluations in a row without a better one", None
+    )
     bias_correction: bool = setting("Adam's bias correction (the released code has none)", True)
     seed: int = setting("seed of the head, the order of the rows and dropout", 0)
     strategy: str = setting(
-        "one device, or a replica a local GPU", "none", choices=("none", "mirrored")
+        "one device; a replica a local GPU; several processes, as TF_CONFIG says; TPU cores",
+        "none",
+        choices=("none", "mirrored", "multi_worker", "tpu"),
     )
+    tpu: str = setting("the TPU's name or grpc:// address, or local", "local")
     precision: str = setting(
         "of the matrix products in training", "float32", choices=("float32", "bfloat16")
     )
@@ -54,6 +96,9 @@ class FinetuneSettings:
     log_every: int = setting("steps between lines of progress", 10)
 
     def __post_init__(self):
+        for name, value in {**catalog.DEFAULTS, **self.kind.defaults}.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         for name, least in (
             ("max_seq_length", 4),
             ("global_batch_size", 1),
@@ -61,9 +106,16 @@ class FinetuneSettings:
             ("save_every", 1),
             ("log_every", 1),
             ("seed", 0),
+            ("stride", 1),
+            ("max_query_length", 1),
+            ("max_answer_length", 1),
+            ("frozen_layers", 0),
+            ("patience", 1),
+            ("code_size", 1),
         ):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"--{name}={value}: wanted at least {least}")
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: wanted less than 2**32")
         if not self.learning_rate > 0:
@@ -72,8 +124,15 @@ class FinetuneSettings:
             raise UserError(
                 f"--warmup_proportion={self.warmup_proportion}: wanted a share from 0 up to 1"
             )
-        if not self.weight_decay_rate >= 0:
-            raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: wanted 0 or more")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"--layer_decay={self.layer_decay}: wanted a share over 0 up to 1")
+        if not 0 < self.false_alarm_rate < 1:
+            raise UserError(
+                f"--false_alarm_rate={self.false_alarm_rate}: wanted a share between 0 and 1"
+            )
+        for name in ("weight_decay_rate", "focal_gamma"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"--{name}={getattr(self, name)}: wanted 0 or more")
         if len(self.labels) == 1 or len(set(self.labels)) != len(self.labels):
             raise UserError(
                 f"--labels={','.join(self.labels)}: wanted two or more different labels"
@@ -82,15 +141,38 @@ class FinetuneSettings:
             for path in paths:
                 if not pathlib.Path(path).is_file():
                     raise UserError(f"--{flag}={path}: no such file")
+        for name in catalog.OPTIONS:
+            if self._is_given(name) and name not in self.kind.options:
+                raise UserError(f"--{name}: not for --task={self.task}")
+        for name in ("text_column", "text_b_column", "label_column"):
+            if self._is_given(name) and "form" in self._data_set.options:
+                raise UserError(f"--{name}: the files of {self.task} have columns of their own")
+        for name in ("aim", "calibrate", "rare_label", "patience"):
+            if self._is_given(name) and not self.dev:
+                raise UserError(f"--{name}: wants --dev, on which it is decided")
+        if self.kind.needs_dev and not self.dev:
+            raise UserError(f"--task={self.task}: wants --dev, on which its threshold is decided")
 
-    def data_set(self):
-        """Columns and labels: the flags', else the known data set's, else "text" and "label"."""
-        known = catalog.DATA_SETS.get(self.task, catalog.DataSet(self.task, ("text",), "label", ()))
-        first = self.text_column or known.text_columns[0]
-        second = (self.text_b_column,) if self.text_b_column else known.text_columns[1:]
-        return catalog.DataSet(
-            known.kind,
-            (first, *second),
-            self.label_column or known.label_column,
-            self.labels or known.labels,
-        )
+    @property
+    def kind(self):
+        """The catalog's entry."""
+        return catalog.KINDS[self._data_set.kind]
+
+    @property
+    def _data_set(self):
+        return catalog.DATA_SETS.get(self.task, catalog.DataSet(self.task, {}))
+
+    def task_options(self):
+        """The kind's name, and what its `from_data` takes beside the path: flags and data set."""
+        options = {"max_seq_length": self.max_seq_length, **self._data_set.options}
+        for name in self.kind.options:
+            if self._is_given(name):
+                options[name] = getattr(self, name)
+        columns = [options.pop(name, None) for name in ("text_column", "text_b_column")]
+        if any(columns):
+            options["text_columns"] = (columns[0] or "text", *columns[1:][: columns[1] is not None])
+        return self._data_set.kind, options
+
+    def _is_given(self, name):
+        default = {field.name: field.default for field in dataclasses.fields(self)}[name]
+        return getattr(self, name) != default

@@ -82,6 +82,17 @@ def flat(packed, vocabulary):
     }
 
 
+def like(values, inputs):
+    """What belongs to each token, ragged [B, (L)] -> dense [B, L] beside `inputs`, filled with 0.
+
+    L is theirs if they are padded, the longest row if flat. What is no ragged tensor stays.
+    """
+    if not isinstance(values, tf.RaggedTensor):
+        return values
+    length = None if "row_splits" in inputs else tf.shape(inputs["input_ids"])[1]
+    return values.to_tensor(0, shape=[None, length])
+
+
 def _truncate(segments, budget):
     """Keeps what popping tokens one by one off the longer segment (B on a tie) would keep."""
     if len(segments) == 1:

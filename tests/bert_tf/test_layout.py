@@ -13,9 +13,10 @@ from bert_tf.shapes import SIZES, round_up
 from bert_tf.text.packing import Packed, flat, padded
 from bert_tf.train.distribution import distribute, make_layout
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification, Classifier
+from tasks.classification import Classification
 from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
+from tasks.examples import EncodedExamples, Examples
+from tasks.windows import one_each
 from tests import reference, small
 from tests.bert_tf.test_encoder import make_encoder
 
@@ -162,21 +163,21 @@ def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary
         encoder(flat(random_texts(lengths, config), vocabulary))
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", [2, 3])
 def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_labels):
     """Five steps of the one loop's step, batches of different lengths, clipping active."""
     config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % max(num_labels, 2)
+    lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % num_labels
     texts = random_texts(lengths, config)
-    task = Classification(("text",), "label", tuple("abc"[: max(num_labels, 2)]), 16)
+    task = Classification(labels=tuple("abc"[:num_labels]), max_seq_length=16)
     logits, weights = {}, {}
     for layout in (padded, flat):
         keras.utils.set_random_seed(3)
-        model = Classifier(config, num_labels)
-        model.build()
+        model = task.build_model(config)
         optimizer = AdamW(0.01, clip_norm=0.1)
         optimizer.build(model.trainable_variables)
-        examples = EncodedExamples(texts, {"label": labels.astype(np.int32)}, vocabulary, layout)
+        rows = Examples({"text": [""] * 10}, labels.tolist())
+        examples = EncodedExamples(task, rows, one_each(texts), vocabulary, layout)
         step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), 0)
         batches = examples.training_batches(global_batch_size=4, num_epochs=2, seed=1)
         iterator = iter(distribute(lambda batches=batches: batches, step.strategy))

@@ -37,7 +37,7 @@ def tiny_config(**changes):
 
 
 def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0):
-    task = Classification(("text",), "label", labels, 8)
+    task = Classification(labels=labels, max_seq_length=8)
     with strategy.scope():
         model = task.build_model(config)
         optimizer = optimizer or AdamW(1e-3, clip_norm=CLIP_NORM)
@@ -371,7 +371,7 @@ def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
 
 def test_float16_is_refused_by_the_step_and_by_the_flag():
     """Its gradients vanish unless the loss is scaled, which Keras 3 does by one replica's alone."""
-    task = Classification(("text",), "label", ("a", "b", "c"), 8)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
     with pytest.raises(ValueError, match="float16 wants its loss scaled.*use bfloat16"):
         TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)

@@ -21,7 +21,7 @@ MATMUL = "_MklNativeFusedMatMul"
 def write_model(directory, config, vocabulary, hidden_act="gelu"):
     """A SavedModel of random weights: TensorFlow would leave out biases that are 0."""
     config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
-    task = Classification(("text",), "label", ("a", "b", "c"), 12)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
     run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
     model = task.build_model(config)
     variables = model_variables(model)

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -16,7 +17,6 @@ import tensorflow as tf
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
 from bert_tf.text.packing import padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
-from tasks import metrics
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
@@ -53,9 +53,7 @@ def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, wanted):
     assert from_data(path).labels == wanted
     given = tuple(reversed(wanted))
     assert from_data(path, labels=given).labels == given
-    assert from_data(path).read(path).labels["label"].tolist() == [
-        wanted.index(label) for label in found
-    ]
+    assert from_data(path).read(path).labels == [wanted.index(label) for label in found]
 
 
 def test_one_class_and_unknown_labels_are_refused(tmp_path):
@@ -68,7 +66,7 @@ def test_one_class_and_unknown_labels_are_refused(tmp_path):
 
 def test_a_task_is_read_back_from_its_json():
     for columns in (("text",), ("a", "b")):
-        task = Classification(columns, "label", ("x", "y", "z"), 12)
+        task = Classification(text_columns=columns, labels=("x", "y", "z"), max_seq_length=12)
         assert task_from_dict(task.to_dict()) == task
     assert task.input_names == ("text_a", "text_b")
     with pytest.raises(UserError, match="task kind 'dancing': wanted one of classification"):
@@ -76,11 +74,11 @@ def test_a_task_is_read_back_from_its_json():
 
 
 def test_the_answer_of_a_binary_task_by_hand():
-    task = Classification(("text",), "label", ("no", "yes"), 12)
+    task = Classification(labels=("no", "yes"), max_seq_length=12)
     answer = {
         name: value.numpy()
         for name, value in task.answer(
-            {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
+            {}, None, {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
         ).items()
     }
     assert answer["label"].tolist() == [b"yes", b"no"]
@@ -90,38 +88,46 @@ def test_the_answer_of_a_binary_task_by_hand():
 
 
 def test_the_answer_of_a_multi_class_task_by_hand():
-    task = Classification(("text",), "label", ("a", "b", "c"), 12)
-    answer = task.answer({"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    answer = task.answer({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert answer["label"].numpy().tolist() == [b"b"]
     np.testing.assert_allclose(answer["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
 
 def test_metrics_by_hand():
-    labels, predictions = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 1, 1, 0])
-    assert metrics.accuracy(labels, predictions) == 0.6
-    assert metrics.f1(labels, predictions, 1) == pytest.approx(0.8)
-    assert metrics.f1(labels, predictions, 2) == 0.0
-    assert metrics.f1(labels, predictions, 3) == 0.0
-    assert metrics.macro_f1(labels, predictions) == pytest.approx((0.5 + 0.8 + 0) / 3)
-    assert metrics.macro_f1(labels[:4], labels[:4]) == 1.0
-    task = Classification(("text",), "label", ("no", "yes"), 12)
+    task = Classification(labels=("no", "yes"), max_seq_length=12)
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
-    result = task.metrics({"label": np.array([1, 1, 0], np.int32)}, {"label": logits})
-    loss = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1)) + math.log(1 + math.exp(1))) / 3
-    assert result == pytest.approx({"accuracy": 1 / 3, "f1": 0.5, "loss": loss})
+    data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0], np.int32)})
+    result = task.metrics(data, {"label": logits})
+    assert result == pytest.approx({"accuracy": 1 / 3, "f1": 0.5})
+
+
+def test_the_loss_of_an_evaluation_by_hand(pipeline, encoded, monkeypatch):
+    evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy())
+    logits = np.log(np.tile([[0.5, 0.25, 0.25]], (10, 1))).astype(np.float32)
+    monkeypatch.setattr(evaluator, "outputs", lambda data: {"label": logits})
+    wanted = (3 * math.log(2) + 6 * math.log(4) + math.log(2)) / 10
+    assert evaluator.metrics(encoded)["loss"] == pytest.approx(wanted)
 
 
 @pytest.fixture
 def pipeline(config, vocabulary):
-    task = Classification(("text",), "label", ("billing", "hardware", "software"), 12)
+    task = Classification(labels=("billing", "hardware", "software"), max_seq_length=12)
     return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
 
 
 @pytest.fixture
 def encoded(pipeline):
     texts = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
-    examples = Examples({"text": texts}, {"label": np.arange(10, dtype=np.int32)})
+    examples = Examples({"text": texts}, [0, 0, 0, 1, 1, 1, 2, 2, 2, 0])
     return EncodedExamples.encode(examples, pipeline, padded)
+
+
+@pytest.fixture
+def numbered(encoded):
+    """Labels that number the examples."""
+    encoded.labels["label"] = np.arange(10, dtype=np.int32)
+    return encoded
 
 
 def rows_of(batches):
@@ -136,38 +142,40 @@ def joined(lists):
     return [entry for part in lists for entry in part]
 
 
-def test_each_epoch_holds_every_example_once_in_an_order_of_its_own(encoded):
-    batches = rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=5))
+def test_each_epoch_holds_every_example_once_in_an_order_of_its_own(numbered):
+    batches = rows_of(numbered.training_batches(global_batch_size=4, num_epochs=2, seed=5))
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
     first, second = joined(batches[:3]), joined(batches[3:])
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second and first != list(range(10))
-    assert batches == rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=5))
-    assert batches != rows_of(encoded.training_batches(global_batch_size=4, num_epochs=2, seed=6))
+    assert batches == rows_of(numbered.training_batches(global_batch_size=4, num_epochs=2, seed=5))
+    assert batches != rows_of(numbered.training_batches(global_batch_size=4, num_epochs=2, seed=6))
 
 
-def test_from_a_later_step_on_the_batches_are_the_same(encoded):
+def test_from_a_later_step_on_the_batches_are_the_same(numbered):
     arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
-    batches = rows_of(encoded.training_batches(**arguments))
+    batches = rows_of(numbered.training_batches(**arguments))
     for step in range(6):
-        assert rows_of(encoded.training_batches(**arguments, first_step=step)) == batches[step:]
+        assert rows_of(numbered.training_batches(**arguments, first_step=step)) == batches[step:]
 
 
-def test_replicas_share_each_global_batch(encoded):
+def test_replicas_share_each_global_batch(numbered):
     arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
-    whole = rows_of(encoded.training_batches(**arguments))
+    whole = rows_of(numbered.training_batches(**arguments))
     for replicas in (2, 4):
-        shares = rows_of(encoded.training_batches(**arguments, num_replicas=replicas))
+        shares = rows_of(numbered.training_batches(**arguments, num_replicas=replicas))
         assert [joined(shares[i : i + replicas]) for i in range(0, len(shares), replicas)] == whole
 
 
-def test_batches_hold_the_packed_ids(encoded, vocabulary):
-    inputs, labels, weights = next(iter(encoded.evaluation_batches(np.array([9, 0]), 2)))
+def test_batches_hold_the_packed_ids(numbered, vocabulary):
+    inputs, is_unit = next(iter(numbered.evaluation_batches(np.array([9, 0]), 2)))
     np.testing.assert_array_equal(
         inputs["input_ids"], [[2, vocabulary["the"], 3, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 3]]
     )
     np.testing.assert_array_equal(inputs["input_mask"], [[1, 1, 1, 0, 0, 0, 0], [1] * 7])
-    assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([9, 0], [1, 1])
+    assert is_unit.numpy().all()
+    *_, (inputs, labels, weights) = numbered.validation_batches(4)
+    assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([8, 9], [1, 1])
 
 
 @pytest.mark.parametrize("replica_batch_size", [1, 3, 64])
@@ -176,7 +184,7 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
 ):
     model = pipeline.model
     wanted = np.concatenate(
-        [model(inputs)["label"] for inputs, _, _ in encoded.evaluation_batches(np.arange(10), 1)]
+        [model(inputs)["label"] for inputs, _ in encoded.evaluation_batches(np.arange(10), 1)]
     )
     evaluator = Evaluator(pipeline.task, model, tf.distribute.get_strategy(), replica_batch_size)
     np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
@@ -191,7 +199,7 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtype):
     """As a notebook does it: compiled, fitted for a step, saved, loaded, fitted on."""
-    task = Classification(("text",), "label", ("no", "yes"), 12)
+    task = Classification(labels=("no", "yes"), max_seq_length=12)
     model = task.build_model(config, dtype)
     model.compile(
         AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(task.losses["label"])}
@@ -207,7 +215,7 @@ def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtyp
 
 
 def test_a_saved_model_loads_in_a_process_that_imports_the_task_alone(config, inputs_BL, tmp_path):
-    model = Classification(("text",), "label", ("no", "yes"), 12).build_model(config)
+    model = Classification(labels=("no", "yes"), max_seq_length=12).build_model(config)
     model.compile(
         AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(sigmoid_cross_entropy)}
     )
@@ -261,13 +269,17 @@ def test_the_complaints_are_balanced_varied_and_hold_none_of_the_demos_questions
 
 def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run", task="sst2")
-    data_set = settings.data_set()
-    assert (data_set.text_columns, data_set.label_column, data_set.labels) == (
-        ("sentence",),
-        "label",
-        ("0", "1"),
+    kind, options = settings.task_options()
+    assert (kind, options) == ("classification", {"form": "sst2", "max_seq_length": 12})
+    with pytest.raises(UserError, match="--text_column: the files of sst2 have columns of their"):
+        dataclasses.replace(settings, text_column="a")
+    settings = dataclasses.replace(
+        settings, task="classification", text_column="a", text_b_column="b", labels=("y", "x")
     )
-    changed = dataclasses.replace(
-        settings, text_column="a", text_b_column="b", labels=("y", "x")
-    ).data_set()
-    assert (changed.text_columns, changed.labels) == (("a", "b"), ("y", "x"))
+    assert settings.task_options()[1] == {
+        "text_columns": ("a", "b"),
+        "labels": ("y", "x"),
+        "max_seq_length": 12,
+    }
+    with pytest.raises(UserError, match="--labels: not for --task=regression"):
+        dataclasses.replace(settings, task="regression")

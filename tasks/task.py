@@ -1,0 +1,87 @@
+"""What every kind of task has in common; a kind is a module with a subclass, and a catalog entry.
+
+Legend: N examples, W token sequences (windows) made of them, B of either in a batch.
+"""
+
+import dataclasses
+
+from bert_tf.errors import UserError
+from tasks.examples import Examples
+from tasks.forms.records import strict
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A frozen dataclass of what task.json holds, and what follows from it. A subclass gives:
+
+        kind, best_metric   its name, and the metric that chooses the best checkpoint
+        input_names         what the inputs of a served request are called
+        losses              {output: (labels, output) -> a loss an element}, as TrainStep takes them
+        from_data(path, **options)          the task that a training file shows
+        rows(path, labelled)                yields Example or BadRow, streaming
+        encode(texts, tokenize, vocabulary)  {input: [N] strings} -> Windows, in the graph
+        targets(examples, windows)          (labels, weights), each {output: an element a unit}
+        build_model(config, dtype)          the Keras model, built
+        metrics(data, outputs)              {name: figure} over a whole EncodedExamples
+        answer(texts, windows, outputs)     the served answer, in the graph, {name: [N, ...]}
+
+    A unit is what a batch counts: a window, or where windows are choices an example with all of
+    them. What is decided after training, on the first dev file, are the fields `to_decide`, None
+    until then.
+    """
+
+    max_seq_length: int
+
+    to_decide = ()
+    INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
+    has_windows = False  # Whether an example may become several.
+    needs_offsets = False  # Whether answers name characters of the text.
+
+    @classmethod
+    def from_dict(cls, values):
+        """The task of a task.json. Raises UserError where a field is missing or too many."""
+        wanted = sorted(field.name for field in dataclasses.fields(cls))
+        if sorted(values) != wanted:
+            raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
+        return cls(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values.items()
+            }
+        )
+
+    def to_dict(self):
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def read(self, path, labelled=True):
+        """All rows of a file as Examples. Raises UserError at the first bad one."""
+        rows = list(strict(self.rows(path, labelled)))
+        texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
+        return Examples(texts, [row.label for row in rows] if labelled else [])
+
+    def to_learn_from(self, examples):
+        """Those of the training examples that training takes."""
+        return examples
+
+    def unit_weights(self, examples, windows):
+        """[units] float32: how much each counts in training, or None if all count the same."""
+        return None
+
+    def unit_odds(self, examples, windows):
+        """[units]: how often each is drawn in training, or None if each once an epoch."""
+        return None
+
+    def prepare(self, model, examples):
+        """Sets what of a new head follows from the training examples."""
+
+    def tuned(self, data, outputs):
+        """The task with its fields `to_decide` decided on dev data."""
+        return self
+
+    def description(self):
+        """What is worth saying of the task beside the number of its rows."""
+        return ""
+
+    def warning(self, metrics):
+        """What a reader of these metrics has to know, as a line, or None."""
+        return None

@@ -1,0 +1,66 @@
+"""What the tasks on a whole text or pair share: their columns, and how long texts are cut."""
+
+import dataclasses
+
+from bert_tf.text.packing import pack
+from tasks.examples import Example
+from tasks.forms.glue import GLUE, read_glue
+from tasks.forms.records import BadRow
+from tasks.forms.rows import read_rows
+from tasks.task import Task
+from tasks.windows import one_each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """A label or value for a text, or for a pair of texts.
+
+    `form` is "rows", with named columns, or the name of a GLUE data set, whose files have their
+    own. A subclass gives `label_of(text)`, which raises ValueError saying what was wanted.
+    """
+
+    form: str = "rows"
+    text_columns: tuple[str, ...] = ("text",)
+    label_column: str = "label"
+    html_entities: bool = False
+    truncation: str = "head"
+
+    @property
+    def input_names(self):
+        """What the texts are called in a served request."""
+        return _input_names(self._columns)
+
+    @property
+    def _columns(self):
+        return GLUE[self.form].text_names if self.form in GLUE else self.text_columns
+
+    def rows(self, path, labelled):
+        for row in raw_rows(self, path, labelled):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            label = None
+            if labelled:
+                try:
+                    label = self.label_of(row.values[self.label_column])
+                except ValueError as error:
+                    yield BadRow(row.where, str(error))
+                    continue
+            texts = [row.values[column] for column in self._columns]
+            yield Example(dict(zip(self.input_names, texts, strict=True)), label, row.where)
+
+    def encode(self, texts, tokenize, vocabulary):
+        segments = [tokenize(texts[name]) for name in self.input_names]
+        return one_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
+
+
+def raw_rows(task, path, labelled):
+    """The rows of a file in a task's form, labels as they stand there."""
+    if task.form in GLUE:
+        return read_glue(task.form, path, labelled)
+    columns = (*task.text_columns, *([task.label_column] if labelled else []))
+    return read_rows(path, columns, html_entities=task.html_entities)
+
+
+def _input_names(columns):
+    return ("text",) if len(columns) == 1 else ("text_a", "text_b")
