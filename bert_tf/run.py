@@ -10,6 +10,7 @@ RUN/tensorboard/     the same, for TensorBoard
 """
 
 import json
+import math
 import os
 import platform
 from importlib import metadata
@@ -177,11 +178,33 @@ class Run:
         self._board.flush()
 
     def metrics(self):
-        """The records of metrics.jsonl, in order."""
+        """The records of metrics.jsonl, in order, but for a line that a killed process left."""
         path = self.file("metrics.jsonl")
         if not files.exists(path):
             return []
-        return [json.loads(line) for line in files.read_text(path).splitlines()]
+        lines = files.read_text(path).splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def has_stalled(self, patience):
+        """True if none of the last `patience` evaluations was better than the best before them."""
+        best, since = -math.inf, 0
+        for score in (record["score"] for record in self.metrics() if "score" in record):
+            best, since = (score, 0) if score > best else (best, since + 1)
+        return since >= patience
+
+    def is_over(self, num_train_steps, evaluates, patience=None):
+        """True if nothing is left to do: the last step is saved whole, and evaluated if wanted.
+
+        That is num_train_steps, or where the run stopped for lack of improvement (`patience`).
+        A damaged end is made again from what is before it, a missing evaluation made up for.
+        """
+        steps = self.checkpoints.steps()
+        if not steps or not self.checkpoints.is_readable(steps[-1]):
+            return False
+        is_evaluated = "score" in self.checkpoints.info(steps[-1])
+        if steps[-1] >= num_train_steps:
+            return is_evaluated or not evaluates
+        return patience is not None and is_evaluated and self.has_stalled(patience)
 
     def forget_metrics_after(self, step, and_evaluation=False):
         """Drops lines of steps that were lost with a killed process and will be written again.

@@ -228,10 +228,7 @@ def _data_hashes(settings):
 
 def _is_finished(run, num_train_steps, settings):
     """True once trained, evaluated, and all decided that was to be."""
-    newest = run.checkpoints.steps()[-1]
-    is_over = newest == num_train_steps or run.has_stalled(settings.patience)
-    if not settings.dev:
-        return is_over
     task = task_from_dict(run.task)
     is_decided = all(getattr(task, name) is not None for name in task.to_decide)
-    return is_over and is_decided and "score" in run.checkpoints.info(newest)
+    is_over = run.is_over(num_train_steps, bool(settings.dev), settings.patience)
+    return is_over and (is_decided or not settings.dev)

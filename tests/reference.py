@@ -96,10 +96,12 @@ def adamw(
     decay=0.01,
     clip=1.0,
     lamb=False,
+    factors=None,
 ):
     """Steps through gradients, {name: array} each, in float64; returns the last weights.
 
-    With `lamb` an update of what decays is as long as the weights it is for.
+    With `lamb` an update of what decays is as long as the weights it is for; `factors` {name: what
+    its rate is multiplied by}.
     """
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     m = {name: np.zeros_like(array) for name, array in w.items()}
@@ -118,7 +120,7 @@ def adamw(
             update = update + (decay * w[name] if name in decayed else 0)
             if lamb and name in decayed:
                 update *= np.linalg.norm(w[name]) / np.linalg.norm(update)
-            w[name] = w[name] - rate * update
+            w[name] = w[name] - rate * (factors or {}).get(name, 1.0) * update
     return w
 
 

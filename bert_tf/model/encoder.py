@@ -53,10 +53,27 @@ class Encoder(keras.layers.Layer):
             self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh"
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
+        self.frozen_layers = None
 
     def build(self, inputs_shape=None):
         for layer in (self.embeddings, *self.transformer, self.pooler):
             layer.build((None, self.config.hidden_size))
+
+    def freeze(self, num_layers):
+        """From now on training changes neither the embeddings nor the lowest `num_layers` layers.
+
+        No gradient is taken through them; their dropout stays as in training. Called before the
+        optimizer and the first step are built; what is saved by Keras does not remember it. Raises
+        ValueError if there are not so many.
+        """
+        if not 0 <= num_layers <= len(self.transformer):
+            raise ValueError(
+                f"{num_layers} layers to freeze: wanted 0 to {len(self.transformer)}, as many as "
+                "the encoder has"
+            )
+        for layer in (self.embeddings, *self.transformer[:num_layers]):
+            layer.trainable = False
+        self.frozen_layers = num_layers
 
     def dropout_seed(self, training, seed=None):
         """The noise of one call, for the encoder and a head on it: None where dropout is off."""
@@ -81,13 +98,15 @@ class Encoder(keras.layers.Layer):
             layout=layout,
             seed=seed,
         )
+        hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
         outputs, attentions = [hidden_TH], []
-        for layer in self.transformer:
+        for number, layer in enumerate(self.transformer, start=1):
             first_only = pooled_only and layer is self.transformer[-1]
             apply = functools.partial(layer, layout=layout, seed=seed, first_only=first_only)
             if self.recompute and seed is not None:
                 apply = tf.recompute_grad(apply)
             hidden_TH, probs_BNLL = apply(hidden_TH)
+            hidden_TH = self._without_gradient_if_frozen(hidden_TH, number)
             outputs.append(hidden_TH)
             attentions.append(probs_BNLL)
 
@@ -101,6 +120,10 @@ class Encoder(keras.layers.Layer):
             result["layers"] = [layout.restore(output_TH) for output_TH in outputs]
             result["attentions"] = attentions
         return result
+
+    def _without_gradient_if_frozen(self, hidden_TH, num_layers):
+        """The output of the lowest layers; where those are the frozen ones, as a constant."""
+        return tf.stop_gradient(hidden_TH) if num_layers == self.frozen_layers else hidden_TH
 
     def get_config(self):
         own = {"config": self.config.to_dict(), "recompute": self.recompute}

@@ -60,12 +60,10 @@ def pretrain(settings, say=lambda line: None, strategy=None):
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
             )
-        newest = run.checkpoints.steps()[-1]
-        # A damaged end is made again from what is before it, a missing evaluation made now.
-        if newest >= num_train_steps and run.checkpoints.is_readable(newest):
-            if not held_out or "score" in run.checkpoints.info(newest):
-                say(f"{run.path}: finished at step {newest}, nothing to do")
-                return run
+        if run.is_over(num_train_steps, bool(held_out)):
+            newest = run.checkpoints.steps()[-1]
+            say(f"{run.path}: finished at step {newest}, nothing to do")
+            return run
         for line in run.changes():
             say(line)
 

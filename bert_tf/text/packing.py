@@ -22,13 +22,20 @@ class Packed(NamedTuple):
     ends: tf.RaggedTensor | None = None
 
 
-def pack(segments, vocabulary, max_seq_length):
+def pack(segments, vocabulary, max_seq_length, truncation="head"):
     """Joins one or two Tokens a row, cutting the longer first (released _truncate_seq_pair).
+
+    Of what a segment may keep `truncation` keeps the first tokens, "head", as released; the last,
+    "tail"; or "head_tail", a quarter (rounded up) from the beginning and the rest from the end, as
+    the 128 and 382 of Sun et al. 2019 (5.3.1).
 
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
     """
-    segments = _truncate(segments, max_seq_length - len(segments) - 1)
+    room = _room(segments, max_seq_length - len(segments) - 1)
+    segments = [
+        _cut(segment, keep, truncation) for segment, keep in zip(segments, room, strict=True)
+    ]
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
     num_rows = segments[0].ids.nrows()
 
@@ -93,25 +100,34 @@ def like(values, inputs):
     return values.to_tensor(0, shape=[None, length])
 
 
-def _truncate(segments, budget):
-    """Keeps what popping tokens one by one off the longer segment (B on a tie) would keep."""
+def _room(segments, budget):
+    """How many tokens a segment keeps, int64 [B] each, at most those it has of a pair.
+
+    As many as popping tokens one by one off the longer segment (B on a tie) would leave.
+    """
     if len(segments) == 1:
-        return [_head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
+        return [tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64))]
     length_a, length_b = (segment.ids.row_lengths() for segment in segments)
     # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if
     # it has so much.
     keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
-    keep_b = tf.minimum(length_b, budget - keep_a)
-    return [_head(segments[0], keep_a), _head(segments[1], keep_b)]
+    return [keep_a, tf.minimum(length_b, budget - keep_a)]
 
 
-def _head(segment, keep):
+def _cut(segment, keep_B, truncation):
+    """Tokens of at most `keep_B` a row."""
+    shares = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
+    if truncation not in shares:
+        raise ValueError(f"truncation={truncation!r}: wanted one of {', '.join(shares)}")
+    first_B = shares[truncation]
+
     def cut(ragged):
-        position = tf.range(tf.size(ragged.flat_values, out_type=tf.int64)) - tf.gather(
-            ragged.row_starts(), ragged.value_rowids()
-        )
-        return tf.ragged.boolean_mask(
-            ragged, ragged.with_flat_values(position < tf.gather(keep, ragged.value_rowids()))
-        )
+        row_T = ragged.value_rowids()
+        number_T = tf.range(tf.size(ragged.flat_values, out_type=tf.int64))
+        position_T = number_T - tf.gather(ragged.row_starts(), row_T)
+        last_from_B = ragged.row_lengths() - (keep_B - first_B)
+        is_kept_T = position_T < tf.gather(first_B, row_T)
+        is_kept_T |= position_T >= tf.gather(last_from_B, row_T)
+        return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(is_kept_T))
 
     return Tokens(*(None if ragged is None else cut(ragged) for ragged in segment))

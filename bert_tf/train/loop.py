@@ -28,7 +28,9 @@ class Loop:
     progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
     there, before num_train_steps. `flops_a_token` are the model's, forward and backward. `place`
     tells where in the data a step reads. With `steps_per_call` TensorFlow is called once for so
-    many steps, or for those that are left until there is something to do between two.
+    many steps, or for those that are left until there is something to do between two. With
+    `patience` it ends early, once so many evaluations in a row were not better than the best before
+    them; Run.is_over tells afterwards that there is nothing left to do.
     """
 
     run: Run
@@ -45,6 +47,7 @@ class Loop:
     flops_a_token: float | None = None
     place: Callable[[int], str] | None = None
     steps_per_call: int = 1
+    patience: int | None = None
 
     def train(self):
         """Trains to the end from the newest checkpoint, or from the model as it is.
@@ -67,7 +70,8 @@ class Loop:
             # The process may have ended between a save and its evaluation.
             if self._is_due(step):
                 self._evaluate(step)
-            while step < end:
+            has_stalled = self._has_stalled()
+            while step < end and not has_stalled:
                 count = self._steps_until_next_event(step, end)
                 logs = self._steps(iterator, step, signal_arrived() is not None, count)
                 step += count
@@ -87,6 +91,12 @@ class Loop:
                 if evaluates:
                     self._evaluate(step)
                     clock.restart()
+                    has_stalled = self._has_stalled()
+        if has_stalled and step < end:
+            self.say(
+                f"stopped early at step {step} of {self.num_train_steps}: {self.patience} "
+                f"evaluations in a row were not better than the best before them"
+            )
 
     def _restore(self, variables):
         """The newest checkpoint's step, the same in all processes; the chief sets damage aside."""
@@ -176,7 +186,7 @@ class Loop:
 
     def _evaluate(self, step):
         score, metrics = self.evaluate()
-        self.run.log_metrics({"step": step, **metrics})
+        self.run.log_metrics({"step": step, "score": score, **metrics})
         self.run.checkpoints.annotate(step, score, metrics)
         best = "  (best so far)" if self.run.checkpoints.best_step() == step else ""
         self.say(
@@ -184,6 +194,12 @@ class Loop:
             + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             + best
         )
+
+    def _has_stalled(self):
+        if self.patience is None:
+            return False
+        meet(self.step.strategy)  # What the chief wrote is there for all to read.
+        return self.run.has_stalled(self.patience)
 
     def _log(self, step, logs, clock):
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}

@@ -1,9 +1,12 @@
 """AdamW as released, LAMB as published, and the learning rate over the steps."""
 
+import re
+
 import keras
 import tensorflow as tf
 
 UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
+_BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -42,6 +45,12 @@ class AdamFamily(keras.optimizers.Optimizer):
     `apply` takes the gradients of this replica's share of the loss, sums them over all replicas,
     clips the sum by its global norm, then updates. (Keras' own optimizers clip each replica's share
     before the sum.)
+
+    With `layer_decay` below 1 what lies deeper learns slower (Sun et al. 2019, 5.3.4): of N
+    Transformer layers, the highest among the variables being N - 1, the rate of layer i is
+    multiplied by layer_decay^(N - i), that of the embeddings by layer_decay^(N + 1), that of pooler
+    and heads by 1. (ELECTRA's release takes one factor more for all below the heads.) Weight decay
+    goes by the same rate. A variable's place is read from its path, ".../layer_3/...".
     """
 
     def __init__(
@@ -53,12 +62,13 @@ class AdamFamily(keras.optimizers.Optimizer):
         epsilon=1e-6,
         clip_norm=1.0,
         bias_correction=True,
+        layer_decay=1.0,
         name=None,
     ):
         super().__init__(learning_rate=learning_rate, name=name or type(self).__name__.lower())
         self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.bias_correction = bias_correction
+        self.bias_correction, self.layer_decay = bias_correction, layer_decay
 
     def build(self, variables):
         if not self.built:
@@ -70,6 +80,7 @@ class AdamFamily(keras.optimizers.Optimizer):
             self._slots = {
                 id(variable): pair for variable, pair in zip(variables, slots, strict=True)
             }
+            self._exponents = _exponents(variables)
 
     def decays(self, variable):
         return variable.path.split("/")[-1] not in UNDECAYED
@@ -114,7 +125,8 @@ class AdamFamily(keras.optimizers.Optimizer):
 
         def update():
             for variable, grad in zip(variables, grads, strict=True):
-                self._update(variable, *self._slots[id(variable)], grad, learning_rate)
+                factor = self.layer_decay ** self._exponents[id(variable)]
+                self._update(variable, *self._slots[id(variable)], grad, factor * learning_rate)
             return tf.no_op()
 
         is_finite = tf.math.is_finite(norm)
@@ -131,12 +143,22 @@ class AdamFamily(keras.optimizers.Optimizer):
 
     def get_config(self):
         inherited = super().get_config()
-        own = ("weight_decay_rate", "beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction")
+        own = (
+            "weight_decay_rate beta_1 beta_2 epsilon clip_norm bias_correction layer_decay".split()
+        )
         return {
             "name": inherited["name"],
             "learning_rate": inherited["learning_rate"],
             **{name: getattr(self, name) for name in own},
         }
+
+
+def _exponents(variables):
+    """{id(variable): how often layer_decay is multiplied into its rate}."""
+    places = {id(variable): _BELOW_HEADS.search(variable.path) for variable in variables}
+    layers = {key: int(place[1] or -1) for key, place in places.items() if place}
+    num_layers = 1 + max(layers.values(), default=-1)
+    return {key: num_layers - layers.get(key, num_layers) for key in places}
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -61,6 +61,59 @@ def test_truncation_pops_from_the_longer_like_the_released_code(vocabulary):
             assert packed.input_ids[row].numpy().tolist() == wanted, (lengths[row], budget)
 
 
+def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
+    """Of ten tokens 6 stay: a quarter of 6, rounded up, is 2."""
+    row = list(range(10, 20))
+    text = Tokens(ragged(row, [5]), ragged(row, [0]), ragged([n + 1 for n in row], [1]))
+    kept = {
+        "head": [10, 11, 12, 13, 14, 15],
+        "tail": [14, 15, 16, 17, 18, 19],
+        "head_tail": [10, 11, 16, 17, 18, 19],
+    }
+    for truncation, wanted in kept.items():
+        packed = pack([text], vocabulary, 8, truncation)
+        assert packed.input_ids.to_list() == [[2, *wanted, 3], [2, 5, 3]]
+        assert packed.segment_ids.to_list() == [[0] * 8, [0] * 3]
+        assert packed.starts.to_list() == [[-1, *wanted, -1], [-1, 0, -1]]
+        assert packed.ends.to_list() == [[-1, *(n + 1 for n in wanted), -1], [-1, 1, -1]]
+    # Of a pair A keeps 4 and B all of its 2.
+    pair = [Tokens(text.ids), Tokens(ragged([7, 8], [9]))]
+    packed = pack(pair, vocabulary, 9, "head_tail")
+    assert packed.input_ids.to_list() == [[2, 10, 17, 18, 19, 3, 7, 8, 3], [2, 5, 3, 9, 3]]
+    with pytest.raises(ValueError, match="truncation='middle': wanted one of head, tail, head_t"):
+        pack([text], vocabulary, 8, "middle")
+
+
+def test_head_tail_is_the_published_128_and_382_of_512(vocabulary):
+    packed = pack([Tokens(ragged(list(range(1000))))], vocabulary, 512, "head_tail")
+    wanted = [2, *range(128), *range(1000 - 382, 1000), 3]
+    assert packed.input_ids.to_list() == [wanted]
+
+
+@pytest.mark.parametrize("num_segments", [1, 2])
+def test_truncation_equals_lists_cut_one_token_at_a_time(vocabulary, num_segments):
+    """Rows of all lengths in one batch: how much of each stays does not depend on the mode."""
+    rng = np.random.default_rng(num_segments)
+    texts = [[rng.integers(5, 99, rng.integers(0, 30)).tolist() for _ in range(40)] for _ in "ab"]
+    for truncation in ("head", "tail", "head_tail"):
+        for room in (1, 2, 5, 16, 23, 60):
+            segments = [Tokens(ragged(*rows)) for rows in texts[:num_segments]]
+            packed = pack(segments, vocabulary, room + 1 + num_segments, truncation)
+            for row, ids in zip(zip(*texts, strict=True), packed.input_ids.to_list(), strict=True):
+                keep = [len(segment) for segment in row[:num_segments]]
+                while sum(keep) > room:
+                    keep[0 if len(keep) == 1 or keep[0] > keep[1] else 1] -= 1
+                wanted = [2]
+                for segment, count in zip(row, keep, strict=False):
+                    segment = list(segment)
+                    quarter = -(-count // 4)
+                    at = {"head": count, "tail": 0, "head_tail": quarter}[truncation]
+                    while len(segment) > count:
+                        del segment[at]
+                    wanted += [*segment, 3]
+                assert ids == wanted, (truncation, room, row)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -1,0 +1,191 @@
+"""Losses by hand, against numpy in float64, and at logits where a careless formula breaks."""
+
+import functools
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf.train import losses
+from bert_tf.train.losses import (
+    WeightedMean,
+    focal_multi_label_cross_entropy,
+    focal_sigmoid_cross_entropy,
+    focal_softmax_cross_entropy,
+    half_softmax_cross_entropy,
+    multi_label_cross_entropy,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    squared_error,
+)
+from tests import reference
+
+EXTREMES = [-1e30, -1e4, -100.0, -1.0, 0.0, 1.0, 100.0, 1e4, 1e30]
+GAMMAS = [0.0, 0.5, 1.0, 2.0, 5.0]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+def with_gradient(loss, logits):
+    logits = tf.constant(logits, tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        values = loss(logits)
+    return values.numpy(), tape.gradient(values, logits).numpy()
+
+
+def test_focal_losses_by_hand():
+    """p = 1/4 and gamma 2: (3/4)^2 log 4."""
+    wanted = 0.5625 * math.log(4)
+    logits_BC = np.log([[0.25, 0.75, 1e-30], [0.7, 0.05, 0.25]])
+    np.testing.assert_allclose(
+        focal_softmax_cross_entropy(np.array([0, 2]), logits_BC, gamma=2.0), [wanted] * 2, 1e-5
+    )
+    logit = math.log(3)
+    np.testing.assert_allclose(
+        focal_sigmoid_cross_entropy(np.array([0, 1]), np.array([[logit], [-logit]]), gamma=2.0),
+        [wanted] * 2,
+        1e-5,
+    )
+    # The second label of the first text, and the first of the second, are as sure as can be.
+    np.testing.assert_allclose(
+        focal_multi_label_cross_entropy(
+            np.array([[0, 1], [0, 1]]), np.array([[logit, 50.0], [-50.0, -logit]]), gamma=2.0
+        ),
+        [wanted / 2] * 2,
+        1e-5,
+    )
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_focal_losses_equal_the_formula_and_with_gamma_0_the_cross_entropies(gamma):
+    rng = np.random.default_rng(0)
+    logits_BLC, labels_BL = rng.normal(0, 3, (4, 6, 5)), rng.integers(0, 5, (4, 6))
+    probs_BLC = reference.softmax(logits_BLC)
+    p = np.take_along_axis(probs_BLC, labels_BL[..., None], -1)[..., 0]
+    got = focal_softmax_cross_entropy(labels_BL, logits_BLC, gamma)
+    np.testing.assert_allclose(got, -((1 - p) ** gamma) * np.log(p), rtol=1e-4, atol=1e-6)
+
+    labels_BC, logits_BC = rng.integers(0, 2, (20, 3)), rng.normal(0, 3, (20, 3))
+    p = np.where(labels_BC == 1, sigmoid(logits_BC), sigmoid(-logits_BC))
+    wanted_BC = -((1 - p) ** gamma) * np.log(p)
+    np.testing.assert_allclose(
+        focal_multi_label_cross_entropy(labels_BC, logits_BC, gamma), wanted_BC.mean(1), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        focal_sigmoid_cross_entropy(labels_BC[:, 0], logits_BC[:, :1], gamma),
+        wanted_BC[:, 0],
+        rtol=1e-4,
+    )
+    if gamma == 0:
+        plain = softmax_cross_entropy(labels_BL, logits_BLC)
+        np.testing.assert_allclose(got, plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            focal_multi_label_cross_entropy(labels_BC, logits_BC, gamma),
+            multi_label_cross_entropy(labels_BC, logits_BC),
+            rtol=1e-5,
+        )
+        np.testing.assert_allclose(
+            focal_sigmoid_cross_entropy(labels_BC[:, 1], logits_BC[:, 1:2], gamma),
+            sigmoid_cross_entropy(labels_BC[:, 1], logits_BC[:, 1:2]),
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_focal_losses_and_their_slopes_stay_finite_as_p_goes_to_0_and_1(gamma):
+    """Where p is 1, 1 - p is 0: 0^gamma has no slope below gamma 1. Where p is 0, neither log p."""
+    logits = np.array(EXTREMES)
+    for label in (0, 1):
+        labels = np.full(len(logits), label)
+        values, slopes = with_gradient(
+            lambda z, labels=labels: focal_sigmoid_cross_entropy(labels, z, gamma), logits[:, None]
+        )
+        pairs = np.stack([np.zeros_like(logits), logits], axis=1)
+        of_two, slopes_of_two = with_gradient(
+            lambda z, labels=labels: focal_softmax_cross_entropy(labels, z, gamma), pairs
+        )
+        for array in (values, slopes, of_two, slopes_of_two):
+            assert np.isfinite(array).all()
+        # Of two classes softmax is the sigmoid of the difference.
+        np.testing.assert_allclose(of_two, values, rtol=1e-5)
+        np.testing.assert_allclose(slopes_of_two[:, 1:], slopes, rtol=1e-4, atol=1e-6)
+        # Wrong for sure: the loss is the distance, its slope 1; right for sure: both are 0.
+        wrong, right = (0, -1) if label else (-1, 0)
+        assert values[wrong] == pytest.approx(1e30) and values[right] == 0
+        np.testing.assert_allclose(slopes[[wrong, right], 0], [1 - 2 * label, 0])
+
+
+def test_the_slope_of_a_focal_loss_equals_a_difference():
+    rng = np.random.default_rng(1)
+    labels_B, logits_BC = rng.integers(0, 4, 6), rng.normal(0, 2, (6, 4))
+
+    def exact(logits_BC):
+        p = reference.softmax(logits_BC)[np.arange(6), labels_B]
+        return -((1 - p) ** 1.5) * np.log(p)
+
+    _, slopes = with_gradient(
+        lambda z: focal_softmax_cross_entropy(labels_B, z, gamma=1.5), logits_BC
+    )
+    for column in range(4):
+        step = 1e-5 * np.eye(4)[column]
+        wanted = (exact(logits_BC + step) - exact(logits_BC - step)) / 2e-5
+        np.testing.assert_allclose(slopes[:, column], wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_cross_entropies_of_labels_tokens_and_spans():
+    np.testing.assert_allclose(
+        multi_label_cross_entropy(
+            np.array([[1, 0], [1, 1]]), np.log([[3.0, 1 / 3], [1.0, 1.0]]).astype(np.float32)
+        ),
+        [-math.log(0.75), math.log(2)],
+        rtol=1e-6,
+    )
+    logits_BLC = np.log([[[0.25, 0.75], [0.5, 0.5]]])
+    np.testing.assert_allclose(
+        softmax_cross_entropy(np.array([[0, 1]]), logits_BLC), [[math.log(4), math.log(2)]], 1e-6
+    )
+    # A span of three places from the second to the third; the last place of all is masked out.
+    start_BL, end_BL = np.log([[0.5, 0.25, 0.25]]), np.log([[0.75, 0.125, 0.125]])
+    start_BL, end_BL = (np.append(logits, [[-1e9]], axis=1) for logits in (start_BL, end_BL))
+    both = half_softmax_cross_entropy(np.array([1]), start_BL) + half_softmax_cross_entropy(
+        np.array([2]), end_BL
+    )
+    np.testing.assert_allclose(both, [(math.log(4) + math.log(8)) / 2], rtol=1e-6)
+
+
+def test_squared_error_is_one_a_text():
+    got = squared_error(np.array([1.0, -2.0, 0.5]), np.array([[3.0], [-2.5], [0.5]], np.float32))
+    np.testing.assert_array_equal(got, [4.0, 0.25, 0.0])
+    assert squared_error(np.array([1, 2]), np.zeros((2, 1))).dtype == tf.float32
+
+
+def test_every_loss_goes_through_a_keras_config_and_keeps_its_gamma():
+    """By name and options alone, so that a saved, compiled model finds it again."""
+    labels_B, logits_BC = np.array([0, 1, 2]), np.random.default_rng(0).normal(size=(3, 3))
+    weights_B = np.array([1.0, 0.0, 2.0])
+    given = {
+        softmax_cross_entropy: labels_B,
+        half_softmax_cross_entropy: labels_B,
+        multi_label_cross_entropy: np.eye(3),
+        squared_error: labels_B,
+        sigmoid_cross_entropy: labels_B > 0,
+    }
+    for function, labels in given.items():
+        names = [function.__name__, f"focal_{function.__name__}"]
+        for name in (name for name in names if hasattr(losses, name)):
+            options = {"gamma": 1.5} if name.startswith("focal") else {}
+            bound = functools.partial(getattr(losses, name), **options)
+            loss = WeightedMean(bound if options else bound.func)
+            config = keras.saving.serialize_keras_object(loss)
+            assert config["config"] == {"loss": name, "name": name, **options}
+            again = keras.saving.deserialize_keras_object(config)
+            values_B = bound(labels, logits_BC).numpy()
+            for one in (loss, again):
+                assert float(one(labels, logits_BC, sample_weight=weights_B)) == pytest.approx(
+                    (values_B * weights_B).sum() / 3, rel=1e-5
+                ), name
