@@ -31,7 +31,7 @@ class Evaluator:
         result, first = None, 0
         for batch in batches:
             outputs, is_unit = self._forward(batch)
-            kept = gather(self.strategy, {"": is_unit})[""]
+            kept = gather(self.strategy, {"kept": is_unit})["kept"] > 0
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
             if result is None:
                 result = {

@@ -126,7 +126,8 @@ class EncodedExamples:
         numbers = _batched(order, replica_batch_size * num_replicas)
         return self._batches(
             numbers.reshape(-1, replica_batch_size),
-            lambda inputs, numbers_B, is_unit_B: (inputs, is_unit_B),
+            # As numbers, since truth values are not gathered from replicas.
+            lambda inputs, numbers_B, is_unit_B: (inputs, tf.cast(is_unit_B, tf.int32)),
         )
 
     def by_length(self):
