@@ -28,32 +28,33 @@ def pack(segments, vocabulary, max_seq_length):
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
     """
-    segments = _truncate(segments, max_seq_length - len(segments) - 1)
+    return join(_truncate(segments, max_seq_length - len(segments) - 1), vocabulary)
+
+
+def join(segments, vocabulary):
+    """One or two Tokens a row -> Packed, nothing cut; offsets where the Tokens have them."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
-    num_rows = segments[0].ids.nrows()
-
-    def column(value):
-        return tf.fill([num_rows, 1], value)
-
-    def joined(pieces, first, between):
-        row = [column(first)]
-        for piece in pieces:
-            row += [piece, column(between)]
-        return tf.concat(row, axis=1)
-
-    segment_ids = [column(0)]
+    segment_ids = [_column(segments[0].ids, 0)]
     for number, segment in enumerate(segments):
-        segment_ids += [tf.ones_like(segment.ids) * number, column(number)]
+        segment_ids += [tf.ones_like(segment.ids) * number, _column(segment.ids, number)]
     return Packed(
-        joined([segment.ids for segment in segments], cls_id, sep_id),
+        laid_out([segment.ids for segment in segments], cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
         *(
             None
             if segments[0].starts is None
-            else joined([getattr(segment, name) for segment in segments], -1, -1)
+            else laid_out([getattr(segment, name) for segment in segments], -1, -1)
             for name in ("starts", "ends")
         ),
     )
+
+
+def laid_out(pieces, first, between):
+    """Ragged [B, (L)]: `first`, then each of the ragged pieces [B, (T)] and `between` behind it."""
+    row = [_column(pieces[0], first)]
+    for piece in pieces:
+        row += [piece, _column(piece, between)]
+    return tf.concat(row, axis=1)
 
 
 def padded(packed, vocabulary, length=None):
@@ -85,16 +86,18 @@ def flat(packed, vocabulary):
 def _truncate(segments, budget):
     """Keeps what popping tokens one by one off the longer segment (B on a tie) would keep."""
     if len(segments) == 1:
-        return [_head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
+        return [head(segments[0], tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64)))]
     length_a, length_b = (segment.ids.row_lengths() for segment in segments)
     # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if
     # it has so much.
     keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
     keep_b = tf.minimum(length_b, budget - keep_a)
-    return [_head(segments[0], keep_a), _head(segments[1], keep_b)]
+    return [head(segments[0], keep_a), head(segments[1], keep_b)]
 
 
-def _head(segment, keep):
+def head(segment, keep):
+    """The first `keep` int64 [B] tokens of each row of a Tokens."""
+
     def cut(ragged):
         position = tf.range(tf.size(ragged.flat_values, out_type=tf.int64)) - tf.gather(
             ragged.row_starts(), ragged.value_rowids()
@@ -104,3 +107,7 @@ def _head(segment, keep):
         )
 
     return Tokens(*(None if ragged is None else cut(ragged) for ragged in segment))
+
+
+def _column(ragged, value):
+    return tf.fill([ragged.nrows(), 1], value)
