@@ -1,22 +1,29 @@
-"""Windows: the token sequences that texts become, and where in them a text's tokens stand.
+"""Windows: a text of any length as overlapping sequences that the model can take.
 
-Legend: N examples, W windows, (L) tokens of a window, C choices of an example.
+The windows and the choice of the one with the most context are those of google-research/bert's
+run_squad.py (Devlin et al. 2019, 4.2 and 4.3), without a loop.
+
+Legend: B examples, W windows of all of them, (T) tokens of a text or of a window's part of it,
+(L) tokens of a packed window, all ragged; C choices of an example.
 """
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed
+from bert_tf.errors import UserError
+from bert_tf.text.packing import Packed, cut, join, laid_out
+from bert_tf.text.tokenizer import Tokens
 
 
 class Windows(NamedTuple):
-    """W sequences made of N examples; `owner_W` int32, ascending, says of which each is.
+    """Packed sequences [W, (L)] of N examples, ordered by example, and where they are from.
 
-    Where a long text goes through several windows, `begin_W` is the number in the text of the
-    window's first token, `offset_W` where in the sequence that token stands, and `is_best`, bool
-    [W, (L)], in which window a token of the text has the most context. `choice_W` is the number of
-    the choice that a window holds.
+    owner_W int32, the example that a window is of. Where texts of any length go through several:
+    begin_W int32, the number in the long text of the window's first token; offset_W int32, where in
+    the sequence that token stands; is_best ragged bool, true at the tokens of the long text of
+    which no other window shows more context, so at each token once. Where windows are choices,
+    choice_W int32 is the choice's number.
     """
 
     packed: Packed
@@ -62,3 +69,82 @@ def concat(parts, counts):
 
     packed = Packed(*map(joined, zip(*(part.packed for part in parts), strict=True)))
     return Windows(packed, *map(joined, zip(*(part[1:] for part in parts), strict=True)))
+
+
+def pack_windows(first, long, vocabulary, max_seq_length, stride, max_first=None):
+    """Tokens [B, (T)] of a question, or None, and of a long text -> Windows.
+
+    Each is [CLS] first [SEP] window [SEP], or [CLS] window [SEP]; they begin `stride` tokens apart,
+    or a window's length where that is less. An empty text has one window. `first` is cut to
+    `max_first` tokens (released: 64), by default to what leaves one place for the text. Offsets are
+    packed along where both Tokens have them.
+
+    Text 5 6 7 8 9, max_seq_length 5, stride 2 -> [CLS 5 6 7 SEP], [CLS 7 8 9 SEP].
+
+    Raises UserError where no place is left for the text, or the stride is none.
+    """
+    if first is None:
+        num_specials, max_first = 2, 0
+    else:
+        num_specials = 3
+        max_first = max(max_seq_length - 4, 0) if max_first is None else max_first
+    if max_seq_length <= max_first + num_specials:
+        beside = f"{max_first} of a question and " if max_first else ""
+        raise UserError(
+            f"max_seq_length {max_seq_length}: leaves no place for tokens of the text beside "
+            f"{beside}{num_specials} of [CLS] and [SEP]; wanted {max_first + num_specials + 1} or "
+            "more"
+        )
+    if stride < 1:
+        raise UserError(f"stride {stride}: windows would not move on, wanted 1 or more")
+
+    length_B = long.ids.row_lengths()
+    room_B = tf.fill(tf.shape(length_B), tf.constant(max_seq_length - num_specials, tf.int64))
+    if first is not None:
+        first = cut(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
+        room_B -= first.ids.row_lengths()
+    step_B = tf.minimum(room_B, stride)
+
+    # The first window, and one more for each step that is begun to reach the tail.
+    numbers = tf.ragged.range(1 - tf.minimum(room_B - length_B, 0) // step_B)
+    owner_W = numbers.value_rowids()
+    begin_W = numbers.flat_values * tf.gather(step_B, owner_W)
+    length_W = tf.minimum(tf.gather(length_B, owner_W) - begin_W, tf.gather(room_B, owner_W))
+    begin_in_all_W = tf.gather(long.ids.row_starts(), owner_W) + begin_W
+    places = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
+
+    segments = [] if first is None else [_each(first, lambda ragged: tf.gather(ragged, owner_W))]
+    segments.append(_each(long, lambda ragged: tf.gather(ragged.flat_values, places)))
+    is_best = [tf.zeros_like(segment.ids, tf.bool) for segment in segments[:-1]]
+    is_best.append(_has_most_context(places, tf.size(long.ids.flat_values, tf.int64)))
+    offset_W = 1 if first is None else 2 + segments[0].ids.row_lengths()
+    return Windows(
+        join(segments, vocabulary),
+        tf.cast(owner_W, tf.int32),
+        tf.cast(begin_W, tf.int32),
+        tf.cast(tf.broadcast_to(offset_W, tf.shape(owner_W)), tf.int32),
+        laid_out(is_best, False, False),
+    )
+
+
+def _each(tokens, function):
+    return Tokens(*(None if ragged is None else function(ragged) for ragged in tokens))
+
+
+def _has_most_context(places, num_tokens):
+    """Ragged [W, (T)] numbers of tokens -> bool: is a token's context in no window more?
+
+    The context is what stands on its shorter side, and a little for the window's length; the first
+    window of equals has it.
+    """
+    token, window = places.flat_values, places.value_rowids()
+    all_of_windows = tf.range(tf.size(token, tf.int64))
+    length = tf.gather(places.row_lengths(), window)
+    left = all_of_windows - tf.gather(places.row_starts(), window)
+    shorter = tf.minimum(left, length - 1 - left)
+    # In double precision, so that what is equal there is equal here.
+    context = tf.cast(shorter, tf.float64) + 0.01 * tf.cast(length, tf.float64)
+    most = tf.math.unsorted_segment_max(context, token, num_tokens)
+    candidates = tf.where(context == tf.gather(most, token), all_of_windows, tf.int64.max)
+    chosen = tf.math.unsorted_segment_min(candidates, token, num_tokens)
+    return places.with_flat_values(tf.gather(chosen, token) == all_of_windows)

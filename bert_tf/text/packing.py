@@ -34,33 +34,35 @@ def pack(segments, vocabulary, max_seq_length, truncation="head"):
     """
     room = _room(segments, max_seq_length - len(segments) - 1)
     segments = [
-        _cut(segment, keep, truncation) for segment, keep in zip(segments, room, strict=True)
+        cut(segment, keep, truncation) for segment, keep in zip(segments, room, strict=True)
     ]
+    return join(segments, vocabulary)
+
+
+def join(segments, vocabulary):
+    """One or two Tokens a row -> Packed, nothing cut; offsets where the Tokens have them."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
-    num_rows = segments[0].ids.nrows()
-
-    def column(value):
-        return tf.fill([num_rows, 1], value)
-
-    def joined(pieces, first, between):
-        row = [column(first)]
-        for piece in pieces:
-            row += [piece, column(between)]
-        return tf.concat(row, axis=1)
-
-    segment_ids = [column(0)]
+    segment_ids = [_column(segments[0].ids, 0)]
     for number, segment in enumerate(segments):
-        segment_ids += [tf.ones_like(segment.ids) * number, column(number)]
+        segment_ids += [tf.ones_like(segment.ids) * number, _column(segment.ids, number)]
     return Packed(
-        joined([segment.ids for segment in segments], cls_id, sep_id),
+        laid_out([segment.ids for segment in segments], cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
         *(
             None
             if segments[0].starts is None
-            else joined([getattr(segment, name) for segment in segments], -1, -1)
+            else laid_out([getattr(segment, name) for segment in segments], -1, -1)
             for name in ("starts", "ends")
         ),
     )
+
+
+def laid_out(pieces, first, between):
+    """Ragged [B, (L)]: `first`, then each of the ragged pieces [B, (T)] and `between` behind it."""
+    row = [_column(pieces[0], first)]
+    for piece in pieces:
+        row += [piece, _column(piece, between)]
+    return tf.concat(row, axis=1)
 
 
 def padded(packed, vocabulary, length=None):
@@ -114,14 +116,14 @@ def _room(segments, budget):
     return [keep_a, tf.minimum(length_b, budget - keep_a)]
 
 
-def _cut(segment, keep_B, truncation):
-    """Tokens of at most `keep_B` a row."""
+def cut(segment, keep_B, truncation="head"):
+    """Tokens of at most `keep_B` int64 [B] a row, by the mode of truncation."""
     shares = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
     if truncation not in shares:
         raise ValueError(f"truncation={truncation!r}: wanted one of {', '.join(shares)}")
     first_B = shares[truncation]
 
-    def cut(ragged):
+    def kept(ragged):
         row_T = ragged.value_rowids()
         number_T = tf.range(tf.size(ragged.flat_values, out_type=tf.int64))
         position_T = number_T - tf.gather(ragged.row_starts(), row_T)
@@ -130,4 +132,8 @@ def _cut(segment, keep_B, truncation):
         is_kept_T |= position_T >= tf.gather(last_from_B, row_T)
         return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(is_kept_T))
 
-    return Tokens(*(None if ragged is None else cut(ragged) for ragged in segment))
+    return Tokens(*(None if ragged is None else kept(ragged) for ragged in segment))
+
+
+def _column(ragged, value):
+    return tf.fill([ragged.nrows(), 1], value)

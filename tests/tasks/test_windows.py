@@ -1,0 +1,190 @@
+"""Windows of long texts: literals, and token by token against the released loops."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from bert_tf.text.tokenizer import Tokens
+from tasks.windows import pack_windows
+
+
+def ragged(*rows):
+    return tf.ragged.constant(rows, tf.int32, ragged_rank=1)
+
+
+def with_offsets(*rows):
+    """Tokens of which the n-th of a text covers the characters from 3n to 3n + 2."""
+    starts = [[3 * place for place in range(len(row))] for row in rows]
+    return Tokens(
+        ragged(*rows), ragged(*starts), ragged(*[[start + 2 for start in row] for row in starts])
+    )
+
+
+def looped_spans(length, room, stride):
+    """(start, length) of each window, by a loop; an empty text has one."""
+    spans, start = [(0, min(length, room))], 0
+    while sum(spans[-1]) < length:
+        start += min(spans[-1][1], stride)
+        spans.append((start, min(length - start, room)))
+    return spans
+
+
+def looped_best(spans, token):
+    """The number of the window in which a token has the most context."""
+    best_score, best = None, None
+    for number, (start, length) in enumerate(spans):
+        if start <= token < start + length:
+            right = start + length - 1 - token
+            score = min(token - start, right) + 0.01 * length
+            if best_score is None or score > best_score:
+                best_score, best = score, number
+    return best
+
+
+def test_windows_of_a_text_alone(vocabulary):
+    windows = pack_windows(None, Tokens(ragged([5, 6, 7, 8, 9, 10], [], [5])), vocabulary, 6, 2)
+    assert windows.packed.input_ids.to_list() == [
+        [2, 5, 6, 7, 8, 3],
+        [2, 7, 8, 9, 10, 3],
+        [2, 3],
+        [2, 5, 3],
+    ]
+    assert windows.packed.segment_ids.to_list() == [[0] * 6, [0] * 6, [0, 0], [0, 0, 0]]
+    assert windows.packed.starts is None and windows.packed.ends is None
+    assert windows.owner_W.numpy().tolist() == [0, 0, 1, 2]
+    assert windows.begin_W.numpy().tolist() == [0, 2, 0, 0]
+    assert windows.offset_W.numpy().tolist() == [1, 1, 1, 1]
+    # 7 has one token left and two right of it in the first window, none left in the second; 8 has
+    # one on its shorter side in the second, none in the first.
+    assert windows.is_best.to_list() == [
+        [False, True, True, True, False, False],
+        [False, False, True, True, True, False],
+        [False, False],
+        [False, True, False],
+    ]
+
+
+def test_windows_behind_a_question_that_is_cut(vocabulary):
+    questions, texts = with_offsets([20, 21, 22], []), with_offsets([5, 6, 7, 8, 9], [10])
+    windows = pack_windows(questions, texts, vocabulary, 8, 128, max_first=2)
+    assert windows.packed.input_ids.to_list() == [
+        [2, 20, 21, 3, 5, 6, 7, 3],
+        [2, 20, 21, 3, 8, 9, 3],
+        [2, 3, 10, 3],
+    ]
+    assert windows.packed.segment_ids.to_list() == [
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 0, 0, 1, 1, 1],
+        [0, 0, 1, 1],
+    ]
+    assert windows.packed.starts.to_list() == [
+        [-1, 0, 3, -1, 0, 3, 6, -1],
+        [-1, 0, 3, -1, 9, 12, -1],
+        [-1, -1, 0, -1],
+    ]
+    assert windows.packed.ends.to_list() == [
+        [-1, 2, 5, -1, 2, 5, 8, -1],
+        [-1, 2, 5, -1, 11, 14, -1],
+        [-1, -1, 2, -1],
+    ]
+    assert windows.owner_W.numpy().tolist() == [0, 0, 1]
+    assert windows.begin_W.numpy().tolist() == [0, 3, 0]
+    assert windows.offset_W.numpy().tolist() == [4, 4, 2]
+    assert windows.is_best.to_list() == [
+        [False] * 4 + [True] * 3 + [False],
+        [False] * 4 + [True] * 2 + [False],
+        [False, False, True, False],
+    ]
+    uncut = pack_windows(questions, texts, vocabulary, 8, 128)
+    assert uncut.packed.input_ids[0].numpy().tolist() == [2, 20, 21, 22, 3, 5, 6, 3]
+
+
+def check(windows, questions, texts, max_seq_length, stride, max_first):
+    """Compares every window, place by place, with what the loops say."""
+    wanted = []
+    for owner, text in enumerate(texts):
+        head = [] if questions is None else [*questions[owner][:max_first], 3]
+        spans = looped_spans(len(text), max_seq_length - len(head) - 2, stride)
+        best = [looped_best(spans, token) for token in range(len(text))]
+        for number, (start, length) in enumerate(spans):
+            inside = range(start, start + length)
+            wanted.append(
+                (
+                    [2, *head, *(text[token] for token in inside), 3],
+                    [0] * (len(head) + 1) + [int(questions is not None)] * (length + 1),
+                    [False] * (len(head) + 1)
+                    + [best[token] == number for token in inside]
+                    + [False],
+                    [-1] * (len(head) + 1) + [3 * token for token in inside] + [-1],
+                    owner,
+                    start,
+                    len(head) + 1,
+                )
+            )
+    starts = windows.packed.starts.to_list()
+    for row, offset in enumerate(windows.offset_W.numpy()):
+        starts[row][:offset] = [-1] * offset  # Those of the question count characters of its own.
+    found = zip(
+        windows.packed.input_ids.to_list(),
+        windows.packed.segment_ids.to_list(),
+        windows.is_best.to_list(),
+        starts,
+        windows.owner_W.numpy(),
+        windows.begin_W.numpy(),
+        windows.offset_W.numpy(),
+        strict=True,
+    )
+    assert list(found) == wanted
+
+
+def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):
+    rng = np.random.default_rng(0)
+    for case in range(25):
+        max_seq_length, stride = int(rng.integers(8, 40)), int(rng.integers(1, 30))
+        max_first = int(rng.integers(0, max_seq_length - 3))
+        rows = [
+            [rng.integers(5, 30, size).tolist() for size in rng.integers(0, most, 80)]
+            for most in (2 * max_first + 1, 70)
+        ]
+        questions, texts = (None, rows[1]) if case % 3 == 0 else rows
+        windows = pack_windows(
+            None if questions is None else with_offsets(*questions),
+            with_offsets(*texts),
+            vocabulary,
+            max_seq_length,
+            stride,
+            max_first,
+        )
+        check(windows, questions, texts, max_seq_length, stride, max_first)
+
+
+def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
+    ragged_2d = tf.RaggedTensorSpec([None, None], tf.int32)
+    function = tf.function(
+        lambda *rows: pack_windows(Tokens(*rows[:3]), Tokens(*rows[3:]), vocabulary, 384, 128, 64),
+        input_signature=[ragged_2d] * 6,
+        autograph=False,
+    )
+    rng = np.random.default_rng(1)
+    for lengths in ([20_000], [0, 3, 1_000], []):
+        texts = [rng.integers(5, 30, length).tolist() for length in lengths]
+        questions = [[7] * 100 for _ in texts]
+        windows = function(*with_offsets(*questions), *with_offsets(*texts))
+        check(windows, questions, texts, 384, 128, 64)
+    assert function.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((20, 8, 17), "max_seq_length 20: .* beside 17 of a question and 3 .* wanted 21 or more"),
+        ((3, 8), "max_seq_length 3: .* beside 3 of \\[CLS\\] and \\[SEP\\]; wanted 4 or more"),
+        ((20, 0), "stride 0: .* wanted 1 or more"),
+    ],
+)
+def test_windows_without_place_or_step_are_refused(vocabulary, arguments, message):
+    with pytest.raises(UserError, match=message):
+        pack_windows(Tokens(ragged([5])), Tokens(ragged([5])), vocabulary, *arguments)
+    with pytest.raises(UserError, match="max_seq_length 2"):
+        pack_windows(None, Tokens(ragged([5])), vocabulary, 2, 1)
