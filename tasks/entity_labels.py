@@ -8,7 +8,7 @@ three). One rule, in training on either kind of file and in serving:
     characters from the first one's start to the last one's end. Other pieces have no label.
 
 It has to hold without looking at spaces, since BERT does not see them: "(Berlin)" and "( Berlin )"
-are the same ids. Devlin et al. 2019, 5.4 label the first piece of each word. The same comes of this
+are the same ids. Devlin et al. 2019, 5.3 label the first piece of each word. The same comes of this
 where a word of a column file is one basic token; where it is more ("U.S.", "@user"), the others
 are labelled as its continuation, I- or O. Were they left out of the loss, a served model, which
 is told of no words, would be asked for labels that it never learned. Words are measured by their
@@ -131,7 +131,7 @@ def label_words(bio, words, tokens, label_ids_N, vocabulary):
     `words` is a JoinedWords, `tokens` its texts' Tokens with offsets, label_ids_N int [N] the
     words' labels. "U.S." of B-LOC -> U B-LOC, "." I-LOC, S I-LOC, "." I-LOC.
     """
-    ids_T, starts_T, _, begins_S = _on_one_line(words.texts, tokens)
+    ids_T, starts_T, _, begins_S = _end_to_end(words.texts, tokens)
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
     basic = np.flatnonzero(first_pieces(vocabulary)[ids_T])
     word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
@@ -151,7 +151,7 @@ def label_spans(bio, texts, tokens, spans, vocabulary):
     `tokens` are the texts' with offsets; `spans` a list a text of (start, end, type), as
     `check_spans` returns them. An entity takes each basic token that it shares a character with.
     """
-    ids_T, starts_T, ends_T, begins_S = _on_one_line(texts, tokens)
+    ids_T, starts_T, ends_T, begins_S = _end_to_end(texts, tokens)
     basic = np.flatnonzero(first_pieces(vocabulary)[ids_T])
     starts = starts_T[basic]
     ends = np.maximum.reduceat(ends_T, basic) if len(basic) else ends_T
@@ -221,9 +221,9 @@ def word_predictions(bio, predictions_T, labelled):
     return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
 
 
-def _on_one_line(texts, tokens):
-    """ids, starts, ends [T], counted as if all texts stood in one line; where each text begins."""
-    begins_S = _splits([len(text) + 1 for text in texts])[:-1]
+def _end_to_end(texts, tokens):
+    """ids, starts, ends [T], counted as if all texts stood end to end; where each text begins."""
+    begins_S = _splits([len(text) for text in texts])[:-1]
     begins_T = np.repeat(begins_S, tokens.ids.row_lengths().numpy())
     starts_T, ends_T = (
         begins_T + ragged.flat_values.numpy() for ragged in (tokens.starts, tokens.ends)

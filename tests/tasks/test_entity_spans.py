@@ -1,237 +1,30 @@
-"""Entities: labels of tokens from words or spans, and back, on literals, at random, on WNUT17."""
+"""Entities back from labels of tokens, inside the graph: literals, random texts, seqeval."""
 
 import random
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf import Tokenizer
 from bert_tf.text.packing import Packed
-from tasks.entity_labels import (
-    NO_LABEL,
-    BioLabels,
-    check_spans,
-    entity_type,
-    join_words,
-    label_spans,
-    label_words,
-    word_predictions,
+from tasks.entity_labels import label_spans, word_predictions
+from tasks.entity_spans import entities, in_text_order
+from tests.entities import (
+    BIO,
+    VOCABULARY,
+    Windows,
+    decoded,
+    found,
+    from_words,
+    logits_of,
+    windows_of,
 )
-from tasks.entity_spans import entities, in_text_order, in_windows
-
-ENTRIES = (
-    "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "
-    "in the is cafe great i met / ( ) . , ' ! - 東 京"
-).split()
-VOCABULARY = Vocabulary(ENTRIES)
-BIO = BioLabels(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
-
-
-class Windows(NamedTuple):
-    packed: Packed
-    owner_W: tf.Tensor
-    begin_W: tf.Tensor
-    offset_W: tf.Tensor
-    is_best: tf.RaggedTensor
-
-
-def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
-    """Windows of up to `size` tokens every `stride`; the last that has a token is its best."""
-    columns = {name: getattr(tokens, name).to_list() for name in ("ids", "starts", "ends")}
-    rows, owners, begins, best = {name: [] for name in columns}, [], [], []
-    for owner, ids in enumerate(columns["ids"]):
-        begin = 0
-        while True:
-            end = min(begin + size, len(ids))
-            is_last = end == len(ids)
-            special = {"ids": ("[CLS]", "[SEP]")}
-            for name, of_texts in columns.items():
-                first, last = (vocabulary[s] if name in special else -1 for s in ("[CLS]", "[SEP]"))
-                rows[name].append([first, *of_texts[owner][begin:end], last])
-            owners.append(owner)
-            begins.append(begin)
-            best.append([False, *(is_last or n < begin + stride for n in range(begin, end)), False])
-            if is_last:
-                break
-            begin += stride
-    ragged = {
-        name: tf.ragged.constant(values, tf.int32, ragged_rank=1) for name, values in rows.items()
-    }
-    return Windows(
-        Packed(ragged["ids"], tf.zeros_like(ragged["ids"]), ragged["starts"], ragged["ends"]),
-        tf.constant(owners, tf.int32),
-        tf.constant(begins, tf.int32),
-        tf.ones([len(owners)], tf.int32),
-        tf.ragged.constant(best, tf.bool, ragged_rank=1),
-    )
-
-
-def logits_of(windows, labels_T, num_labels, seed=0):
-    """One-hot times 9 where a label stands; elsewhere, in other windows too, anything."""
-    labels = in_windows(windows, tf.constant(labels_T)).to_tensor(NO_LABEL).numpy()
-    anything = np.random.default_rng(seed).normal(0, 20, (*labels.shape, num_labels))
-    one_hot = 9.0 * (labels[..., np.newaxis] == np.arange(num_labels))
-    return np.where(labels[..., np.newaxis] >= 0, one_hot, anything).astype(np.float32)
-
-
-def found(answer):
-    """The answer -> for each text its (start, end, type, text), having looked at the padding."""
-    answer = {name: values.numpy() for name, values in answer.items()}
-    result = []
-    for row, count in enumerate(answer["num_entities"]):
-        fields = [answer[f"entity_{name}"][row] for name in ("start", "end", "type", "text")]
-        assert all((field[count:] == -1).all() for field in fields[:2])
-        assert all((field[count:] == b"").all() for field in fields[2:])
-        assert (answer["entity_score"][row][count:] == -1).all()
-        result.append(
-            [
-                (int(start), int(end), name.decode(), text.decode())
-                for start, end, name, text in zip(*(field[:count] for field in fields), strict=True)
-            ]
-        )
-    return result
-
-
-def decoded(texts, tokens, labels_T, bio=BIO, vocabulary=VOCABULARY, **window_sizes):
-    windows = windows_of(tokens, vocabulary, **window_sizes)
-    logits = logits_of(windows, labels_T, len(bio.labels))
-    return found(entities(tf.constant(texts, tf.string), windows, logits, bio, vocabulary))
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer(VOCABULARY, do_lower_case=True)
-
-
-def from_words(tokenizer, sentences, tags, bio=BIO):
-    words = join_words(sentences)
-    tokens = tokenizer.tokenize_with_offsets(words.texts)
-    ids = np.array([bio.labels.index(tag) for of_text in tags for tag in of_text.split()], np.int32)
-    return words, tokens, label_words(bio, words, tokens, ids, tokenizer.vocabulary)
-
-
-def named(tokens, labels_T):
-    """[(entry, label), ...] of all tokens."""
-    return [
-        (ENTRIES[token], BIO.labels[label] if label != NO_LABEL else None)
-        for token, label in zip(tokens.ids.flat_values.numpy(), labels_T, strict=True)
-    ]
-
-
-def test_what_bio_labels_say():
-    bio = BioLabels(("O", "I-PER", "B-PER", "B-a-b", "I-a-b"))
-    assert bio.types == ("PER", "a-b")
-    assert bio.type_C.tolist() == [-1, 0, 0, 1, 1]
-    assert bio.is_begin_C.tolist() == [False, False, True, True, False]
-    assert bio.inside_C.tolist() == [0, 1, 1, 4, 4]
-    assert bio.begin_Y.tolist() == [2, 3]
-    assert BioLabels.of_types(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
-    assert entity_type("I-LOC", "") == "LOC"
-    for labels in ((), ("O",), ("B-X", "I-X", "O"), ("O", "B-X"), ("O", "B-X", "I-X", "I-X")):
-        with pytest.raises(UserError, match="labels: .*wanted O first, then B- and I- of one"):
-            BioLabels(labels)
-    for tag in ("", "B-", "LOC", "E-LOC", "O-LOC", "b-LOC"):
-        with pytest.raises(UserError, match=f"a.conll:3: tag '{tag}', wanted O, B-TYPE or I-TYPE"):
-            entity_type(tag, "a.conll:3")
-
-
-def test_words_of_a_column_file_label_their_first_piece(tokenizer):
-    words, tokens, labelled = from_words(
-        tokenizer,
-        [["Anna", "met", "Berliners", "."], ["the", "\u200b", "U.S.", "don't"], ["\x00"]],
-        ["B-PER O B-LOC O", "O B-LOC B-LOC O", "B-PER"],
-    )
-    assert words.texts == ["Anna met Berliners .", "the \u200b U.S. don't", "\x00"]
-    assert words.starts.tolist() == [0, 5, 9, 19, 0, 4, 6, 11, 0]
-    assert named(tokens, labelled.labels) == [
-        *(("anna", "B-PER"), ("met", "O"), ("berlin", "B-LOC"), ("##er", None), ("##s", None)),
-        (".", "O"),
-        *(("the", "O"), ("u", "B-LOC"), (".", "I-LOC"), ("s", "I-LOC"), (".", "I-LOC")),
-        *(("don", "O"), ("'", "O"), ("t", "O")),
-    ]
-    assert labelled.firsts.tolist() == [0, 1, 2, 5, 6, -1, 7, 11, -1]
-    assert labelled.splits.tolist() == [0, 4, 8, 9]
-    assert labelled.num_without_token == 2
-    assert decoded(words.texts, tokens, labelled.labels) == [
-        [(0, 4, "PER", "Anna"), (9, 18, "LOC", "Berliners")],
-        [(6, 10, "LOC", "U.S.")],
-        [],
-    ]
-
-
-def test_predicted_tags_stand_on_the_words_of_the_file(tokenizer):
-    _, tokens, labelled = from_words(
-        tokenizer, [["Anna", "\x00", "U.S."], [], ["Berliners"]], ["O O O", "", "O"]
-    )
-    assert tokens.ids.row_lengths().numpy().tolist() == [5, 0, 3]
-    predictions_T = np.array([1, 3, 4, 0, 2, 4, 1, 1])
-    assert word_predictions(BIO, predictions_T, labelled) == [
-        ["B-PER", "O", "B-LOC"],
-        [],
-        ["I-LOC"],
-    ]
-
-
-def test_character_spans_label_each_basic_token(tokenizer):
-    texts = ["I met Anna's Paris/London!", "", "Berliners in  New York ", "the"]
-    spans = [
-        [(6, 10, "PER"), (13, 18, "LOC"), (19, 25, "LOC")],
-        [],
-        [(0, 6, "LOC"), (13, 23, "LOC")],
-        [],
-    ]
-    tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
-    assert named(tokens, result.tokens.labels) == [
-        *(("i", "O"), ("met", "O"), ("anna", "B-PER"), ("'", "O")),
-        *(("s", "O"), ("paris", "B-LOC"), ("/", "O"), ("london", "B-LOC"), ("!", "O")),
-        *(("berlin", "B-LOC"), ("##er", None), ("##s", None), ("in", "O")),
-        *(("new", "B-LOC"), ("york", "I-LOC"), ("the", "O")),
-    ]
-    assert (result.num_widened, result.num_lost) == (1, 0)
-    assert decoded(texts, tokens, result.tokens.labels) == [
-        [(6, 10, "PER", "Anna"), (13, 18, "LOC", "Paris"), (19, 25, "LOC", "London")],
-        [],
-        [(0, 9, "LOC", "Berliners"), (14, 22, "LOC", "New York")],
-        [],
-    ]
-    assert result.tokens.splits.tolist() == [0, 9, 9, 13, 14]
-
-
-def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
-    texts = ["BerlinAnna York", "a  b"]
-    spans = [[(0, 6, "LOC"), (6, 10, "PER")], [(1, 3, "LOC")]]
-    tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
-    assert (result.num_widened, result.num_lost) == (1, 2)
-    assert decoded(texts, tokens, result.tokens.labels) == [[(0, 10, "LOC", "BerlinAnna")], []]
-    # What is left of the second is its own.
-    spans[0][1] = (6, 15, "PER")
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
-    assert (result.num_widened, result.num_lost) == (1, 1)
-    assert decoded(texts, tokens, result.tokens.labels) == [
-        [(0, 10, "LOC", "BerlinAnna"), (11, 15, "PER", "York")],
-        [],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("span", "message"),
-    [
-        ((3, 3, "LOC"), "a.jsonl:2: entity 3 to 3, wanted 0 <= start < end <= 12"),
-        ((-1, 3, "LOC"), "entity -1 to 3, wanted"),
-        ((9, 13, "LOC"), "entity 9 to 13, wanted"),
-        ((0, 3, "ORG"), "a.jsonl:2: entity type 'ORG' is none of the task's: PER, LOC"),
-        ((4, 6, "LOC"), "a.jsonl:2: entities 4 to 6 and 5 to 8 overlap"),
-    ],
-)
-def test_spans_that_cannot_be_are_refused(span, message):
-    good = [(5, 8, "LOC"), (0, 2, "PER")]
-    assert check_spans(good, "twelve chars", BIO.types, "a.jsonl:2") == good[::-1]
-    with pytest.raises(UserError, match=message):
-        check_spans([*good, span], "twelve chars", BIO.types, "a.jsonl:2")
 
 
 def test_the_answer_by_hand(tokenizer):
@@ -413,42 +206,3 @@ def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
         for node in function.node_def
     } | {operation.type for operation in answer.get_concrete_function().graph.get_operations()}
     assert not [name for name in operations if "PyFunc" in name]
-
-
-def read_columns(path):
-    sentences, tags = [[]], [[]]
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line.strip():
-            word, tag = line.strip().split("\t")
-            sentences[-1].append(word)
-            tags[-1].append(tag)
-        elif sentences[-1]:
-            sentences.append([])
-            tags.append([])
-    return sentences, [" ".join(of_text) for of_text in tags]
-
-
-def test_all_entities_of_wnut17_come_back(data_dir):
-    get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
-    sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")
-    bio = BioLabels.of_types(
-        sorted({entity_type(tag, "") for of_text in tags for tag in of_text.split()} - {None})
-    )
-    vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
-    tokenizer = Tokenizer(vocabulary, do_lower_case=True)
-    words, tokens, labelled = from_words(tokenizer, sentences, tags, bio)
-    wanted = []
-    for row, (text, of_text) in enumerate(zip(words.texts, tags, strict=True)):
-        starts = words.starts[words.splits[row] : words.splits[row + 1]]
-        ends = starts + [len(word) for word in sentences[row]]
-        wanted.append(
-            [
-                (int(starts[first]), int(ends[last]), kind, text[starts[first] : ends[last]])
-                for kind, first, last in get_entities(of_text.split())
-            ]
-        )
-    assert sum(map(len, wanted)) > 1900
-    windows = {"size": 20, "stride": 12}
-    assert decoded(words.texts, tokens, labelled.labels, bio, vocabulary, **windows) == wanted
-    predictions_T = np.where(labelled.labels >= 0, labelled.labels, 0)
-    assert word_predictions(bio, predictions_T, labelled) == [of_text.split() for of_text in tags]
