@@ -1,0 +1,132 @@
+"""From labels of tokens back to entities of the text, inside the graph.
+
+What carries a label, and how far an entity reaches, is said in entity_labels.py. Only operations of
+TensorFlow are used, which TF Serving has.
+
+`windows` are tasks.windows.pack_windows's of the texts: a token of a text is looked up in the one
+window where is_best holds for it.
+
+Legend: B texts, W windows of all texts, (L) tokens of a window (ragged), L the longest or more,
+C labels; T tokens of all texts end to end, K basic tokens of those, M entities of all texts, E the
+most of a text.
+"""
+
+import tensorflow as tf
+
+from tasks.entity_labels import NO_LABEL, first_pieces
+
+
+def entities(texts, windows, logits, bio, vocabulary):
+    """Texts string [B], logits [W, L, C] -> the entities of each text, in order.
+
+    entity_text, entity_type string [B, E]; entity_start, entity_end int32 [B, E], in characters:
+    text[start:end] == entity_text in Python; entity_score float32 [B, E], the mean over the
+    entity's basic tokens of their label's probability; padded with "" and -1. num_entities int32
+    [B]. A basic token has its likeliest label; an I- that continues nothing of its type begins an
+    entity, as conlleval and seqeval have it.
+    """
+    places_T, owners_T = _best_places(windows)
+    is_first_T = tf.gather(
+        tf.constant(first_pieces(vocabulary)),
+        tf.gather(windows.packed.input_ids.flat_values, places_T),
+    )
+    basic = tf.where(is_first_T)[:, 0]
+    basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
+    owner_K, place_K = tf.gather(owners_T, basic), tf.gather(places_T, basic)
+    start_K = tf.gather(windows.packed.starts.flat_values, place_K)
+    end_K = tf.math.unsorted_segment_max(
+        tf.gather(windows.packed.ends.flat_values, places_T), basic_of_T, tf.size(basic)
+    )
+    probabilities_KC = tf.nn.softmax(
+        tf.cast(_at_places(windows, logits, place_K), tf.float32), axis=-1
+    )
+    label_K = tf.argmax(probabilities_KC, axis=-1)
+    type_K = tf.gather(bio.type_C, label_K)
+
+    continues = (type_K[1:] == type_K[:-1]) & (owner_K[1:] == owner_K[:-1])
+    continues = tf.concat([tf.zeros_like(type_K[:1], tf.bool), continues], axis=0)
+    is_inside_K = type_K >= 0
+    begins_K = is_inside_K & (tf.gather(bio.is_begin_C, label_K) | ~continues)
+    begin = tf.where(begins_K)[:, 0]
+    entity_K = tf.where(is_inside_K, tf.cumsum(tf.cast(begins_K, tf.int32)) - 1, -1)  # -1: none.
+    start_M, owner_M = tf.gather(start_K, begin), tf.gather(owner_K, begin)
+    end_M = tf.math.unsorted_segment_max(end_K, entity_K, tf.size(begin))
+    score_M = tf.math.unsorted_segment_mean(
+        tf.reduce_max(probabilities_KC, axis=-1), entity_K, tf.size(begin)
+    )
+    num_texts = tf.size(texts, tf.int64)
+
+    def of_texts(values_M, padding):
+        ragged = tf.RaggedTensor.from_value_rowids(values_M, owner_M, num_texts, validate=False)
+        return ragged.to_tensor(padding)
+
+    return {
+        "entity_text": of_texts(_cut(texts, owner_M, start_M, end_M), ""),
+        "entity_type": of_texts(tf.gather(bio.types, tf.gather(type_K, begin)), ""),
+        "entity_start": of_texts(start_M, -1),
+        "entity_end": of_texts(end_M, -1),
+        "entity_score": of_texts(score_M, -1.0),
+        "num_entities": tf.math.unsorted_segment_sum(
+            tf.ones_like(owner_M, tf.int32), owner_M, num_texts
+        ),
+    }
+
+
+def in_windows(windows, labels_T):
+    """Labels int32 [T] of the texts' tokens -> ragged [W, (L)]: each where its is_best holds.
+
+    NO_LABEL elsewhere, so that a token that stands in two windows counts once.
+    """
+    places_T, _ = _best_places(windows)
+    labels = tf.fill([tf.size(windows.is_best.flat_values)], NO_LABEL)
+    return windows.is_best.with_flat_values(
+        tf.tensor_scatter_nd_update(labels, places_T[:, tf.newaxis], labels_T)
+    )
+
+
+def in_text_order(windows, values):
+    """Values [W, L, ...] -> [T, ...]: those of the texts' tokens, each from its best window."""
+    return _at_places(windows, values, _best_places(windows)[0])
+
+
+def _best_places(windows):
+    """int64 [T] each: the place among all windows' tokens of each text's token; its text."""
+    place = tf.where(windows.is_best.flat_values)[:, 0]
+    window, position = _coordinates(windows, place)
+    owner_W, begin_W, offset_W = (
+        tf.cast(values, tf.int64) for values in (windows.owner_W, windows.begin_W, windows.offset_W)
+    )
+    owner = tf.gather(owner_W, window)
+    num_owners = tf.reduce_max(tf.concat([[-1], owner], axis=0)) + 1
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(owner), owner, num_owners)
+    number = (
+        tf.gather(tf.cumsum(counts, exclusive=True), owner)
+        + tf.gather(begin_W - offset_W, window)
+        + position
+    )
+    order = tf.math.invert_permutation(number)
+    return tf.gather(place, order), tf.gather(owner, order)
+
+
+def _coordinates(windows, place):
+    """Places among all windows' tokens -> the window of each, and the position there, int64."""
+    window = tf.gather(windows.is_best.value_rowids(), place)
+    return window, place - tf.gather(windows.is_best.row_starts(), window)
+
+
+def _at_places(windows, values, place):
+    return tf.gather_nd(values, tf.stack(_coordinates(windows, place), axis=-1))
+
+
+def _cut(texts, owner_M, start_M, end_M):
+    """The characters from start to end of each entity's text, as UTF-8 [M].
+
+    Through code points, counted as the tokenizer counts them; and each text is gone through once,
+    however many entities it has.
+    """
+    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+    begin_M = tf.gather(codes.row_starts(), owner_M)
+    places = tf.ragged.range(
+        begin_M + tf.cast(start_M, tf.int64), begin_M + tf.cast(end_M, tf.int64)
+    )
+    return tf.strings.unicode_encode(tf.gather(codes.flat_values, places), "UTF-8")

@@ -1,0 +1,109 @@
+"""Entities for tests: a small vocabulary, windows made by hand, labels there and back."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf import Vocabulary
+from bert_tf.text.packing import Packed
+from tasks.entity_labels import NO_LABEL, BioLabels, join_words, label_words
+from tasks.entity_spans import entities, in_windows
+
+ENTRIES = (
+    "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "
+    "in the is cafe great i met / ( ) . , ' ! - 東 京"
+).split()
+VOCABULARY = Vocabulary(ENTRIES)
+BIO = BioLabels(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
+
+
+class Windows(NamedTuple):
+    packed: Packed
+    owner_W: tf.Tensor
+    begin_W: tf.Tensor
+    offset_W: tf.Tensor
+    is_best: tf.RaggedTensor
+
+
+def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
+    """Windows of up to `size` tokens every `stride`; the last that has a token is its best."""
+    columns = {name: getattr(tokens, name).to_list() for name in ("ids", "starts", "ends")}
+    rows, owners, begins, best = {name: [] for name in columns}, [], [], []
+    for owner, ids in enumerate(columns["ids"]):
+        begin = 0
+        while True:
+            end = min(begin + size, len(ids))
+            is_last = end == len(ids)
+            around = {"ids": (vocabulary["[CLS]"], vocabulary["[SEP]"])}
+            for name, of_texts in columns.items():
+                first, last = around.get(name, (-1, -1))
+                rows[name].append([first, *of_texts[owner][begin:end], last])
+            owners.append(owner)
+            begins.append(begin)
+            best.append([False, *(is_last or n < begin + stride for n in range(begin, end)), False])
+            if is_last:
+                break
+            begin += stride
+    ragged = {
+        name: tf.ragged.constant(values, tf.int32, ragged_rank=1) for name, values in rows.items()
+    }
+    return Windows(
+        Packed(ragged["ids"], tf.zeros_like(ragged["ids"]), ragged["starts"], ragged["ends"]),
+        tf.constant(owners, tf.int32),
+        tf.constant(begins, tf.int32),
+        tf.ones([len(owners)], tf.int32),
+        tf.ragged.constant(best, tf.bool, ragged_rank=1),
+    )
+
+
+def logits_of(windows, labels_T, num_labels, seed=0):
+    """One-hot times 9 where a label stands; elsewhere, in other windows too, anything."""
+    labels = in_windows(windows, tf.constant(labels_T)).to_tensor(NO_LABEL).numpy()
+    anything = np.random.default_rng(seed).normal(0, 20, (*labels.shape, num_labels))
+    one_hot = 9.0 * (labels[..., np.newaxis] == np.arange(num_labels))
+    return np.where(labels[..., np.newaxis] >= 0, one_hot, anything).astype(np.float32)
+
+
+def found(answer):
+    """The answer -> for each text its (start, end, type, text), having looked at the padding."""
+    answer = {name: values.numpy() for name, values in answer.items()}
+    result = []
+    for row, count in enumerate(answer["num_entities"]):
+        fields = [answer[f"entity_{name}"][row] for name in ("start", "end", "type", "text")]
+        assert all((field[count:] == -1).all() for field in fields[:2])
+        assert all((field[count:] == b"").all() for field in fields[2:])
+        assert (answer["entity_score"][row][count:] == -1).all()
+        result.append(
+            [
+                (int(start), int(end), name.decode(), text.decode())
+                for start, end, name, text in zip(*(field[:count] for field in fields), strict=True)
+            ]
+        )
+    return result
+
+
+def decoded(texts, tokens, labels_T, bio=BIO, vocabulary=VOCABULARY, **window_sizes):
+    windows = windows_of(tokens, vocabulary, **window_sizes)
+    logits = logits_of(windows, labels_T, len(bio.labels))
+    return found(entities(tf.constant(texts, tf.string), windows, logits, bio, vocabulary))
+
+
+def from_words(tokenizer, sentences, tags, bio=BIO):
+    words = join_words(sentences)
+    tokens = tokenizer.tokenize_with_offsets(words.texts)
+    ids = np.array([bio.labels.index(tag) for of_text in tags for tag in of_text.split()], np.int32)
+    return words, tokens, label_words(bio, words, tokens, ids, tokenizer.vocabulary)
+
+
+def read_columns(path):
+    sentences, tags = [[]], [[]]
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if line.strip():
+            word, tag = line.strip().split("\t")
+            sentences[-1].append(word)
+            tags[-1].append(tag)
+        elif sentences[-1]:
+            sentences.append([])
+            tags.append([])
+    return sentences, [" ".join(of_text) for of_text in tags]

@@ -1,0 +1,168 @@
+"""Labels of tokens from words and from character spans, on literals and on WNUT17."""
+
+import numpy as np
+import pytest
+
+from bert_tf import Tokenizer, UserError, Vocabulary
+from tasks.entity_labels import (
+    NO_LABEL,
+    BioLabels,
+    check_spans,
+    entity_type,
+    label_spans,
+    word_predictions,
+)
+from tests.entities import BIO, ENTRIES, VOCABULARY, decoded, from_words, read_columns
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(VOCABULARY, do_lower_case=True)
+
+
+def named(tokens, labels_T):
+    """[(entry, label), ...] of all tokens."""
+    return [
+        (ENTRIES[token], BIO.labels[label] if label != NO_LABEL else None)
+        for token, label in zip(tokens.ids.flat_values.numpy(), labels_T, strict=True)
+    ]
+
+
+def test_what_bio_labels_say():
+    bio = BioLabels(("O", "I-PER", "B-PER", "B-a-b", "I-a-b"))
+    assert bio.types == ("PER", "a-b")
+    assert bio.type_C.tolist() == [-1, 0, 0, 1, 1]
+    assert bio.is_begin_C.tolist() == [False, False, True, True, False]
+    assert bio.inside_C.tolist() == [0, 1, 1, 4, 4]
+    assert bio.begin_Y.tolist() == [2, 3]
+    assert BioLabels.of_types(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert entity_type("I-LOC", "") == "LOC"
+    for labels in ((), ("O",), ("B-X", "I-X", "O"), ("O", "B-X"), ("O", "B-X", "I-X", "I-X")):
+        with pytest.raises(UserError, match="labels: .*wanted O first, then B- and I- of one"):
+            BioLabels(labels)
+    for tag in ("", "B-", "LOC", "E-LOC", "O-LOC", "b-LOC"):
+        with pytest.raises(UserError, match=f"a.conll:3: tag '{tag}', wanted O, B-TYPE or I-TYPE"):
+            entity_type(tag, "a.conll:3")
+
+
+def test_words_of_a_column_file_label_their_first_piece(tokenizer):
+    words, tokens, labelled = from_words(
+        tokenizer,
+        [["Anna", "met", "Berliners", "."], ["the", "\u200b", "U.S.", "don't"], ["\x00"]],
+        ["B-PER O B-LOC O", "O B-LOC B-LOC O", "B-PER"],
+    )
+    assert words.texts == ["Anna met Berliners .", "the \u200b U.S. don't", "\x00"]
+    assert words.starts.tolist() == [0, 5, 9, 19, 0, 4, 6, 11, 0]
+    assert named(tokens, labelled.labels) == [
+        *(("anna", "B-PER"), ("met", "O"), ("berlin", "B-LOC"), ("##er", None), ("##s", None)),
+        (".", "O"),
+        *(("the", "O"), ("u", "B-LOC"), (".", "I-LOC"), ("s", "I-LOC"), (".", "I-LOC")),
+        *(("don", "O"), ("'", "O"), ("t", "O")),
+    ]
+    assert labelled.firsts.tolist() == [0, 1, 2, 5, 6, -1, 7, 11, -1]
+    assert labelled.splits.tolist() == [0, 4, 8, 9]
+    assert labelled.num_without_token == 2
+    assert decoded(words.texts, tokens, labelled.labels) == [
+        [(0, 4, "PER", "Anna"), (9, 18, "LOC", "Berliners")],
+        [(6, 10, "LOC", "U.S.")],
+        [],
+    ]
+
+
+def test_predicted_tags_stand_on_the_words_of_the_file(tokenizer):
+    _, tokens, labelled = from_words(
+        tokenizer, [["Anna", "\x00", "U.S."], [], ["Berliners"]], ["O O O", "", "O"]
+    )
+    assert tokens.ids.row_lengths().numpy().tolist() == [5, 0, 3]
+    predictions_T = np.array([1, 3, 4, 0, 2, 4, 1, 1])
+    assert word_predictions(BIO, predictions_T, labelled) == [
+        ["B-PER", "O", "B-LOC"],
+        [],
+        ["I-LOC"],
+    ]
+
+
+def test_character_spans_label_each_basic_token(tokenizer):
+    texts = ["I met Anna's Paris/London!", "", "Berliners in  New York ", "the"]
+    spans = [
+        [(6, 10, "PER"), (13, 18, "LOC"), (19, 25, "LOC")],
+        [],
+        [(0, 6, "LOC"), (13, 23, "LOC")],
+        [],
+    ]
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    assert named(tokens, result.tokens.labels) == [
+        *(("i", "O"), ("met", "O"), ("anna", "B-PER"), ("'", "O")),
+        *(("s", "O"), ("paris", "B-LOC"), ("/", "O"), ("london", "B-LOC"), ("!", "O")),
+        *(("berlin", "B-LOC"), ("##er", None), ("##s", None), ("in", "O")),
+        *(("new", "B-LOC"), ("york", "I-LOC"), ("the", "O")),
+    ]
+    assert (result.num_widened, result.num_lost) == (1, 0)
+    assert decoded(texts, tokens, result.tokens.labels) == [
+        [(6, 10, "PER", "Anna"), (13, 18, "LOC", "Paris"), (19, 25, "LOC", "London")],
+        [],
+        [(0, 9, "LOC", "Berliners"), (14, 22, "LOC", "New York")],
+        [],
+    ]
+    assert result.tokens.splits.tolist() == [0, 9, 9, 13, 14]
+
+
+def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
+    texts = ["BerlinAnna York", "a  b"]
+    spans = [[(0, 6, "LOC"), (6, 10, "PER")], [(1, 3, "LOC")]]
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    assert (result.num_widened, result.num_lost) == (1, 2)
+    assert decoded(texts, tokens, result.tokens.labels) == [[(0, 10, "LOC", "BerlinAnna")], []]
+    # What is left of the second is its own.
+    spans[0][1] = (6, 15, "PER")
+    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    assert (result.num_widened, result.num_lost) == (1, 1)
+    assert decoded(texts, tokens, result.tokens.labels) == [
+        [(0, 10, "LOC", "BerlinAnna"), (11, 15, "PER", "York")],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ((3, 3, "LOC"), "a.jsonl:2: entity 3 to 3, wanted 0 <= start < end <= 12"),
+        ((-1, 3, "LOC"), "entity -1 to 3, wanted"),
+        ((9, 13, "LOC"), "entity 9 to 13, wanted"),
+        ((0, 3, "ORG"), "a.jsonl:2: entity type 'ORG' is none of the task's: PER, LOC"),
+        ((4, 6, "LOC"), "a.jsonl:2: entities 4 to 6 and 5 to 8 overlap"),
+    ],
+)
+def test_spans_that_cannot_be_are_refused(span, message):
+    good = [(5, 8, "LOC"), (0, 2, "PER")]
+    assert check_spans(good, "twelve chars", BIO.types, "a.jsonl:2") == good[::-1]
+    with pytest.raises(UserError, match=message):
+        check_spans([*good, span], "twelve chars", BIO.types, "a.jsonl:2")
+
+
+def test_all_entities_of_wnut17_come_back(data_dir):
+    get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
+    sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")
+    bio = BioLabels.of_types(
+        sorted({entity_type(tag, "") for of_text in tags for tag in of_text.split()} - {None})
+    )
+    vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
+    tokenizer = Tokenizer(vocabulary, do_lower_case=True)
+    words, tokens, labelled = from_words(tokenizer, sentences, tags, bio)
+    wanted = []
+    for row, (text, of_text) in enumerate(zip(words.texts, tags, strict=True)):
+        starts = words.starts[words.splits[row] : words.splits[row + 1]]
+        ends = starts + [len(word) for word in sentences[row]]
+        wanted.append(
+            [
+                (int(starts[first]), int(ends[last]), kind, text[starts[first] : ends[last]])
+                for kind, first, last in get_entities(of_text.split())
+            ]
+        )
+    assert sum(map(len, wanted)) > 1900
+    windows = {"size": 20, "stride": 12}
+    assert decoded(words.texts, tokens, labelled.labels, bio, vocabulary, **windows) == wanted
+    predictions_T = np.where(labelled.labels >= 0, labelled.labels, 0)
+    assert word_predictions(bio, predictions_T, labelled) == [of_text.split() for of_text in tags]

@@ -1,0 +1,208 @@
+"""Entities back from labels of tokens, inside the graph: literals, random texts, seqeval."""
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer
+from bert_tf.text.packing import Packed
+from tasks.entity_labels import label_spans, word_predictions
+from tasks.entity_spans import entities, in_text_order
+from tests.entities import (
+    BIO,
+    VOCABULARY,
+    Windows,
+    decoded,
+    found,
+    from_words,
+    logits_of,
+    windows_of,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(VOCABULARY, do_lower_case=True)
+
+
+def test_the_answer_by_hand(tokenizer):
+    """An I- begins an entity after O, after another type and at a text's start."""
+    texts = ["Anna York Paris is, London", "Cafe\u0301 😀😀 東京"]
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    windows = windows_of(tokens)
+    labels_T = np.array([2, 4, 3, 0, 0, 4, 4, 0, 4, 2], np.int32)
+    answer = entities(texts, windows, logits_of(windows, labels_T, 5), BIO, VOCABULARY)
+    assert found(answer) == [
+        [
+            (0, 4, "PER", "Anna"),
+            (5, 9, "LOC", "York"),
+            (10, 15, "LOC", "Paris"),
+            (20, 26, "LOC", "London"),
+        ],
+        [(0, 5, "LOC", "Cafe\u0301"), (9, 10, "LOC", "東"), (10, 11, "PER", "京")],
+    ]
+    for texts_of_row, row in zip(texts, found(answer), strict=True):
+        assert all(texts_of_row[start:end] == text for start, end, _, text in row)
+
+
+def test_the_score_is_the_mean_of_the_labels_probabilities(tokenizer):
+    texts = ["new yorks !"]
+    windows = windows_of(tokenizer.tokenize_with_offsets(texts))
+    probabilities = np.full((1, 6, 5), 0.0)
+    probabilities[0, :, :] = [0.96, 0.01, 0.01, 0.01, 0.01]
+    probabilities[0, 1] = [0.1, 0.1, 0.1, 0.6, 0.1]
+    probabilities[0, 2] = [0.05, 0.05, 0.05, 0.05, 0.8]
+    probabilities[0, 3] = [0.0, 0.0, 1.0, 0.0, 0.0]  # ##s: nobody looks at it.
+    answer = entities(texts, windows, np.log(probabilities + 1e-30), BIO, VOCABULARY)
+    assert found(answer) == [[(0, 9, "LOC", "new yorks")]]
+    np.testing.assert_allclose(answer["entity_score"], [[0.7]], rtol=1e-5)
+
+
+def test_no_texts_empty_texts_and_no_entities(tokenizer):
+    dtypes = {
+        "entity_text": tf.string,
+        "entity_type": tf.string,
+        "entity_start": tf.int32,
+        "entity_end": tf.int32,
+        "entity_score": tf.float32,
+        "num_entities": tf.int32,
+    }
+    for texts in ([], [""], ["", " \x00", ""], ["the", ""]):
+        tokens = tokenizer.tokenize_with_offsets(tf.constant(texts, tf.string))
+        windows = windows_of(tokens)
+        labels_T = np.zeros(int(tokens.ids.row_splits[-1]), np.int32)
+        answer = entities(
+            tf.constant(texts, tf.string), windows, logits_of(windows, labels_T, 5), BIO, VOCABULARY
+        )
+        assert {name: values.dtype for name, values in answer.items()} == dtypes
+        assert answer["num_entities"].numpy().tolist() == [0] * len(texts)
+        for name, values in answer.items():
+            assert name == "num_entities" or values.shape == (len(texts), 0)
+
+
+def test_bytes_that_are_no_utf8_count_as_python_counts_them(tokenizer):
+    sent = b"\xff\xe6\x9d Anna \xc3 Paris\xf0\x9f"
+    tokens = tokenizer.tokenize_with_offsets([sent])
+    windows = windows_of(tokens)
+    labels_T = np.where(np.isin(tokens.ids.flat_values, [VOCABULARY["anna"]]), 1, 0)
+    labels_T[tokens.ids.flat_values.numpy() == VOCABULARY["paris"]] = 3
+    answer = entities(
+        tf.constant([sent]),
+        windows,
+        logits_of(windows, labels_T.astype(np.int32), 5),
+        BIO,
+        VOCABULARY,
+    )
+    text = sent.decode("utf-8", "replace")
+    assert [(kind, text[start:end]) for start, end, kind, _ in found(answer)[0]] == [
+        ("PER", "Anna"),
+        ("LOC", "Paris"),
+    ]
+
+
+def random_text(rng):
+    """A text with its (start, end, type): entities next to each other, at either end, in chunks."""
+    nouns = [
+        "Anna",
+        "Paris",
+        "U.S.",
+        "new york",
+        "Berliners",
+        "東京",
+        "cafe\u0301",
+        "New-York City",
+    ]
+    others = ["in", "the", "I", "don't", ".", "(", "/", "\u200b", "😀", "strange\u0301words"]
+    text, spans = "", []
+    for _ in range(rng.randrange(0, 30)):
+        if rng.random() < 0.4:
+            noun = rng.choice(nouns)
+            if (text and text[-1].isalnum()) or text.endswith(("\u0301", "😀", "\u200b")):
+                text += " "
+            spans.append((len(text), len(text) + len(noun), rng.choice(BIO.types)))
+            text += noun + rng.choice([" ", "/", "'s ", "", ")"])
+        else:
+            if (text and text[-1].isalnum()) or text.endswith("\u0301"):
+                text += " "
+            text += rng.choice(others) + rng.choice([" ", "  ", "\t", ""])
+    return text, spans
+
+
+@pytest.mark.parametrize("sizes", [{}, {"size": 7, "stride": 4}, {"size": 3, "stride": 1}])
+def test_spans_come_back_over_any_windows(tokenizer, sizes):
+    rng = random.Random(5)
+    texts, spans = zip(*(random_text(rng) for _ in range(150)), strict=True)
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    assert (result.num_widened, result.num_lost) == (0, 0)
+    wanted = [
+        [(start, end, kind, text[start:end]) for start, end, kind in of_text]
+        for text, of_text in zip(texts, spans, strict=True)
+    ]
+    assert sum(map(len, wanted)) > 500
+    assert decoded(texts, tokens, result.tokens.labels, **sizes) == wanted
+
+
+def test_windows_may_come_in_any_order(tokenizer):
+    texts = ["Anna in Paris, London", "", "I met the U.S. in New York"]
+    spans = [
+        [(0, 4, "PER"), (8, 13, "LOC"), (15, 21, "LOC")],
+        [],
+        [(10, 14, "LOC"), (18, 26, "LOC")],
+    ]
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    labels_T = label_spans(BIO, texts, tokens, spans, VOCABULARY).tokens.labels
+    windows = windows_of(tokens, size=4, stride=2)
+    order = np.random.default_rng(3).permutation(len(windows.owner_W))
+    packed = Packed(*(tf.gather(column, order) for column in windows.packed))
+    windows = Windows(packed, *(tf.gather(column, order) for column in windows[1:]))
+    logits = logits_of(windows, labels_T, 5)
+    np.testing.assert_array_equal(
+        in_text_order(windows, logits).numpy().argmax(-1)[labels_T >= 0], labels_T[labels_T >= 0]
+    )
+    answer = found(entities(texts, windows, logits, BIO, VOCABULARY))
+    assert [[entity[:3] for entity in row] for row in answer] == spans
+
+
+def test_decoding_agrees_with_seqeval(tokenizer):
+    """Any sequence of labels, on sentences whose words are one token each."""
+    get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
+    rng = np.random.default_rng(1)
+    sentences = [["paris"] * size for size in rng.integers(0, 12, 300)]
+    tags = [" ".join(rng.choice(BIO.labels, len(words))) for words in sentences]
+    words, tokens, labelled = from_words(tokenizer, sentences, tags)
+    answer = decoded(words.texts, tokens, labelled.labels, size=5, stride=3)
+    step = len("paris ")
+    assert [
+        [(kind, start // step, end // step) for start, end, kind, _ in row] for row in answer
+    ] == [get_entities(of_text.split()) for of_text in tags]
+    assert word_predictions(BIO, labelled.labels, labelled) == [of_text.split() for of_text in tags]
+
+
+def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([None, None, 5])],
+        autograph=False,
+    )
+    def answer(texts, logits):
+        tokens = tokenizer.tokenize_with_offsets(texts)
+        lengths = tokens.ids.row_lengths()
+        packed = Packed(tokens.ids, tokens.ids, tokens.starts, tokens.ends)
+        rows = tf.range(tf.size(lengths))
+        is_best = tf.ones_like(tokens.ids, tf.bool)
+        windows = Windows(packed, rows, tf.zeros_like(rows), tf.zeros_like(rows), is_best)
+        return entities(texts, windows, logits, BIO, VOCABULARY)
+
+    logits = np.zeros((2, 3, 5), np.float32)
+    logits[0, 1, 3] = logits[1, 0, 1] = logits[1, 1, 2] = 9
+    row = found(answer(tf.constant(["in Paris", "Anna-"]), logits))
+    assert row == [[(3, 8, "LOC", "Paris")], [(0, 5, "PER", "Anna-")]]
+    assert found(answer(tf.constant([], tf.string), np.zeros((0, 0, 5), np.float32))) == []
+    operations = {
+        node.op
+        for function in answer.get_concrete_function().graph.as_graph_def().library.function
+        for node in function.node_def
+    } | {operation.type for operation in answer.get_concrete_function().graph.get_operations()}
+    assert not [name for name in operations if "PyFunc" in name]
