@@ -17,8 +17,8 @@ from bert_tf.errors import UserError
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import dense, dropout
 from bert_tf.train.losses import sigmoid_cross_entropy, softmax_cross_entropy
-from tasks import metrics
 from tasks.examples import Examples
+from tasks.metrics.labels import accuracy, f1, macro_f1
 from tasks.rows import read_rows
 
 HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
@@ -143,11 +143,11 @@ class Classification:
         labels_N, logits = labels["label"], outputs["label"]
         losses_N = self.losses["label"](labels_N, logits).numpy()
         predictions_N = self.probabilities(outputs).numpy().argmax(-1)
-        result = {"accuracy": metrics.accuracy(labels_N, predictions_N)}
+        result = {"accuracy": accuracy(labels_N, predictions_N)}
         if self.is_binary:
-            result["f1"] = metrics.f1(labels_N, predictions_N, positive=1)
+            result["f1"] = f1(labels_N, predictions_N, positive=1)
         else:
-            result["macro_f1"] = metrics.macro_f1(labels_N, predictions_N)
+            result["macro_f1"] = macro_f1(labels_N, predictions_N)
         return {**result, "loss": float(losses_N.mean())}
 
     def probabilities(self, outputs):
