@@ -32,6 +32,9 @@ EXTRAS = {
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",
+        "scikit-learn>=1.5",  # An independent opinion on the metrics, as the two below.
+        "scipy>=1.13",  # On correlations.
+        "seqeval==1.2.2",  # On entities.
     ],
 }
 

@@ -1,0 +1,90 @@
+"""Whether probabilities mean what they say, and the temperature that mends it (Guo et al. 2017).
+
+Legend: N examples, C classes.
+"""
+
+import numpy as np
+
+from tasks.metrics.checks import finite, same_shape
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
+KINDS = ("softmax", "sigmoid")
+
+
+def expected_calibration_error(probabilities_NC, labels_N, bins=15):
+    """The mean distance of confidence and accuracy over `bins` bins of equal width; 0 if N = 0.
+
+    The confidence is the highest probability of an example; a bin counts as often as examples fall
+    into it, and holds its upper edge. Binary: C = 2, [1 - p, p].
+    """
+    probabilities_NC = finite(probabilities_NC, "probabilities")
+    if not len(probabilities_NC):
+        return 0.0
+    confidence_N = probabilities_NC.max(1)
+    labels_N, predictions_N = same_shape(labels_N, probabilities_NC.argmax(1))
+    surplus_N = confidence_N - (predictions_N == labels_N)
+    bin_N = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence_N)
+    return float(np.abs(np.bincount(bin_N, weights=surplus_N)).sum() / len(surplus_N))
+
+
+def fit_temperature(logits_NC, labels, kind):
+    """The temperature T of softmax(logits / T), or sigmoid, that makes the labels likeliest.
+
+    `kind` "softmax": labels are ids [N]. "sigmoid": each logit decides on its own; labels are as
+    many as logits, bool or 0 and 1: [N] for one logit [N, 1], [N, C] for multi-label.
+    T lies between MIN_TEMPERATURE and MAX_TEMPERATURE; at one of them, the data know no bound, as
+    where every label is right. It is 1 where no other is better, and without examples.
+    """
+    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
+    if not logits_NC.size:
+        return 1.0
+
+    def slope(sharpness):
+        """Of the loss over 1/T, in which it is convex: so the slope only rises."""
+        return np.sum((_probabilities(sharpness * logits_NC, kind) - labels_NC) * logits_NC)
+
+    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
+    for _ in range(50):  # Halves a factor of 400, as a logarithm, to below 1e-14.
+        middle = np.sqrt(low * high)
+        low, high = (low, middle) if slope(middle) >= 0 else (middle, high)
+    temperature = round(float(1 / np.sqrt(low * high)), 6)  # So that a bound is met exactly.
+    return (
+        temperature
+        if negative_log_likelihood(logits_NC, labels, kind, temperature)
+        < negative_log_likelihood(logits_NC, labels, kind)
+        else 1.0
+    )
+
+
+def negative_log_likelihood(logits_NC, labels, kind, temperature=1.0):
+    """The mean of -log p(label), over examples or, if `kind` is "sigmoid", over all logits.
+
+    As fit_temperature has it; 0 without examples.
+    """
+    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
+    if not logits_NC.size:
+        return 0.0
+    logits_NC = logits_NC / temperature
+    if kind == "softmax":
+        logits_NC = logits_NC - logits_NC.max(1, keepdims=True)
+        losses = np.log(np.exp(logits_NC).sum(1)) - (logits_NC * labels_NC).sum(1)
+    else:
+        losses = np.logaddexp(0, np.where(labels_NC == 1, -logits_NC, logits_NC))
+    return float(losses.mean())
+
+
+def _probabilities(logits_NC, kind):
+    if kind == "sigmoid":
+        return 0.5 * (1 + np.tanh(0.5 * logits_NC))
+    exponentials_NC = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
+    return exponentials_NC / exponentials_NC.sum(1, keepdims=True)
+
+
+def _logits_and_labels(logits_NC, labels, kind):
+    """Both float64 [N, C], labels as 0 and 1."""
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r}, wanted one of {', '.join(KINDS)}")
+    logits_NC, labels = finite(logits_NC, "logits"), np.asarray(labels)
+    if kind == "softmax":
+        labels = np.eye(logits_NC.shape[1])[labels.astype(np.int64)]
+    return logits_NC, labels.reshape(logits_NC.shape).astype(np.float64)

@@ -1,0 +1,112 @@
+"""Calibration: by hand, against searches by brute force, at the edges."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+
+from bert_tf import UserError
+from tasks.metrics.calibration import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    expected_calibration_error,
+    fit_temperature,
+    negative_log_likelihood,
+)
+
+
+def test_error_by_hand():
+    # Two bins, up to 0.5 and above: 0.5 right; 0.6 wrong, 0.8 right.
+    probabilities = np.array([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0], [0.1, 0.1, 0.8]])
+    error = expected_calibration_error(probabilities, np.array([0, 1, 2]), bins=2)
+    assert error == pytest.approx((1 * abs(1 - 0.5) + 2 * abs(0.5 - 0.7)) / 3)
+
+
+def test_error_against_a_loop():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        probabilities = rng.dirichlet([0.5, 0.5, 0.5], rng.integers(1, 80))
+        labels = rng.integers(0, 3, len(probabilities))
+        confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+        wanted = 0.0
+        for k in range(15):
+            inside = (confidence > k / 15) & (confidence <= (k + 1) / 15)
+            if inside.any():
+                wanted += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+        assert expected_calibration_error(probabilities, labels) == pytest.approx(wanted)
+
+
+def test_error_at_the_edges():
+    assert expected_calibration_error(np.zeros((0, 2)), np.array([], int)) == 0
+    assert expected_calibration_error(np.array([[0.0, 1.0]]), np.array([1])) == 0
+    assert expected_calibration_error(np.array([[0.0, 1.0]]), np.array([0])) == 1
+    with pytest.raises(ValueError, match="shapes"):
+        expected_calibration_error(np.ones((3, 1)), np.zeros((3, 1), int))
+
+
+def drawn(kind, rng, temperature, examples=400):
+    """Logits, and labels drawn from their probabilities at that temperature."""
+    if kind == "softmax":
+        logits = rng.normal(0, 3, (examples, 4))
+        probabilities = scipy.special.softmax(logits / temperature, 1)
+        return logits, np.array([rng.choice(4, p=row) for row in probabilities])
+    logits = rng.normal(0, 3, (examples, 1 if kind == "one sigmoid" else 3))
+    labels = rng.random(logits.shape) < scipy.special.expit(logits / temperature)
+    return logits, labels[:, 0].astype(np.int32) if kind == "one sigmoid" else labels
+
+
+def plain_loss(logits, labels, kind, temperature):
+    if kind == "softmax":
+        probabilities = scipy.special.softmax(logits / temperature, 1)
+        return -np.log(probabilities[np.arange(len(labels)), labels]).mean()
+    signs = np.where(np.reshape(labels, logits.shape), 1, -1)
+    return -np.log(scipy.special.expit(signs * logits / temperature)).mean()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "one sigmoid", "multi-label"])
+def test_the_temperature_is_the_best_one(kind):
+    rng = np.random.default_rng(1)
+    mode = kind if kind == "softmax" else "sigmoid"
+    for true in (0.4, 1.0, 2.5, 6.0):
+        logits, labels = drawn(kind, rng, true)
+        found = fit_temperature(logits.astype(np.float32), labels, mode)
+        best = scipy.optimize.minimize_scalar(
+            lambda t, logits=logits, labels=labels: plain_loss(logits, labels, kind, t),
+            bounds=(MIN_TEMPERATURE, MAX_TEMPERATURE),
+            method="bounded",
+            options={"xatol": 1e-9},
+        ).x
+        assert found == pytest.approx(best, rel=1e-4)
+        assert found == pytest.approx(true, rel=0.3)
+        for temperature in (1.0, found):
+            assert negative_log_likelihood(logits, labels, mode, temperature) == pytest.approx(
+                plain_loss(logits, labels, kind, temperature)
+            )
+
+
+def test_the_temperature_is_never_worse_than_1():
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        logits = rng.normal(0, rng.choice([1e-6, 1, 1e3]), (rng.integers(1, 6), 2))
+        for labels, kind in (
+            (rng.integers(0, 2, len(logits)), "softmax"),
+            (rng.random(logits.shape) < 0.5, "sigmoid"),
+        ):
+            found = fit_temperature(logits, labels, kind)
+            assert MIN_TEMPERATURE <= found <= MAX_TEMPERATURE
+            loss = negative_log_likelihood(logits, labels, kind, found)
+            assert loss <= negative_log_likelihood(logits, labels, kind)
+
+
+def test_the_temperature_at_the_edges():
+    logits, labels = np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 1])
+    assert fit_temperature(logits, labels, "softmax") == MIN_TEMPERATURE  # All are right.
+    assert fit_temperature(logits, 1 - labels, "softmax") == MAX_TEMPERATURE  # All are wrong.
+    assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 1]), "softmax") == 1  # No matter.
+    assert fit_temperature(np.zeros((0, 2)), np.array([], int), "softmax") == 1
+    assert fit_temperature(np.zeros((0, 1)), np.array([], int), "sigmoid") == 1
+    assert negative_log_likelihood(np.zeros((0, 2)), np.array([], int), "softmax") == 0
+    with pytest.raises(ValueError, match="kind 'tanh', wanted one of softmax, sigmoid"):
+        fit_temperature(logits, labels, "tanh")
+    with pytest.raises(UserError, match="logits: 1 of 4 are NaN or infinite"):
+        fit_temperature(np.array([[2.0, np.nan], [0.0, 3.0]]), labels, "softmax")

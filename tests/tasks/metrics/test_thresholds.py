@@ -1,0 +1,171 @@
+"""Thresholds: each aim by hand and against a search by brute force; ties, edges, rounding."""
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError
+from tasks.metrics.thresholds import best_threshold, parse_aim, threshold_for_false_alarms
+
+SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.2])
+IS_POSITIVE = np.array([1, 0, 1, 1, 0], bool)
+
+
+@pytest.mark.parametrize(
+    ("aim", "threshold", "precision", "recall"),
+    [
+        ("f1", 0.4, 3 / 4, 1),
+        ("precision=0.75", 0.4, 3 / 4, 1),
+        ("precision=0.76", 0.85, 1, 1 / 3),
+        ("recall=0.6", 0.65, 2 / 3, 2 / 3),
+        ("recall=0.7", 0.4, 3 / 4, 1),
+        ("recall=0.1", 0.85, 1, 1 / 3),
+    ],
+)
+def test_each_aim_by_hand(aim, threshold, precision, recall):
+    if aim == "recall=0.6":  # With 0.6 a positive, it would have the higher precision.
+        is_positive = np.array([1, 0, 1, 0, 1], bool)
+    else:
+        is_positive = IS_POSITIVE
+    found, achieved = best_threshold(is_positive, SCORES, aim)
+    assert found == pytest.approx(threshold)
+    assert achieved["reached"]
+    assert achieved["precision"] == pytest.approx(precision)
+    assert achieved["recall"] == pytest.approx(recall)
+    assert achieved["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+
+
+def test_a_precision_out_of_reach_is_told():
+    found, achieved = best_threshold(np.array([0, 1, 1]), np.array([0.9, 0.7, 0.5]), "precision=1")
+    assert found < 0.5
+    assert achieved == {
+        "precision": pytest.approx(2 / 3),
+        "recall": 1,
+        "f1": pytest.approx(0.8),
+        "reached": False,
+    }
+
+
+def figures_at(threshold, is_positive, scores):
+    chosen = scores >= threshold
+    hits = np.sum(chosen & is_positive)
+    precision = hits / chosen.sum() if chosen.any() else 0.0
+    return precision, hits / is_positive.sum(), 2 * hits / (chosen.sum() + is_positive.sum())
+
+
+def test_against_every_threshold():
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(200):
+        is_positive = rng.random(rng.integers(1, 30)) < 0.4
+        is_positive[0] = True
+        scores = np.round(0.5 * is_positive + rng.random(len(is_positive)), rng.integers(1, 4))
+        # Highest first: max keeps the first, the highest, of equals.
+        every = [figures_at(t, is_positive, scores) for t in np.unique(scores)[::-1]]
+        wanted = rng.choice([0.3, 0.5, 0.8, 0.95, 1.0])
+        precise = [figures for figures in every if figures[0] >= wanted]
+        for aim, best in (
+            ("f1", max(every, key=lambda figures: figures[2])),
+            (
+                f"precision={wanted}",
+                max(precise, key=lambda figures: figures[1]) if precise else max(every),
+            ),
+            (
+                f"recall={wanted}",
+                max([f for f in every if f[1] >= wanted], key=lambda figures: figures[0]),
+            ),
+        ):
+            threshold, achieved = best_threshold(is_positive, scores, aim)
+            reached = bool(precise) or "precision" not in aim
+            missed += not reached
+            assert achieved.pop("reached") is reached
+            assert tuple(achieved.values()) == pytest.approx(best), aim
+            assert figures_at(threshold, is_positive, scores) == pytest.approx(best), aim
+    assert missed
+
+
+def test_of_equals_the_highest_and_never_a_score_itself():
+    # F1 is 2/3 both below 0.9 and below 0.6.
+    found, _ = best_threshold(np.array([1, 0, 0, 1]), np.array([0.9, 0.8, 0.7, 0.6]), "f1")
+    assert found == pytest.approx(0.85)
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        scores = rng.random(20)
+        found, _ = best_threshold(rng.random(20) < 0.5, scores, "f1")
+        nearest = np.abs(scores - found).min()
+        np.testing.assert_array_equal(scores >= found, scores + nearest / 2 >= found)
+        np.testing.assert_array_equal(scores >= found, scores - nearest / 2 >= found)
+
+
+def test_neighbours_in_float32_are_parted_there_too():
+    for low in np.float32([0.5, 0.99999994, 1e-30, 3.0]):
+        for _ in range(2):
+            high = np.nextafter(low, np.float32(10))
+            found, _ = best_threshold(np.array([1, 0]), np.array([high, low]), "f1")
+            assert low < np.float32(found) <= high
+            low = high  # Once with an even last bit, once with an odd one.
+
+
+def test_without_positives_nothing_is_chosen():
+    for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
+        for aim in ("f1", "precision=0.5", "recall=0.5"):
+            found, achieved = best_threshold(np.zeros(len(scores), bool), np.array(scores), aim)
+            assert found > max(scores)
+            assert achieved == {"precision": 0, "recall": 0, "f1": 0, "reached": False}
+
+
+def test_positives_alone_are_all_chosen():
+    for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
+        for aim in ("f1", "precision=0.5", "recall=1"):
+            found, achieved = best_threshold(np.ones(len(scores), bool), np.array(scores), aim)
+            assert found < min(scores)
+            assert achieved == {"precision": 1, "recall": 1, "f1": 1, "reached": True}
+
+
+def test_false_alarms_by_hand():
+    scores = np.array([5.0, 1, 4, 2, 3])
+    assert threshold_for_false_alarms(scores, 0.4) == 3.5
+    assert threshold_for_false_alarms(scores, 0.39) == 4.5
+    assert threshold_for_false_alarms(scores, 0.1) == 5.5
+    assert threshold_for_false_alarms(scores, 1) == 0.5
+    # Two equal ones are alarms together, or neither.
+    assert threshold_for_false_alarms(np.array([3.0, 3, 2, 1]), 0.25) == 3.5
+    assert threshold_for_false_alarms(np.array([3.0, 3, 2, 1]), 0.5) == 2.5
+    assert threshold_for_false_alarms(np.arange(100) / 1.0, 0.29) == 70.5  # 0.29 * 100 < 29.
+
+
+def test_false_alarms_are_as_many_as_allowed():
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        scores = np.round(rng.normal(size=rng.integers(1, 40)), 1)
+        rate = rng.choice([0.0, 0.01, 0.05, 0.3, 1.0])
+        found = threshold_for_false_alarms(scores, rate)
+        assert np.mean(scores >= found) <= rate
+        lower = scores[scores < found]
+        if len(lower):
+            assert np.mean(scores >= lower.max()) > rate
+
+
+@pytest.mark.parametrize(
+    "aim",
+    "F1 f1=0.5 precision precision= precision=0 precision=1.5 recall=nan recall=9% a=1 =1".split(),
+)
+def test_an_aim_that_is_none_is_refused(aim):
+    with pytest.raises(UserError, match="^--aim: got '.*', wanted f1, precision=P or recall=R"):
+        parse_aim(aim)
+
+
+def test_aims_are_parsed():
+    assert parse_aim("f1") == ("f1", None)
+    assert parse_aim("precision=0.9") == ("precision", 0.9)
+    assert parse_aim("recall=1") == ("recall", 1.0)
+
+
+def test_what_cannot_have_a_threshold_is_refused():
+    with pytest.raises(UserError, match="no scores to set a threshold by"):
+        best_threshold(np.array([], bool), np.array([]), "f1")
+    with pytest.raises(UserError, match="no scores to set a threshold by"):
+        threshold_for_false_alarms(np.array([]), 0.1)
+    with pytest.raises(UserError, match="rate of false alarms is 5, wanted a number from 0 to 1"):
+        threshold_for_false_alarms(SCORES, 5)
+    with pytest.raises(UserError, match="scores: 1 of 2 are NaN or infinite"):
+        best_threshold(np.array([1, 0]), np.array([np.inf, 0.5]), "f1")
