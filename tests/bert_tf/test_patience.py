@@ -1,0 +1,203 @@
+"""A run stops once its evaluations no longer improve; killed anywhere, it does at the same step."""
+
+import json
+import math
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import AdamW
+from bert_tf.checkpoints import Checkpoints, read
+from bert_tf.run import Run
+from bert_tf.train.distribution import make_strategy
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from bert_tf.train.losses import softmax_cross_entropy
+from bert_tf.train.step import TrainStep
+from tests import small
+
+LAST = 12
+# An evaluation each second step. The best is the second; equal to it is no better.
+SCORES = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.7, 10: 0.7, 12: 0.9}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Linear(keras.Model):
+    """As small as a model can be."""
+
+    def build(self, inputs_shape=None):
+        self.head = keras.layers.Dense(3, name="head")
+        self.head.build((None, 7))
+
+    def call(self, inputs, training=False, seed=None):
+        return {"label": self.head(tf.cast(inputs["input_ids"], tf.float32))}
+
+
+@pytest.fixture
+def train(tmp_path, config, vocabulary):
+    """train(name, patience) trains, or goes on with, a run whose evaluations give SCORES."""
+
+    def call(name="run", patience=3, scores=SCORES):
+        path, said = tmp_path / name, []
+        if Run.is_at(path):
+            run = Run.open(path)
+        else:
+            run = Run.create(path, config, vocabulary, {})
+        keras.utils.set_random_seed(0)
+        model = Linear(name="linear")
+        model.build()
+        losses = {"label": softmax_cross_entropy}
+        step = TrainStep(model, losses, AdamW(1e-3), make_strategy("none"), seed=0)
+
+        def evaluate():
+            score = scores[int(step.optimizer.iterations)]
+            return score, {"dev_accuracy": score}
+
+        Loop(
+            run,
+            step,
+            small.batches().skip,
+            LAST,
+            save_every=3,
+            log_every=5,
+            say=said.append,
+            evaluate=evaluate,
+            evaluate_every=2,
+            patience=patience,
+        ).train()
+        return run, said
+
+    return call
+
+
+def lines_of(run):
+    return [
+        {name: value for name, value in line.items() if name != "examples_per_second"}
+        for line in run.metrics()
+    ]
+
+
+@pytest.mark.parametrize(("patience", "last"), [(1, 6), (2, 8), (3, 10), (4, 12), (None, 12)])
+def test_it_ends_after_so_many_evaluations_without_a_better_one(train, patience, last):
+    run, said = train(patience=patience)
+    assert run.checkpoints.steps()[-1] == last
+    scores = [(line["step"], line["score"]) for line in run.metrics() if "score" in line]
+    assert scores == [(step, score) for step, score in SCORES.items() if step <= last]
+    stopped = [line for line in said if line.startswith("stopped early")]
+    if last == LAST:
+        assert stopped == []
+    else:
+        assert stopped == [
+            f"stopped early at step {last} of 12: {patience} evaluations in a row were not better "
+            "than the best before them"
+        ]
+    assert run.is_over(LAST, True, patience)
+    assert run.is_over(LAST, True, None) == (last == LAST)
+    assert not run.is_over(LAST + 1, True, None)
+    # Another call does nothing.
+    before = lines_of(run)
+    again, said = train(patience=patience)
+    assert not [line for line in said if line.startswith("step ")]
+    assert lines_of(again) == before and again.checkpoints.steps()[-1] == last
+
+
+def test_a_score_that_is_no_number_is_not_better(train):
+    run, _ = train(patience=2, scores={2: math.nan, 4: math.nan, 6: 1.0})
+    assert run.checkpoints.steps()[-1] == 4
+
+
+def kill_at(monkeypatch, owner, name, step, after):
+    """The process ends before, or after, `owner.name` of that step."""
+    original = getattr(owner, name)
+
+    def killed(self, first, *rest):
+        at = first["step"] if isinstance(first, dict) else first
+        # A line of the training at the step is not the one meant.
+        is_it = at == step and (not isinstance(first, dict) or "score" in first)
+        if is_it and not after:
+            raise Killed
+        original(self, first, *rest)
+        if is_it:
+            raise Killed
+
+    monkeypatch.setattr(owner, name, killed)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after", "step"),
+    [
+        (Checkpoints, "save", False, 10),
+        (Checkpoints, "save", True, 10),
+        (Run, "log_metrics", True, 10),
+        (Checkpoints, "annotate", True, 10),
+        (Run, "log_metrics", True, 6),
+        (Checkpoints, "annotate", True, 6),
+    ],
+)
+def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):
+    whole, _ = train("whole")
+    with monkeypatch.context() as context:
+        kill_at(context, owner, name, step, after)
+        with pytest.raises(Killed):
+            train("killed")
+    killed = Run(whole.path.replace("whole", "killed"))
+    # Nothing is left to do only where the last evaluation was recorded.
+    assert killed.is_over(LAST, True, 3) == (step == 10 and name == "annotate")
+    run, said = train("killed")
+    assert run.is_over(LAST, True, 3) and said[-1].startswith("stopped early at step 10 of 12")
+    assert lines_of(run) == lines_of(whole)
+    weights, wanted = (read(one.checkpoints.folder(10)) for one in (run, whole))
+    for key, array in wanted.items():
+        np.testing.assert_array_equal(weights[key], array, err_msg=key)
+
+
+def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(train, monkeypatch):
+    original = Loop._steps
+
+    def step(loop, iterator, number, asked, count):
+        logs = original(loop, iterator, number, asked, count)
+        if number + count == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return logs
+
+    with monkeypatch.context() as context:
+        context.setattr(Loop, "_steps", step)
+        with pytest.raises(Interrupted, match="stopped and saved at step 10 of 12"):
+            train()
+    run, said = train()
+    assert said[-1].startswith("stopped early at step 10") and run.checkpoints.steps()[-1] == 10
+    assert [line["step"] for line in run.metrics() if "score" in line] == [2, 4, 6, 8, 10]
+
+
+def test_a_damaged_end_is_made_again(train):
+    run, _ = train()
+    before = lines_of(run)
+    data = f"{run.checkpoints.folder(10)}/variables.data-00000-of-00001"
+    os.truncate(data, os.path.getsize(data) // 2)
+    assert not run.is_over(LAST, True, 3)
+    run, said = train()
+    assert said[-1].startswith("stopped early at step 10 of 12") and run.is_over(LAST, True, 3)
+    assert lines_of(run) == before
+
+
+def test_a_line_that_a_killed_process_left_half_written_is_none(train):
+    run, _ = train()
+    before = run.metrics()
+    with open(run.file("metrics.jsonl"), "a") as lines:
+        lines.write(json.dumps({"step": 11, "loss": 1.0})[:9])
+    assert run.metrics() == before and run.is_over(LAST, True, 3)
+
+
+def test_a_run_without_evaluations_is_over_at_its_last_step(tmp_path, config, vocabulary):
+    run = Run.create(tmp_path / "run", config, vocabulary, {})
+    assert not run.is_over(0, False)
+    run.checkpoints.save(5, {"step": AdamW(1e-3).iterations})
+    assert run.is_over(5, False) and run.is_over(4, False) and not run.is_over(6, False)
+    assert not run.is_over(5, True)  # Its evaluation is missing.
