@@ -19,7 +19,8 @@ from bert_tf.model.layers import dense, dropout
 from bert_tf.train.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from tasks import metrics
 from tasks.examples import Examples
-from tasks.rows import read_rows
+from tasks.forms.records import strict
+from tasks.forms.rows import read_rows
 
 HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
 
@@ -75,7 +76,7 @@ class Classification:
         Raises UserError if the file holds fewer than two labels, or one that is not among `labels`.
         """
         found = set()
-        for row in read_rows(path, (*text_columns, label_column)):
+        for row in strict(read_rows(path, (*text_columns, label_column))):
             if not row.values[label_column].strip():
                 raise UserError(f"{row.where}: column {label_column!r} is empty, wanted a label")
             found.add(row.values[label_column])
@@ -118,9 +119,8 @@ class Classification:
     def read(self, path, labelled=True):
         """Examples of a file. Raises UserError at a label that the task does not have."""
         texts, labels = {name: [] for name in self.input_names}, []
-        for row in read_rows(
-            path, (*self.text_columns, self.label_column) if labelled else self.text_columns
-        ):
+        columns = (*self.text_columns, self.label_column) if labelled else self.text_columns
+        for row in strict(read_rows(path, columns)):
             for name, column in zip(self.input_names, self.text_columns, strict=True):
                 texts[name].append(row.values[column])
             if labelled:
