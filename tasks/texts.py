@@ -32,7 +32,7 @@ class TextTask(Task):
 
     @property
     def _columns(self):
-        return GLUE[self.form].text_names if self.form in GLUE else self.text_columns
+        return GLUE[self.form].keys if self.form in GLUE else self.text_columns
 
     def rows(self, path, labelled):
         for row in raw_rows(self, path, labelled):

@@ -1,0 +1,1 @@
+"""Readers of the forms that labelled text comes in. Free of TensorFlow."""

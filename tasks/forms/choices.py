@@ -1,0 +1,154 @@
+"""Multiple choice: SWAG's columns (Zellers et al. 2018), ARC's (Clark et al. 2018), JSON lines."""
+
+import dataclasses
+import string
+
+from bert_tf.errors import UserError
+from tasks.forms.records import (
+    BadRow,
+    Fault,
+    check_text,
+    checked_path,
+    csv_records,
+    good_or_bad,
+    json_records,
+)
+from tasks.forms.rows import SUFFIXES, read_rows
+
+_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A prompt, its choices, and which of them is right, from 0; None if unlabelled."""
+
+    prompt: str
+    choices: list[str]
+    label: int | None
+    where: str
+
+
+def read_choices(path, form, labelled=True):
+    """Yields a Choice, or a BadRow, a row. The caller says which form the file has:
+
+    "swag"  .csv, .tsv or .jsonl with columns sent1, sent2, ending0 to ending3 and label, from 0;
+            the prompt is sent1, a choice is sent2 and an ending
+    "arc"   .csv without a header: the question, two or more choices, the answer as a letter or as a
+            number from 1; unlabelled, the last field is there and is not looked at
+    "rows"  .jsonl: "prompt" or "question", "choices": two or more, and either "label", a number
+            from 0 or a letter, or "answerKey", a letter or a number from 1; also ARC's own, with
+            "question": {"stem", "choices": [{"label", "text"}, ...]}
+    """
+    if form not in _READERS:
+        raise UserError(f"form {form!r} of multiple choice: wanted one of {', '.join(_READERS)}")
+    read, suffixes = _READERS[form]
+    path = checked_path(path, suffixes)
+    is_empty = True
+    for item in read(path, labelled):
+        is_empty = False
+        yield item
+    if is_empty:
+        raise UserError(f"{path}: no rows in it")
+
+
+def _read_swag(path, labelled):
+    columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
+    for row in read_rows(path, columns):
+        is_bad = isinstance(row, BadRow)
+        yield row if is_bad else good_or_bad(row.where, row.values, _swag_choice, labelled)
+
+
+def _swag_choice(values, labelled, where):
+    for ending in _ENDINGS:
+        if not values[ending].strip():
+            raise Fault(f"column {ending!r} is empty, wanted a choice")
+    # HellaSwag's rows may have an empty sent2.
+    choices = [f"{values['sent2']} {values[ending]}".lstrip(" ") for ending in _ENDINGS]
+    return _choice(values["sent1"], choices, values["label"] if labelled else None, 0, where)
+
+
+def _read_arc(path, labelled):
+    for number, fields in csv_records(path):
+        yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
+
+
+def _arc_choice(fields, labelled, where):
+    if len(fields) < 4:
+        raise Fault(f"{len(fields)} fields, wanted a question, two or more choices and the answer")
+    prompt, *choices, answer = fields
+    return _choice(prompt, choices, answer if labelled else None, 1, where)
+
+
+def _read_rows(path, labelled):
+    for number, record in json_records(path):
+        yield good_or_bad(f"{path}:{number}", record, _json_choice, labelled)
+
+
+def _json_choice(values, labelled, where):
+    prompt, choices = values.get("prompt", values.get("question")), values.get("choices")
+    if isinstance(prompt, dict):
+        prompt, choices = prompt.get("stem"), prompt.get("choices")
+    if prompt is None:
+        raise Fault(f"no 'prompt' and no 'question', there are: {', '.join(values)}")
+    if not isinstance(choices, list):
+        raise Fault(f"'choices' holds {choices!r:.80}, wanted a list of texts")
+    choices = [_text(choice, place) for place, choice in enumerate(choices)]
+    if not labelled:
+        return _choice(prompt, choices, None, 0, where)
+    keys = [key for key in ("label", "answerKey") if key in values]
+    if len(keys) != 1:
+        raise Fault(f"wanted either 'label' or 'answerKey', there are: {', '.join(values)}")
+    answer = values[keys[0]]
+    if not isinstance(answer, str | int) or isinstance(answer, bool):
+        raise Fault(f"{keys[0]!r} holds {answer!r:.80}, wanted a letter or a whole number")
+    return _choice(prompt, choices, str(answer), int(keys[0] == "answerKey"), where)
+
+
+def _text(choice, place):
+    """The text of a choice; one with a label has to stand in its place, for the answer's sake."""
+    if not isinstance(choice, dict):
+        return choice
+    label = choice.get("label")
+    if label not in (string.ascii_uppercase[place : place + 1], str(place + 1)):
+        raise Fault(f"choice {place + 1} has the label {label!r}, wanted A, B, ... in order")
+    return choice.get("text")
+
+
+def _choice(prompt, choices, answer, first_number, where):
+    """A Choice of what was read; numbers count the choices from `first_number`."""
+    if len(choices) < 2:
+        raise Fault(f"{len(choices)} choices, wanted two or more")
+    named = {"the prompt": prompt}
+    named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
+    for what, text in named.items():
+        if not isinstance(text, str):
+            raise Fault(f"{what} holds {text!r:.80}, wanted text")
+        if not text.strip():
+            raise Fault(f"{what} is empty, wanted text")
+        check_text(text, what)
+    label = None if answer is None else _place(answer, len(choices), first_number)
+    return Choice(prompt, choices, label, where)
+
+
+def _place(answer, count, first_number):
+    """The place of an answer, a letter or a number, among `count` choices, from 0."""
+    answer = answer.strip()
+    if answer.isascii() and answer.isdecimal() and len(answer) < 10:
+        place = int(answer) - first_number
+    elif len(answer) == 1:
+        place = string.ascii_uppercase.find(answer.upper())
+    else:
+        place = -1
+    if not 0 <= place < count:
+        raise Fault(
+            f"the answer is {answer!r}, wanted one of the {count} choices: a letter from A, or a "
+            f"number from {first_number}"
+        )
+    return place
+
+
+_READERS = {
+    "swag": (_read_swag, SUFFIXES),
+    "arc": (_read_arc, (".csv",)),
+    "rows": (_read_rows, (".jsonl",)),
+}

@@ -1,0 +1,141 @@
+"""Records of text files (.csv, .tsv, .jsonl) with their line numbers, and what becomes of bad ones.
+
+A reader yields a BadRow in a bad row's place and goes on; what stops it is a UserError.
+A line ends at LF or CR LF, in .csv also at CR. A byte order mark is no text, and an empty line no
+record.
+"""
+
+import csv
+import dataclasses
+import json
+import pathlib
+
+from bert_tf.errors import UserError
+
+MAX_LINE_LENGTH = 2**27  # Characters. More is no text, but a line end or a quote left out.
+
+
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used: where it stood ("train.csv:17"), and what is wrong with it."""
+
+    where: str
+    message: str
+
+    def __str__(self):
+        return f"{self.where}: {self.message}"
+
+
+class Fault(Exception):
+    """What is wrong with one record. Its reader makes a BadRow of it."""
+
+
+def strict(items):
+    """The items of a reader, for training. Raises UserError at the first BadRow."""
+    for item in items:
+        if isinstance(item, BadRow):
+            raise UserError(str(item))
+        yield item
+
+
+def good_or_bad(where, record, make, *arguments):
+    """make(record, *arguments, where); a BadRow if the record is a Fault, or `make` raises one."""
+    try:
+        if isinstance(record, Fault):
+            raise record
+        return make(record, *arguments, where)
+    except Fault as fault:
+        return BadRow(where, str(fault))
+
+
+def checked_path(path, suffixes=None):
+    """The pathlib.Path. Raises UserError if there is no such file, or it ends in something else."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if suffixes and path.suffix not in suffixes:
+        raise UserError(f"{path}: wanted a file that ends in {', '.join(suffixes)}")
+    return path
+
+
+def check_text(text, what):
+    """Raises Fault if the text, which is `what` ("column 'text'"), holds what no text holds."""
+    if "\0" in text:
+        raise Fault(f"{what} holds a NUL, which is no character of a text")
+    if _surrogate_at(text) is not None:
+        raise Fault(f"{what} holds half of a surrogate pair, which is no character")
+
+
+def read_lines(path, newline="\n"):
+    """Yields (number, line with its end) of a UTF-8 file; `newline` is that of `open`."""
+    # Bytes that are not UTF-8 come as surrogates, so that their line can be named.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
+        number = 0
+        while line := file.readline(MAX_LINE_LENGTH + 1):
+            number += 1
+            if len(line) > MAX_LINE_LENGTH:
+                raise UserError(f"{path}:{number}: a line of over {MAX_LINE_LENGTH} characters")
+            if (place := _surrogate_at(line)) is not None:
+                raise UserError(
+                    f"{path}: not UTF-8: byte 0x{ord(line[place]) - 0xDC00:02x} in line {number}; "
+                    "convert the file to UTF-8"
+                )
+            yield number, line
+
+
+def csv_records(path):
+    """Yields (number of the first line, fields); a Fault for fields where quotes are misplaced."""
+    csv.field_size_limit(MAX_LINE_LENGTH)
+    reader = csv.reader((line for _, line in read_lines(path, newline="")), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # Text behind a closing quote spoils one row; a quote left open has eaten the file.
+            if "expected after" not in str(error):
+                raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
+            fields = Fault(f"{error}; a quote in a quoted field is written twice")
+        if fields:
+            yield number, fields
+
+
+def tsv_records(path):
+    """Yields (line number, fields). Quotes are data."""
+    for number, line in read_lines(path):
+        if line := line.removesuffix("\n").removesuffix("\r"):
+            yield number, line.split("\t")
+
+
+def json_records(path, **parsers):
+    """Yields (line number, dict or Fault) of JSON lines; `parsers` are those of json.loads."""
+    for number, line in read_lines(path):
+        if line.strip():
+            yield number, _json_object(line.strip(), parsers)
+
+
+def _json_object(line, parsers):
+    try:
+        values = json.loads(line, parse_constant=_refuse_constant, **parsers)
+    except json.JSONDecodeError as error:
+        return Fault(f"not JSON: {error.msg} at character {error.pos + 1}")
+    except (ValueError, RecursionError) as error:
+        return Fault(f"not JSON: {error}")
+    if not isinstance(values, dict):
+        return Fault(f"holds a JSON {type(values).__name__}, wanted an object")
+    return values
+
+
+def _refuse_constant(name):
+    raise ValueError(f"{name} is no number")
+
+
+def _surrogate_at(text):
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
