@@ -275,7 +275,8 @@ class Classification(TextTask):
             figures = classes.figures_of_each(labels, selected_NC, probabilities_NC, self.labels)
             if self.aim:
                 name, _ = parse_aim(self.aim)
-                of_aim = classes.table_of_each(labels, selected_NC, self.labels)[name]
+                table = classes.table_of_each(labels, selected_NC, self.labels)
+                of_aim = table["per_label"][name]
                 figures |= dict(zip(self._figures_of_aim(), of_aim, strict=True))
             return figures
         predictions_N = decision.label.numpy()

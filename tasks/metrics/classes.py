@@ -55,7 +55,7 @@ def figures_of_each(labels_NC, selected_NC, probabilities_NC, names):
         "macro_f1": of_labels.multi_label_macro_f1(labels_NC, selected_NC),
         "exact_match": of_labels.exact_match_ratio(labels_NC, selected_NC),
         "pr_auc": float(of_labels.ratio(np.sum(each), len(each))),
-        **_named("f1", table_of_each(labels_NC, selected_NC, names)["f1"], names),
+        **_named("f1", table_of_each(labels_NC, selected_NC, names)["per_label"]["f1"], names),
         "ece": expected_calibration_error(
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
             np.int64(labels_NC.ravel()),
@@ -65,14 +65,15 @@ def figures_of_each(labels_NC, selected_NC, probabilities_NC, names):
 
 
 def table_of_one(labels_N, predictions_N, names):
-    """{"labels", "precision", "recall", "f1", "support", "confusion_matrix"}.
+    """{"labels", "per_label": {"precision", "recall", "f1", "support"}, "confusion_matrix"}.
 
     A row of the matrix is a label, its columns what that was taken for.
     """
+    figures = of_labels.per_class_f1(labels_N, predictions_N, len(names))
     matrix_CC = of_labels.confusion_matrix(labels_N, predictions_N, len(names))
     return {
         "labels": list(names),
-        **_lists(of_labels.per_class_f1(labels_N, predictions_N, len(names))),
+        "per_label": {name: values_C.tolist() for name, values_C in figures.items()},
         "confusion_matrix": matrix_CC.tolist(),
     }
 
@@ -86,7 +87,9 @@ def table_of_each(labels_NC, selected_NC, names):
     figures = [of_labels.per_class_f1(*pair, 2) for pair in pairs]
     return {
         "labels": list(names),
-        **_lists({name: [of_one[name][1] for of_one in figures] for name in figures[0]}),
+        "per_label": {
+            name: np.array([of_one[name][1] for of_one in figures]).tolist() for name in figures[0]
+        },
         "confusion_matrix": [of_labels.confusion_matrix(*pair, 2).tolist() for pair in pairs],
     }
 
@@ -95,10 +98,6 @@ def _named(figure, values_C, names):
     if len(names) > MAX_NAMED:
         return {}
     return {f"{figure}_{name}": float(value) for name, value in zip(names, values_C, strict=True)}
-
-
-def _lists(arrays):
-    return {name: np.asarray(values).tolist() for name, values in arrays.items()}
 
 
 def _degenerate(labels, predictions):

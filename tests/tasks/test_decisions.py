@@ -94,18 +94,19 @@ def test_metrics_are_those_of_what_is_answered(labels, options, rows):
     assert all(type(value) is float for value in metrics.values())
     assert answer["labels"].shape == answer["probabilities"].shape == (rows, count)
     if task.multi_label:
-        right = [given.tolist() == want.tolist() for given, want in zip(answer["selected"], wanted)]
+        right = [
+            given.tolist() == want.tolist()
+            for given, want in zip(answer["selected"], wanted, strict=True)
+        ]
         figure = "exact_match"
         assert answer["selected"].shape == (rows, count)
     else:
         right = [
-            given.decode() == task.labels[want] for given, want in zip(answer["label"], wanted)
+            given.decode() == task.labels[want]
+            for given, want in zip(answer["label"], wanted, strict=True)
         ]
         figure = "accuracy"
-        chosen = [row.tolist().index(score) for row, score in zip(*_pairs(answer))]
-        assert [task.labels[number].encode() for number in chosen] == answer["label"].tolist()
+        scores = zip(answer["probabilities"].tolist(), answer["score"].tolist(), strict=True)
+        chosen = [task.labels[row.index(score)].encode() for row, score in scores]
+        assert chosen == answer["label"].tolist()
     assert metrics[figure] == pytest.approx(sum(right) / rows if rows else 0.0)
-
-
-def _pairs(answer):
-    return answer["probabilities"], answer["score"].tolist()
