@@ -29,6 +29,8 @@ def main(settings):
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
     encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    for remark in trained.task.remarks(encoded):
+        command.say(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     print(json.dumps(evaluator.metrics(encoded)))
 

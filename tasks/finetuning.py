@@ -118,6 +118,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
         for line in run.changes():
             say(line)
     say(_told(task, encoded, encoded_devs))
+    for path, data in zip((settings.train, *settings.dev), (encoded, *encoded_devs), strict=True):
+        for remark in task.remarks(data):
+            say(f"{path}: {remark}")
     say(
         f"{model.count_params():,} parameters from {run.train['origin']}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "

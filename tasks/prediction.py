@@ -36,13 +36,16 @@ def _batches(rows, size):
 
 
 def _answers(task, answer, rows):
-    """The served model's answer to each good row, as a dict of JSON's types."""
+    """The served model's answer to each good row, as a dict of JSON's types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
     texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
     fields = {name: jsonable(values) for name, values in answer(*texts).items()}
-    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+    return [
+        task.trimmed(dict(zip(fields, row, strict=True)))
+        for row in zip(*fields.values(), strict=True)
+    ]
 
 
 def jsonable(tensor):
