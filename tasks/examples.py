@@ -17,11 +17,15 @@ EXAMPLES_AT_A_TIME = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One row: {input name: string}, its label as the task takes it, and where it stood."""
+    """One row: {input name: string}, its label as the task takes it, and where it stood.
+
+    `id` is its name, where rows have one.
+    """
 
     texts: dict
     label: object
     where: str
+    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

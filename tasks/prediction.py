@@ -11,6 +11,8 @@ from tasks.forms.records import BadRow
 def predict(trained, input_path, output_path, rows_at_a_time, say):
     """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
 
+    Where rows have an id it comes first.
+
     Of the rows only some batches are in memory. A bad one yields {"error": ...} in its place. The
     file appears once it is whole.
     """
@@ -42,9 +44,13 @@ def _answers(task, answer, rows):
         return []
     texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
     fields = {name: jsonable(values) for name, values in answer(*texts).items()}
-    return [
+    answers = [
         task.trimmed(dict(zip(fields, row, strict=True)))
         for row in zip(*fields.values(), strict=True)
+    ]
+    return [
+        answer if row.id is None else {"id": row.id, **answer}
+        for row, answer in zip(good, answers, strict=True)
     ]
 
 

@@ -36,6 +36,7 @@ class Task:
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
     has_windows = False  # Whether an example may be several, with outputs of every token.
     needs_offsets = False  # Whether answers name characters of the text.
+    unused = "not learned from"  # What is said of the rows that `to_learn_from` leaves out.
 
     @classmethod
     def from_dict(cls, values):
