@@ -34,7 +34,8 @@ def read_choices(path, form, labelled=True):
     "swag"  .csv, .tsv or .jsonl with columns sent1, sent2, ending0 to ending3 and label, from 0;
             the prompt is sent1, a choice is sent2 and an ending
     "arc"   .csv without a header: the question, two or more choices, the answer as a letter or as a
-            number from 1; unlabelled, the last field is there and is not looked at
+            number from 1; a row with fewer choices than others has empty fields behind them;
+            unlabelled, the last field is there and is not looked at
     "rows"  .jsonl: "prompt" or "question", "choices": two or more, and either "label", a number
             from 0 or a letter, or "answerKey", a letter or a number from 1; also ARC's own, with
             "question": {"stem", "choices": [{"label", "text"}, ...]}
@@ -76,6 +77,8 @@ def _arc_choice(fields, labelled, where):
     if len(fields) < 4:
         raise Fault(f"{len(fields)} fields, wanted a question, two or more choices and the answer")
     prompt, *choices, answer = fields
+    while choices and not choices[-1].strip():
+        choices.pop()
     return _choice(prompt, choices, answer if labelled else None, 1, where)
 
 

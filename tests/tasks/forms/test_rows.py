@@ -185,11 +185,11 @@ def test_a_file_without_line_ends_is_not_taken_into_memory(tmp_path, monkeypatch
 
 
 def test_rows_are_read_as_they_are_asked_for(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 100_000 + "{")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 20_000 + "{")
     rows = read_rows(tmp_path / "a.jsonl", ("text",))
     assert next(rows).where.endswith(":1") and next(rows).where.endswith(":2")
     *_, last = rows
-    assert last.where.endswith(":100001") and last.message.startswith("not JSON")
+    assert last.where.endswith(":20001") and last.message.startswith("not JSON")
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
