@@ -38,6 +38,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
+    for examples in (train, *devs):
+        if examples.left_out:
+            say(examples.told_left_out())
     num_rows, train = len(train), task.to_learn_from(train)
 
     # The run that is there, or pretrained weights for a new one.
