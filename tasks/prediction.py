@@ -13,8 +13,8 @@ from tasks.forms.records import BadRow
 def predict(trained, input_path, output_path, rows_at_a_time, say):
     """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
 
-    Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields {"error": ...} in its place. The
-    file appears once it is whole.
+    Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields
+    {"error": ...} in its place. The file appears once it is whole.
     """
     count = bad = 0
     with replacing(output_path) as lines:

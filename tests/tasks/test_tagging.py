@@ -1,4 +1,4 @@
-"""Tagging: targets over windows by hand, metrics against seqeval, one answer however it is asked."""
+"""Tagging: targets over windows by hand, metrics against seqeval, one answer however asked."""
 
 import dataclasses
 import json
