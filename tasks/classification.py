@@ -152,14 +152,16 @@ class Classification(TextTask):
 
         Where thresholds are tuned on it, the PR-AUC, which none enters. Else micro F1 of several
         labels; macro F1 where weights, sampling or the loss favour rare classes, whose price is
-        accuracy; and accuracy.
+        accuracy; GLUE's own for its data sets; and accuracy.
         """
         if self.aim:
             return "pr_auc" if self.multi_label else f"{self._prefix}pr_auc"
         if self.multi_label:
             return "micro_f1"
         favours_rare = self.class_weights or self.balanced_sampling or self.focal_gamma
-        return "macro_f1" if favours_rare else "accuracy"
+        if favours_rare:
+            return "macro_f1"
+        return GLUE[self.form].metrics[0] if self.form in GLUE else "accuracy"
 
     @property
     def to_decide(self):

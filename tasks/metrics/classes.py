@@ -23,6 +23,7 @@ def figures_of_one(labels_N, predictions_N, probabilities_NC, names):
     return {
         "accuracy": of_labels.accuracy(labels_N, predictions_N),
         "macro_f1": of_labels.macro_f1(labels_N, predictions_N),
+        "matthews": of_labels.matthews_correlation(labels_N, predictions_N),
         **_named("f1", f1_C, names),
         "ece": expected_calibration_error(probabilities_NC, labels_N),
         "degenerate": _degenerate(labels_N, predictions_N),

@@ -103,6 +103,7 @@ def test_metrics_by_hand():
         {
             "accuracy": 1 / 3,
             "macro_f1": 0.25,
+            "matthews": -0.5,  # (1 * 0 - 1 * 1) / sqrt(2 * 2 * 1 * 1)
             "f1_no": 0,
             "f1_yes": 0.5,
             "f1": 0.5,

@@ -173,6 +173,9 @@ def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, 
         ({"class_weights": (1.0, 2.0, 3.0)}, "macro_f1"),
         ({"balanced_sampling": True}, "macro_f1"),
         ({"rare_label": "c", "aim": "f1", "focal_gamma": 2.0}, "rare_pr_auc"),
+        ({"form": "mnli"}, "accuracy"),
+        ({"form": "cola"}, "matthews"),
+        ({"form": "cola", "focal_gamma": 2.0}, "macro_f1"),
         ({"multi_label": True}, "micro_f1"),
         ({"multi_label": True, "aim": "f1"}, "pr_auc"),
     ],
@@ -244,6 +247,7 @@ def test_figures_of_a_rare_class_by_hand():
         "f1_b": 0,
         "f1_c": 4 / 5,
         "macro_f1": (1 + 0 + 4 / 5) / 3,
+        "matthews": 5 / math.sqrt(10 * 6),  # (3 * 4 - (1 + 0 + 2 * 3)) of 16 - 10 and 16 - 6.
         "rare_f1": 4 / 5,
         "rare_precision": 2 / 3,
         "rare_recall": 1,
@@ -315,7 +319,7 @@ def test_of_many_labels_none_has_a_curve_of_its_own():
     labels = tuple(f"intent {number}" for number in range(21))
     task = Classification(labels=labels, max_seq_length=8)
     figures = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
-    assert set(figures) == {"accuracy", "macro_f1", "ece", "degenerate"}
+    assert set(figures) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
 
 
 def test_one_answer_for_all_is_told_in_words():
