@@ -7,7 +7,7 @@ import dataclasses
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
-from tasks.forms.records import strict
+from tasks.forms.records import BadRow, strict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Task:
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
     has_windows = False  # Whether an example may be several, with outputs of every token.
     needs_offsets = False  # Whether answers name characters of the text.
+    unused = "not learned from"  # What is said of the rows that `to_learn_from` leaves out.
 
     @classmethod
     def from_dict(cls, values):
@@ -54,10 +55,17 @@ class Task:
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     def read(self, path, labelled=True):
-        """All rows of a file as Examples. Raises UserError at the first bad one."""
-        rows = list(strict(self.rows(path, labelled)))
+        """All rows of a file as Examples, less bad ones that are known.
+
+        Raises UserError at the first other bad one, or if none is left.
+        """
+        everything = list(self.rows(path, labelled))
+        rows = list(strict(everything))
+        left_out = tuple(row for row in everything if isinstance(row, BadRow))
+        if not rows:
+            raise UserError(f"{path}: no rows but bad ones, the first {left_out[0]}")
         texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
-        return Examples(texts, [row.label for row in rows] if labelled else [])
+        return Examples(texts, [row.label for row in rows] if labelled else [], left_out)
 
     def to_learn_from(self, examples):
         """Those of the training examples that training takes."""

@@ -9,6 +9,7 @@ Legend: B examples, W windows of all of them, (T) tokens of a text or of a windo
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -43,6 +44,16 @@ class Windows(NamedTuple):
             tf.cast(num_examples, tf.int64),
             validate=False,
         )
+
+    def of_examples(self, first, last):
+        """(the Windows of examples first up to last, and which ones they are as a slice)."""
+        rows = slice(*np.searchsorted(self.owner_W, [first, last]))
+
+        def of_rows(values):
+            return None if values is None else values[rows]
+
+        owner_W, *others = map(of_rows, self[1:])
+        return Windows(Packed(*map(of_rows, self.packed)), owner_W - first, *others), rows
 
     def grid(self, num_examples, num_choices):
         """Which window is which choice of an example, int32 [N, C]; -1 where there is none."""
