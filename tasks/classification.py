@@ -6,6 +6,7 @@ Legend: B texts, C labels.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,6 @@ class Classification(TextTask):
     labels: tuple[str, ...]
 
     kind = "classification"
-    best_metric = "accuracy"
 
     @classmethod
     def from_data(cls, path, *, labels=(), **options):
@@ -55,6 +55,17 @@ class Classification(TextTask):
         return len(self.labels) == 2
 
     @property
+    def best_metric(self):
+        return self._metric_names[0]
+
+    @property
+    def _metric_names(self):
+        """GLUE's own for its data sets."""
+        if self.form in GLUE:
+            return GLUE[self.form].metrics
+        return ("accuracy", "f1" if self.is_binary else "macro_f1")
+
+    @property
     def losses(self):
         return {"label": sigmoid_cross_entropy if self.is_binary else softmax_cross_entropy}
 
@@ -79,10 +90,7 @@ class Classification(TextTask):
     def metrics(self, data, outputs):
         labels_N = data.labels["label"]
         predictions_N = self.probabilities(outputs).numpy().argmax(-1)
-        result = {"accuracy": label_metrics.accuracy(labels_N, predictions_N)}
-        if self.is_binary:
-            return {**result, "f1": label_metrics.f1(labels_N, predictions_N, positive=1)}
-        return {**result, "macro_f1": label_metrics.macro_f1(labels_N, predictions_N)}
+        return {name: _METRICS[name](labels_N, predictions_N) for name in self._metric_names}
 
     def probabilities(self, outputs):
         """{"label": logits} -> float32 [B, C], C = 2 if binary."""
@@ -101,6 +109,14 @@ class Classification(TextTask):
             "probabilities": probabilities_BC,
             "labels": tf.repeat(names_C[tf.newaxis], tf.shape(probabilities_BC)[0], axis=0),
         }
+
+
+_METRICS = {
+    "accuracy": label_metrics.accuracy,
+    "f1": functools.partial(label_metrics.f1, positive=1),
+    "macro_f1": label_metrics.macro_f1,
+    "matthews": label_metrics.matthews_correlation,
+}
 
 
 def _in_order(labels):

@@ -28,7 +28,11 @@ def main(settings):
     command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
+    if examples.left_out:
+        command.say(examples.told_left_out())
     encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    for remark in trained.task.remarks(encoded):
+        command.say(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     print(json.dumps(evaluator.metrics(encoded)))
 

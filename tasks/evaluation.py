@@ -56,7 +56,7 @@ class Evaluator:
 
     def _filled(self, values):
         """So that batches, and replicas, of different lengths can be joined."""
-        if values.shape.rank < 2 or values.shape[1] is not None:
+        if not self.task.has_windows:
             return values
         missing = self.task.max_seq_length - tf.shape(values)[1]
         paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]

@@ -38,6 +38,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
+    for examples in (train, *devs):
+        if examples.left_out:
+            say(examples.told_left_out())
     num_rows, train = len(train), task.to_learn_from(train)
 
     # The run that is there, or pretrained weights for a new one.
@@ -118,6 +121,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
         for line in run.changes():
             say(line)
     say(_told(task, encoded, encoded_devs, num_rows - len(train)))
+    for path, data in zip((settings.train, *settings.dev), (encoded, *encoded_devs), strict=True):
+        for remark in task.remarks(data):
+            say(f"{path}: {remark}")
     say(
         f"{model.count_params():,} parameters from {run.train['origin']}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "

@@ -9,6 +9,8 @@ outputs, or choices.
 import keras
 import tensorflow as tf
 
+import bert_tf.train.losses
+import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its loss and AdamW.
 from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import dense, dropout
@@ -74,8 +76,9 @@ class ChoiceModel(_Model):
         seed = self.encoder.dropout_seed(training, seed)
         pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
         scores_B = self.scores(pooled_BH, seed)[:, 0]
-        scores_QC = tf.gather(scores_B, tf.maximum(windows_QC, 0))
-        return {"choice": tf.where(windows_QC >= 0, scores_QC, MASKED_SCORE)}
+        # One more in front, for choices that there are not.
+        scores_B = tf.pad(scores_B, [[1, 0]], constant_values=MASKED_SCORE)
+        return {"choice": tf.gather(scores_B, windows_QC + 1)}
 
 
 class _TokenWise(_Model):

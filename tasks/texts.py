@@ -47,7 +47,8 @@ class TextTask(Task):
                     yield BadRow(row.where, str(error))
                     continue
             texts = [row.values[column] for column in self._columns]
-            yield Example(dict(zip(self.input_names, texts, strict=True)), label, row.where)
+            texts = dict(zip(self.input_names, texts, strict=True))
+            yield Example(texts, label, row.where, row.values.get("index"))
 
     def encode(self, texts, tokenize, vocabulary):
         segments = [tokenize(texts[name]) for name in self.input_names]

@@ -24,7 +24,8 @@ class Windows(NamedTuple):
     begin_W int32, the number in the long text of the window's first token; offset_W int32, where in
     the sequence that token stands; is_best ragged bool, true at the tokens of the long text of
     which no other window shows more context, so at each token once. Where windows are choices,
-    choice_W int32 is the choice's number.
+    choice_W int32 is the choice's number. Where tokens have labels, is_first ragged bool is true at
+    those that begin a basic token.
     """
 
     packed: Packed
@@ -33,6 +34,7 @@ class Windows(NamedTuple):
     offset_W: tf.Tensor | None = None
     is_best: tf.RaggedTensor | None = None
     choice_W: tf.Tensor | None = None
+    is_first: tf.RaggedTensor | None = None
 
     def by_example(self, of_windows, num_examples):
         """What belongs to each window -> ragged [N, (windows of it), ...]."""

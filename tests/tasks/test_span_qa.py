@@ -112,6 +112,11 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     assert all(row[:4] == ["[CLS]", "my", "bill", "[SEP]"] for row in words)
     assert encoded.labels["start"].tolist() == [0, 5, 0, 5, 7, 0, 0]
     assert encoded.labels["end"].tolist() == [0, 7, 0, 6, 7, 0, 0]
+    short = dataclasses.replace(pipeline.task, max_answer_length=2)
+    assert short.remarks(encoded) == [
+        "1 of 4 answers are in no window, or not where they are said to be",
+        "1 of 4 answers have over 2 tokens",
+    ]
     assert encoded.weights["start"].tolist() == encoded.weights["end"].tolist() == [1.0] * 7
 
 
@@ -203,6 +208,17 @@ def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
     evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy(), 2)
     # Half of both outputs' means, summed: the mean of all.
     assert evaluator.metrics(encoded)["loss"] == pytest.approx(np.mean(wanted), rel=1e-5)
+
+
+def test_answers_that_no_window_holds_are_told(pipeline):
+    rows = [
+        ("a", "b c", [("b", 1)]),
+        ("a", "b c", ["b"]),
+        ("a", " ".join(PLAIN), [" ".join(PLAIN)]),
+    ]
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, flat)
+    told = ["2 of 3 answers are in no window, or not where they are said to be"]
+    assert pipeline.task.remarks(encoded) == told
 
 
 def test_what_is_served(pipeline):
@@ -322,6 +338,7 @@ def test_it_learns(tmp_path, vocabulary):
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert (count, bad) == (16, 0)
     assert [next(iter(line.items())) for line in lines] == [("id", f"q{n}") for n in range(16)]
+    assert all(-1 not in line["nbest_start"] and line["nbest_start"] for line in lines)
     right = [
         line["answer"] == (answers[0][0] if answers else "")
         for line, (_, _, answers) in zip(lines, rows, strict=True)
@@ -355,3 +372,4 @@ def test_the_answers_of_squad_are_tokens(data_dir):
         else:
             assert text in examples.texts["context"][owner_W[w]][start_W[w] : end_W[w]]
     assert (len(found), len(exact)) == (1770, 1742)
+    assert task.remarks(encoded) == ["X"]

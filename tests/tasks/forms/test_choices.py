@@ -6,7 +6,7 @@ import pytest
 
 from bert_tf import UserError
 from tasks.forms.choices import Choice, read_choices
-from tasks.forms.records import BadRow
+from tasks.forms.records import BadRow, strict
 
 
 def read_json(path, *values, labelled=True):
@@ -52,18 +52,19 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
     ]
     wanted = "wanted one of the 3 choices: a letter from A, or a number from 1"
     assert rows[3:] == [
-        BadRow(f"{path}:5", f"the answer is 'E', {wanted}"),
+        BadRow(f"{path}:5", f"the answer is 'E', {wanted}", is_known=True),
         BadRow(f"{path}:6", f"the answer is '0', {wanted}"),
         BadRow(f"{path}:7", f"the answer is '4', {wanted}"),
-        BadRow(f"{path}:8", "0 choices, wanted two or more"),
+        BadRow(f"{path}:8", "no choices, wanted two or more", is_known=True),
         BadRow(f"{path}:9", "3 fields, wanted a question, two or more choices and the answer"),
         Choice("Q", ["a", "b"], 1, f"{path}:10"),
-        BadRow(f"{path}:11", f"the answer is 'C', {wanted.replace('3', '2')}"),
+        BadRow(f"{path}:11", f"the answer is 'C', {wanted.replace('3', '2')}", is_known=True),
         BadRow(f"{path}:12", "choice 2 is empty, wanted text"),
         BadRow(f"{path}:13", f"the answer is 'Ⅲ', {wanted}"),
     ]
     unlabelled = list(read_choices(path, "arc", labelled=False))
     assert unlabelled[3] == Choice("Q", ["a", "b", "c"], None, f"{path}:5")
+    assert unlabelled[6] == BadRow(f"{path}:8", "0 choices, wanted two or more")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,7 @@ def test_arc_is_read_whole(data_dir, name, good, of_three, without_choices, answ
     messages = [row.message for row in rows if isinstance(row, BadRow)]
     assert len(rows) - len(messages) == good
     assert sum(len(row.choices) == 3 for row in rows if isinstance(row, Choice)) == of_three
-    assert messages.count("0 choices, wanted two or more") == without_choices
+    assert messages.count("no choices, wanted two or more") == without_choices
     assert sum(message.startswith("the answer is 'E'") for message in messages) == answer_is_none
     assert len(messages) == without_choices + answer_is_none
+    assert len(list(strict(rows))) == good

@@ -26,6 +26,7 @@ from tasks.metrics.answers import (
         ("AN\tapple\na\u00a0day", "apple day"),
         ("«Über» — 20 %", "«über» — 20"),  # Only ASCII counts as punctuation.
         ("the-end", "theend"),
+        ("on—the—way", "on— —way"),
     ],
 )
 def test_answers_are_normalized(text, wanted):
