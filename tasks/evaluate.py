@@ -31,6 +31,8 @@ def main(settings):
     if examples.left_out:
         command.say(examples.told_left_out())
     encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    for remark in trained.task.remarks(encoded):
+        command.say(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     print(json.dumps(evaluator.metrics(encoded)))
 

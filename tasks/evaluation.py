@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.train.distribution import distribute, gather
 
 
@@ -21,7 +22,7 @@ class Evaluator:
     def outputs(self, encoded):
         """{output name: array [U, ...]} in the order of the units.
 
-        What has an entry a token is filled up with 0 to the task's max_seq_length.
+        What has an entry a token is filled up to the task's max_seq_length, as the heads do.
         """
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
@@ -55,10 +56,11 @@ class Evaluator:
 
     def _filled(self, values):
         """So that batches, and replicas, of different lengths can be joined."""
-        if values.shape.rank < 2 or values.shape[1] is not None:
+        if not self.task.has_windows:
             return values
         missing = self.task.max_seq_length - tf.shape(values)[1]
-        return tf.pad(values, [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)])
+        paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
+        return tf.pad(values, paddings, constant_values=MASKED_SCORE)
 
     def _loss(self, encoded, outputs):
         """As in training, but for dropout and the weights of rare classes."""

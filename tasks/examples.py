@@ -19,13 +19,13 @@ EXAMPLES_AT_A_TIME = 1024
 class Example:
     """One row: {input name: string}, its label as the task takes it, and where it stood.
 
-    `index` is what a test file calls it, whose answers are sent in somewhere.
+    `id` is its name, where rows have one.
     """
 
     texts: dict
     label: object
     where: str
-    index: str | None = None
+    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

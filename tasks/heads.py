@@ -9,6 +9,8 @@ outputs, or choices.
 import keras
 import tensorflow as tf
 
+import bert_tf.train.losses
+import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its loss and AdamW.
 from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import dense, dropout

@@ -13,8 +13,8 @@ from tasks.forms.records import BadRow
 def predict(trained, input_path, output_path, rows_at_a_time, say):
     """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
 
-    Of the rows only some batches are in memory. A bad one yields {"error": ...} in its place. The
-    file appears once it is whole.
+    Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields
+    {"error": ...} in its place. The file appears once it is whole.
     """
     count = bad = 0
     with replacing(output_path) as lines:
@@ -42,9 +42,9 @@ def submit(trained, input_path, output_path, rows_at_a_time, say):
         for row, answer in _answered(trained, input_path, rows_at_a_time, say):
             if answer is None:
                 raise UserError(f"{row}; a submission has to answer every row")
-            if row.index is None:
+            if row.id is None:
                 raise UserError(f"{row.where}: no index; a submission answers a test file")
-            yield row.index, answer["label" if GLUE[form].labels else "value"]
+            yield row.id, answer["label" if GLUE[form].labels else "value"]
 
     count = -1  # The header is no row.
     with replacing(output_path) as lines:
@@ -68,12 +68,20 @@ def _answered(trained, path, rows_at_a_time, say):
 
 
 def _answers(task, answer, rows):
+    """The served model's answer to each good row, as a dict of JSON's types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
     texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
     fields = {name: jsonable(values) for name, values in answer(*texts).items()}
-    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+    answers = [
+        task.trimmed(dict(zip(fields, row, strict=True)))
+        for row in zip(*fields.values(), strict=True)
+    ]
+    return [
+        answer if row.id is None else {"id": row.id, **answer}
+        for row, answer in zip(good, answers, strict=True)
+    ]
 
 
 def jsonable(tensor):

@@ -39,7 +39,9 @@ class FinetuneSettings:
         "head",
         choices=("head", "tail", "head_tail"),
     )
-    stride: int | None = setting("tokens from one window of a long text to the next", None)
+    stride: int | None = setting(
+        "tokens from one window of a long text to the next (span_qa 128)", None
+    )
     max_query_length: int = setting("tokens a question is cut to", 64)
     max_answer_length: int = setting("tokens an answer has at most", 30)
     # Rare classes.

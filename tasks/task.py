@@ -34,8 +34,9 @@ class Task:
 
     to_decide = ()
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
-    has_windows = False  # Whether an example may become several.
+    has_windows = False  # Whether an example may be several, with outputs of every token.
     needs_offsets = False  # Whether answers name characters of the text.
+    unused = "not learned from"  # What is said of the rows that `to_learn_from` leaves out.
 
     @classmethod
     def from_dict(cls, values):
@@ -84,6 +85,14 @@ class Task:
     def tuned(self, data, outputs):
         """The task with its fields `to_decide` decided on dev data."""
         return self
+
+    def trimmed(self, row):
+        """A row of the answer, {name: JSON value}, less the padding that a batch brings along."""
+        return row
+
+    def remarks(self, data):
+        """What of an EncodedExamples' labels the task cannot say or measure, a line each."""
+        return []
 
     def description(self):
         """What is worth saying of the task beside the number of its rows."""

@@ -152,7 +152,13 @@ def _checked(question, labelled, where):
     for name in ("question", "context", "id", "title"):
         check_text(getattr(question, name), f'"{name}"')
     for text, _ in question.answers:
+        if not text:
+            raise Fault("an answer is empty, wanted text")
         check_text(text, "an answer")
     if labelled and not question.answers and not question.is_impossible:
         raise Fault('no answer, though "is_impossible" is not true')
+    if question.is_impossible and any(text for text, _ in question.answers):
+        raise Fault('"is_impossible" is true, but there are answers')
+    if not question.is_impossible and not all(text for text, _ in question.answers):
+        raise Fault('an answer is empty; of a question that has none, "is_impossible" is true')
     return question

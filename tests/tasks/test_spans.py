@@ -140,7 +140,7 @@ def test_the_best_spans_of_eight_words():
 def test_random_spans_as_the_released_selection_has_them():
     """Windows of no more than n_best tokens, where that one misses none; lengths and texts vary."""
     rng = np.random.default_rng(0)
-    for _ in range(50):
+    for _ in range(20):
         contexts, windows, start, end = random_case(rng, 50, max_seq_length=20)
         longest = int(rng.integers(1, 8))
         best = best_spans(start, end, windows, tf.constant(contexts), 20, longest)

@@ -60,11 +60,15 @@ def test_both_versions_are_read(tmp_path):
 
 
 def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
+    path = tmp_path / "dev.json"
     for start in (16, -1, 1000):
         data = copy.deepcopy(SQUAD)
         data["data"][0]["paragraphs"][0]["qas"][0]["answers"][1]["answer_start"] = start
-        first, _ = read_questions(write(tmp_path / "dev.json", data))
+        first, _ = read_questions(write(path, data))
         assert first.answers[1] == ("in 1997", start) and not first.is_exact
+
+    data["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "1", "answer_start": -4}]
+    assert CONTEXT[-4:-3] == "1" and not next(read_questions(write(path, data))).is_exact
 
 
 # Where something is put, what (None: taken away), the line it makes.
@@ -133,6 +137,7 @@ def test_a_bad_question_stops_nobody(tmp_path):
     qas[0]["question"] = "\ud83d"
     qas[1]["is_impossible"] = False
     qas.append({"id": "q2", "question": "\0", "answers": [], "is_impossible": True})
+    qas.append({"id": "q4", "question": "?", "answers": [{"text": "", "answer_start": 0}]})
     qas.append({"id": "q3", "question": "Who?", "answers": [], "is_impossible": True})
     path = write(tmp_path / "dev.json", data)
     *bad, good = read_questions(path)
@@ -140,6 +145,7 @@ def test_a_bad_question_stops_nobody(tmp_path):
         ': question q0: "question" holds half of a surrogate pair, which is no character',
         ': question q1: no answer, though "is_impossible" is not true',
         ': question q2: "question" holds a NUL, which is no character of a text',
+        ": question q4: an answer is empty, wanted text",
     ]
     assert good.id == "q3"
 
