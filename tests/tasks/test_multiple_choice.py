@@ -36,10 +36,19 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pipeline(config, vocabulary):
     task = MultipleChoice(max_seq_length=10)
-    return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
+    model = task.build_model(config)
+    rng = np.random.default_rng(0)
+    for variable in model.variables:  # So large that choices differ.
+        variable.assign(variable + rng.normal(0.0, 0.3, variable.shape))
+    return Pipeline(task, Tokenizer(vocabulary, True), model)
+
+
+@pytest.fixture(scope="module")
+def signatures(pipeline):
+    return pipeline.signatures()
 
 
 def write(path, questions=QUESTIONS):
@@ -84,8 +93,8 @@ def test_metrics_are_of_the_decision_that_is_answered():
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
 
 
-def test_each_choice_is_read_behind_the_prompt(pipeline):
-    answer = pipeline.signatures()["tokenize"](
+def test_each_choice_is_read_behind_the_prompt(signatures):
+    answer = signatures["tokenize"](
         tf.constant(["the bill", "app"]), tf.constant([["is high", "", "a"], ["", "", ""]])
     )
     assert answer["input_ids"].numpy().tolist() == [
@@ -102,9 +111,9 @@ def test_each_choice_is_read_behind_the_prompt(pipeline):
     assert (answer["input_mask"].numpy() == (answer["input_ids"].numpy() != 0)).all()
 
 
-def test_a_question_is_answered_the_same_in_any_company(pipeline):
+def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
     """Against the encoder, pooler and head on one pair at a time."""
-    answer = pipeline.signatures()["serving_default"]
+    answer = signatures["serving_default"]
     prompts = [prompt for prompt, *_ in QUESTIONS] + ["the bill", ""]
     rows = [choices for _, choices, _ in QUESTIONS] + [["", "broken", ""], ["a", "b"]]
     whole = answer(tf.constant(prompts), tf.ragged.constant(rows).to_tensor(""))
@@ -127,21 +136,21 @@ def test_a_question_is_answered_the_same_in_any_company(pipeline):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (1, 0), (2, 2), (17, 5)])
-def test_rows_without_a_choice_have_no_answer(pipeline, shape):
+def test_rows_without_a_choice_have_no_answer(signatures, shape):
     prompts, choices = tf.fill(shape[:1], "the bill"), tf.fill(shape, "")
-    for name, output in pipeline.signatures().items():
-        if name != "embed":
-            answer = output(prompts, choices)
-            assert all(values.shape[0] == shape[0] for values in answer.values())
-    answer = pipeline.answer(prompt=prompts, choices=choices)
+    tokens = signatures["tokenize"](prompts, choices)
+    assert {tuple(values.shape) for values in tokens.values()} == {(*shape, 0)}
+    answer = signatures["serving_default"](prompts, choices)
     assert answer["choice"].numpy().tolist() == [-1] * shape[0]
     assert answer["probabilities"].shape == shape and not answer["probabilities"].numpy().any()
 
 
 @pytest.mark.parametrize(("prompts", "rows"), [(2, 1), (1, 2)])
-def test_a_prompt_without_choices_and_choices_without_a_prompt_are_refused(pipeline, prompts, rows):
+def test_a_prompt_without_choices_and_choices_without_a_prompt_are_refused(
+    signatures, prompts, rows
+):
     with pytest.raises(tf.errors.InvalidArgumentError, match="wanted choices for each prompt"):
-        pipeline.signatures()["serving_default"](tf.fill([prompts], "a"), tf.fill([rows, 2], "b"))
+        signatures["serving_default"](tf.fill([prompts], "a"), tf.fill([rows, 2], "b"))
 
 
 def test_the_longer_of_prompt_and_choice_is_cut(pipeline):
@@ -167,21 +176,20 @@ def test_a_batch_holds_whole_questions(pipeline, layout):
     assert inputs["windows"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
 
 
-@pytest.mark.parametrize("replica_batch_size", [1, 3])
 def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
-    pipeline, mirrored, replica_batch_size
+    pipeline, signatures, mirrored
 ):
     encoded = EncodedExamples.encode(examples_of(), pipeline, flat)
-    served = pipeline.answer(
-        prompt=tf.constant([prompt for prompt, *_ in QUESTIONS]),
-        choices=tf.ragged.constant([choices for _, choices, _ in QUESTIONS]).to_tensor(""),
+    served = signatures["serving_default"](
+        tf.constant([prompt for prompt, *_ in QUESTIONS]),
+        tf.ragged.constant([choices for _, choices, _ in QUESTIONS]).to_tensor(""),
     )
     with mirrored.scope():
         copy = pipeline.task.build_model(pipeline.model.config)
     for variable, value in zip(copy.variables, pipeline.model.variables, strict=True):
         variable.assign(value)
     for model, strategy in ((pipeline.model, tf.distribute.get_strategy()), (copy, mirrored)):
-        evaluator = Evaluator(pipeline.task, model, strategy, replica_batch_size)
+        evaluator = Evaluator(pipeline.task, model, strategy, 3)
         outputs = evaluator.outputs(encoded)
         found = pipeline.task.answer(None, None, outputs)
         np.testing.assert_allclose(found["probabilities"], served["probabilities"], atol=1e-6)
