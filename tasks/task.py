@@ -82,6 +82,10 @@ class Task:
     def prepare(self, model, examples):
         """Sets what of a new head follows from the training examples."""
 
+    def report(self, data, outputs):
+        """What an evaluation has to tell beside its metrics: tables, as lists, by name."""
+        return {}
+
     def tuned(self, data, outputs):
         """The task with its fields `to_decide` decided on dev data."""
         return self
