@@ -17,7 +17,7 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
     answer = trained.pipeline.signatures()["serving_default"]
     count = bad = 0
     with replacing(output_path) as lines:
-        for rows in _batches(trained.task.rows(input_path, labelled=False), rows_at_a_time):
+        for rows in in_batches(trained.task.rows(input_path, labelled=False), rows_at_a_time):
             answers = iter(_answers(trained.task, answer, rows))
             for row in rows:
                 is_bad = isinstance(row, BadRow)
@@ -29,7 +29,8 @@ def predict(trained, input_path, output_path, rows_at_a_time, say):
     return count, bad
 
 
-def _batches(rows, size):
+def in_batches(rows, size):
+    """Yields lists of `size` rows, the last one maybe shorter."""
     rows = iter(rows)
     while batch := list(itertools.islice(rows, size)):
         yield batch
