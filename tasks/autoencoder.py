@@ -93,7 +93,7 @@ class AutoencoderModel(keras.Model):
 
     def _vectors(self, inputs):
         if "vector" in inputs:
-            return inputs["vector"]
+            return tf.cast(inputs["vector"], tf.float32)
         means_BH = mean_of_tokens(self.encoder(inputs)["sequence"], inputs)
         return tf.math.l2_normalize(means_BH, axis=-1)
 

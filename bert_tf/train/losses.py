@@ -72,7 +72,7 @@ def squared_error(values_B, outputs_B1):
 
 def given_error(labels_B, errors_B):
     """Of a model that says itself how far off it is, as an autoencoder does."""
-    return errors_B
+    return tf.cast(errors_B, tf.float32)
 
 
 def _margins(labels, logits):
