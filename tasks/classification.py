@@ -217,10 +217,10 @@ class Classification(TextTask):
         model.build()
         return model
 
-    def prepare(self, model, examples):
+    def prepare(self, model, encoded):
         if not self.prior_bias:
             return
-        labels, count = self.targets(examples, None)[0]["label"], len(examples)
+        labels, count = encoded.labels["label"], len(encoded)
         if self.multi_label:
             bias = rare_classes.log_odds(labels.sum(0), count)
         elif self.is_binary:
