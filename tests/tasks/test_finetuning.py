@@ -57,10 +57,13 @@ def test_it_learns_and_the_run_directory_says_how(settings):
     assert run.checkpoints.info(run.checkpoints.best_step())["metrics"]["dev_accuracy"] == 1.0
     assert run.task == {
         "kind": "classification",
-        "text_columns": ("text",),
+        "form": "rows",
+        "text_columns": ["text"],
         "label_column": "label",
-        "labels": ("billing", "hardware", "software"),
+        "html_entities": False,
+        "labels": ["billing", "hardware", "software"],
         "max_seq_length": 12,
+        "truncation": "head",
     }
     written = read_json_object(run.file("train.json"))
     assert written["settings"]["learning_rate"] == 1e-2
@@ -257,7 +260,7 @@ def test_sst2_is_known_by_name(settings, tmp_path):
         "dev": (str(tmp_path / "train.tsv"),),
     }
     run = finetune(dataclasses.replace(settings, **changes))
-    assert (run.task["labels"], run.task["text_columns"]) == (("0", "1"), ("sentence",))
+    assert (run.task["labels"], run.task["form"]) == (["0", "1"], "sst2")
     assert set(run.checkpoints.info(2)["metrics"]) == {"dev_accuracy", "dev_f1", "dev_loss"}
     assert read(run.checkpoints.folder(2))["classifier/kernel"].shape == (12, 1)
 
