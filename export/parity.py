@@ -63,10 +63,7 @@ def check(directory, trained):
                     [
                         {
                             "signature": signature,
-                            "inputs": {
-                                name: [base64.b64encode(value).decode("ascii") for value in values]
-                                for name, values in inputs.items()
-                            },
+                            "inputs": {name: _encoded(values) for name, values in inputs.items()},
                         }
                         for signature, inputs in cases
                     ]
@@ -89,22 +86,41 @@ def check(directory, trained):
 
 
 def _cases(trained):
-    """[(signature, {input: [bytes]})], in batches."""
-    names = trained.task.input_names
-    nasty = {name: NASTY if number == 0 else NASTY[::-1] for number, name in enumerate(names)}
+    """[(signature, {input: [bytes], or lists of bytes})], in batches."""
+    task = trained.task
     words = _vocabulary_words(trained.run.vocabulary)
+    nasty, of_words = (
+        {
+            name: _in_lists(values) if task.INPUT_RANKS.get(name) == 2 else values
+            for name, values in zip(task.input_names, orders, strict=False)
+        }
+        for orders in ((NASTY, NASTY[::-1]), (words, words))
+    )
     cases = []
     for signature, inputs, size in (
         ("serving_default", nasty, ROWS_AT_A_TIME),
         ("tokenize", nasty, ROWS_AT_A_TIME),
         ("embed", {"text": NASTY}, ROWS_AT_A_TIME),
-        ("tokenize", dict.fromkeys(names, words), WORDS_AT_A_TIME),
+        ("tokenize", of_words, WORDS_AT_A_TIME),
     ):
         for start in range(0, len(next(iter(inputs.values()))), size):
             cases.append(
                 (signature, {name: values[start : start + size] for name, values in inputs.items()})
             )
     return cases
+
+
+def _in_lists(values):
+    """Lists of each value and none to two of those behind it, filled up with "" to three."""
+    lists = (values[first : first + 1 + first % 3] for first in range(len(values)))
+    return [[*texts, *[b""] * (3 - len(texts))] for texts in lists]
+
+
+def _encoded(value):
+    """Bytes, or lists of them, as JSON takes them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return [_encoded(entry) for entry in value]
 
 
 def _vocabulary_words(vocabulary):
@@ -147,9 +163,13 @@ def _compare(signature, inputs, name, wanted, served):
     if wanted.shape != served.shape:
         # Rows are padded to the longest of the batch: the texts whose own length differs are found
         # below.
-        width = max(wanted.shape[1], served.shape[1])
+        shape = np.maximum(wanted.shape, served.shape)
         wanted, served = (
-            np.pad(array, [(0, 0), (0, width - array.shape[1])], constant_values=-2)
+            np.pad(
+                array,
+                [(0, size - own) for size, own in zip(shape, array.shape, strict=True)],
+                constant_values=b"\xff" if array.dtype.kind == "S" else -2,
+            )
             for array in (wanted, served)
         )
     for row, (want, got) in enumerate(zip(wanted, served, strict=True)):
@@ -166,7 +186,12 @@ def _compare(signature, inputs, name, wanted, served):
 
 
 def _shown(value):
-    text = repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value.tolist())
+    def decoded(value):
+        if isinstance(value, list):
+            return [decoded(entry) for entry in value]
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    text = repr(decoded(value.tolist() if isinstance(value, np.ndarray | np.generic) else value))
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 

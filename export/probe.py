@@ -2,9 +2,9 @@
 
     python -I probe.py MODEL CASES RESULTS
 
-CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}; RESULTS becomes an .npz with
-the outputs of case i under "i/name". This file imports nothing of the project, and makes sure that
-nothing else does.
+CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}, or lists of lists of equal
+length; RESULTS becomes an .npz with the outputs of case i under "i/name". This file imports nothing
+of the project, and makes sure that nothing else does.
 """
 
 import base64
@@ -23,8 +23,7 @@ def main(model_path, cases_path, results_path):
     results = {}
     for number, case in enumerate(cases):
         inputs = {
-            name: tf.constant([base64.b64decode(value) for value in values], tf.string)
-            for name, values in case["inputs"].items()
+            name: tf.constant(decoded(values), tf.string) for name, values in case["inputs"].items()
         }
         for name, output in model.signatures[case["signature"]](**inputs).items():
             # As fixed-width bytes, since numpy would store objects as a pickle.
@@ -34,6 +33,10 @@ def main(model_path, cases_path, results_path):
     ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
     assert not ours, f"the probe has imported {ours}"
     np.savez(results_path, **results)
+
+
+def decoded(value):
+    return base64.b64decode(value) if isinstance(value, str) else [decoded(v) for v in value]
 
 
 if __name__ == "__main__":

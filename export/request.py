@@ -2,7 +2,8 @@
 
     python -m export.request --model_dir=MODELS/name --input text="My invoice is wrong."
 
-An --input may be given several times: for several names, or for several texts of one.
+An --input may be given several times: for several names, or for several texts of one. Where a name
+takes a list a row, as the choices of a question, they are the list of one.
 """
 
 import dataclasses

@@ -7,6 +7,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.errors import UserError
 from export.publishing import versions
+from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
 
@@ -29,22 +30,33 @@ class ServedDirectory:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
 
     def ask(self, inputs, signature="serving_default"):
-        """{input: strings} -> {output: nested lists}. Raises UserError at wrong names."""
+        """{input: strings} -> {output: nested lists}. Raises UserError at wrong names.
+
+        An input [B, C] takes lists of strings, of any length each; strings alone are one such list.
+        """
         signatures = self._model.signatures
         if signature not in signatures:
             raise UserError(f"--signature={signature}: there are {', '.join(sorted(signatures))}")
-        wanted = sorted(signatures[signature].structured_input_signature[1])
-        if sorted(inputs) != wanted:
+        specs = signatures[signature].structured_input_signature[1]
+        if sorted(inputs) != sorted(specs):
             raise UserError(
-                f"--input: {signature} wants {', '.join(wanted)}, got "
+                f"--input: {signature} wants {', '.join(sorted(specs))}, got "
                 f"{', '.join(sorted(inputs)) or 'none'}"
             )
+        inputs = {
+            name: [values] if specs[name].shape.rank == 2 and _are_strings(values) else values
+            for name, values in inputs.items()
+        }
         if len({len(values) for values in inputs.values()}) > 1:
             raise UserError(
                 "--input: every name wants the same number of values, got "
                 + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
             )
         answer = signatures[signature](
-            **{name: tf.constant(values, tf.string) for name, values in inputs.items()}
+            **{name: as_tensor(values, specs[name].shape.rank) for name, values in inputs.items()}
         )
         return {name: jsonable(answer[name]) for name in sorted(answer)}
+
+
+def _are_strings(values):
+    return bool(values) and isinstance(values[0], str | bytes)

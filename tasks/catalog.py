@@ -78,7 +78,7 @@ DATA_SETS = {
     },
     "stsb": DataSet("regression", {"form": "stsb"}),
     "conll": DataSet("tagging", {}),
-    "squad": DataSet("span_qa", {}),
+    "squad": DataSet("span_qa", {"may_be_impossible": False}),
     "squad2": DataSet("span_qa", {"may_be_impossible": True}),
     "swag": DataSet("multiple_choice", {"form": "swag"}),
     "arc": DataSet("multiple_choice", {"form": "arc"}),

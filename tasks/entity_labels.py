@@ -125,19 +125,20 @@ def join_words(sentences):
     return JoinedWords([" ".join(words) for words in sentences], starts_N, splits)
 
 
-def label_words(bio, words, tokens, label_ids_N, vocabulary):
+def label_words(bio, words, tokens, label_ids_N, is_first_T):
     """Labels from the words of a column file -> TokenLabels.
 
     `words` is a JoinedWords, `tokens` its texts' Tokens with offsets, label_ids_N int [N] the
-    words' labels. "U.S." of B-LOC -> U B-LOC, "." I-LOC, S I-LOC, "." I-LOC.
+    words' labels; is_first_T bool [T], the tokens that are first pieces. "U.S." of B-LOC ->
+    U B-LOC, "." I-LOC, S I-LOC, "." I-LOC.
     """
-    ids_T, starts_T, _, begins_S = _end_to_end(words.texts, tokens)
+    starts_T, _, begins_S = _end_to_end(words.texts, tokens)
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
-    basic = np.flatnonzero(first_pieces(vocabulary)[ids_T])
+    basic = np.flatnonzero(is_first_T)
     word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
     spoken_for, place = np.unique(word_of_basic, return_index=True)
 
-    labels_T = np.full(len(ids_T), NO_LABEL, np.int32)
+    labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     labels_T[basic] = bio.inside_C[label_ids_N[word_of_basic]]
     firsts_N = np.full(len(word_starts_N), -1, np.int64)
     firsts_N[spoken_for] = basic[place]
@@ -145,14 +146,15 @@ def label_words(bio, words, tokens, label_ids_N, vocabulary):
     return TokenLabels(labels_T, firsts_N, words.splits)
 
 
-def label_spans(bio, texts, tokens, spans, vocabulary):
+def label_spans(bio, texts, tokens, spans, is_first_T):
     """Labels from character spans -> SpanLabels, where every basic token is a word.
 
-    `tokens` are the texts' with offsets; `spans` a list a text of (start, end, type), as
-    `check_spans` returns them. An entity takes each basic token that it shares a character with.
+    `tokens` are the texts' with offsets; `spans` a list a text of (start, end, type), by their
+    start, no two of which overlap; is_first_T as for words. An entity takes each basic token that
+    it shares a character with.
     """
-    ids_T, starts_T, ends_T, begins_S = _end_to_end(texts, tokens)
-    basic = np.flatnonzero(first_pieces(vocabulary)[ids_T])
+    starts_T, ends_T, begins_S = _end_to_end(texts, tokens)
+    basic = np.flatnonzero(is_first_T)
     starts = starts_T[basic]
     ends = np.maximum.reduceat(ends_T, basic) if len(basic) else ends_T
 
@@ -173,7 +175,7 @@ def label_spans(bio, texts, tokens, spans, vocabulary):
     entities, first, behind = entities[kept], first[kept], behind[kept]
     is_widened = (starts[first] < entities[:, 0]) | (ends[behind - 1] > entities[:, 1])
 
-    labels_T = np.full(len(ids_T), NO_LABEL, np.int32)
+    labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     labels_T[basic] = 0
     begin_ids, sizes = bio.begin_Y[entities[:, 2]], behind - first
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -182,31 +184,6 @@ def label_spans(bio, texts, tokens, spans, vocabulary):
     labels_T[basic[first]] = begin_ids
     splits = np.searchsorted(basic, tokens.ids.row_splits.numpy())
     return SpanLabels(TokenLabels(labels_T, basic, splits), int(is_widened.sum()), num_lost)
-
-
-def check_spans(spans, text, types, where):
-    """(start, end, type) of one text's entities, sorted. Raises UserError at `where`.
-
-    Refused: a range that is no part of the text, a type not in `types`, two that share characters.
-    """
-    for start, end, name in spans:
-        if not 0 <= start < end <= len(text):
-            raise UserError(
-                f"{where}: entity {start} to {end}, wanted 0 <= start < end <= {len(text)}, the "
-                "text's characters"
-            )
-        if name not in types:
-            raise UserError(
-                f"{where}: entity type {name!r} is none of the task's: {', '.join(types)}"
-            )
-    spans = sorted(spans)
-    for (start, end, _), (next_start, next_end, _) in itertools.pairwise(spans):
-        if next_start < end:
-            raise UserError(
-                f"{where}: entities {start} to {end} and {next_start} to {next_end} overlap; a "
-                "token has one label"
-            )
-    return spans
 
 
 def word_predictions(bio, predictions_T, labelled):
@@ -222,13 +199,13 @@ def word_predictions(bio, predictions_T, labelled):
 
 
 def _end_to_end(texts, tokens):
-    """ids, starts, ends [T], counted as if all texts stood end to end; where each text begins."""
+    """starts, ends [T], counted as if all texts stood end to end; where each text begins."""
     begins_S = _splits([len(text) for text in texts])[:-1]
     begins_T = np.repeat(begins_S, tokens.ids.row_lengths().numpy())
     starts_T, ends_T = (
         begins_T + ragged.flat_values.numpy() for ragged in (tokens.starts, tokens.ends)
     )
-    return tokens.ids.flat_values.numpy(), starts_T, ends_T, begins_S
+    return starts_T, ends_T, begins_S
 
 
 def _splits(lengths):

@@ -3,8 +3,8 @@
 What carries a label, and how far an entity reaches, is said in entity_labels.py. Only operations of
 TensorFlow are used, which TF Serving has.
 
-`windows` are tasks.windows.pack_windows's of the texts: a token of a text is looked up in the one
-window where is_best holds for it.
+`windows` are tasks.windows.pack_windows's of the texts, with is_first: a token of a text is looked
+up in the one window where is_best holds for it.
 
 Legend: B texts, W windows of all texts, (L) tokens of a window (ragged), L the longest or more,
 C labels; T tokens of all texts end to end, K basic tokens of those, M entities of all texts, E the
@@ -13,10 +13,11 @@ most of a text.
 
 import tensorflow as tf
 
-from tasks.entity_labels import NO_LABEL, first_pieces
+from bert_tf.text.tokenizer import Tokens
+from tasks.entity_labels import NO_LABEL
 
 
-def entities(texts, windows, logits, bio, vocabulary):
+def entities(texts, windows, logits, bio):
     """Texts string [B], logits [W, L, C] -> the entities of each text, in order.
 
     entity_text, entity_type string [B, E]; entity_start, entity_end int32 [B, E], in characters:
@@ -26,10 +27,7 @@ def entities(texts, windows, logits, bio, vocabulary):
     entity, as conlleval and seqeval have it.
     """
     places_T, owners_T = _best_places(windows)
-    is_first_T = tf.gather(
-        tf.constant(first_pieces(vocabulary)),
-        tf.gather(windows.packed.input_ids.flat_values, places_T),
-    )
+    is_first_T = tf.gather(windows.is_first.flat_values, places_T)
     basic = tf.where(is_first_T)[:, 0]
     basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
     owner_K, place_K = tf.gather(owners_T, basic), tf.gather(places_T, basic)
@@ -37,10 +35,10 @@ def entities(texts, windows, logits, bio, vocabulary):
     end_K = tf.math.unsorted_segment_max(
         tf.gather(windows.packed.ends.flat_values, places_T), basic_of_T, tf.size(basic)
     )
-    probabilities_KC = tf.nn.softmax(
-        tf.cast(_at_places(windows, logits, place_K), tf.float32), axis=-1
-    )
-    label_K = tf.argmax(probabilities_KC, axis=-1)
+    logits_KC = tf.cast(_at_places(windows, logits, place_K), tf.float32)
+    probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
+    # By the logits, as when it is measured: two of them may have one probability in float32.
+    label_K = tf.argmax(logits_KC, axis=-1)
     type_K = tf.gather(bio.type_C, label_K)
 
     continues = (type_K[1:] == type_K[:-1]) & (owner_K[1:] == owner_K[:-1])
@@ -51,9 +49,7 @@ def entities(texts, windows, logits, bio, vocabulary):
     entity_K = tf.where(is_inside_K, tf.cumsum(tf.cast(begins_K, tf.int32)) - 1, -1)  # -1: none.
     start_M, owner_M = tf.gather(start_K, begin), tf.gather(owner_K, begin)
     end_M = tf.math.unsorted_segment_max(end_K, entity_K, tf.size(begin))
-    score_M = tf.math.unsorted_segment_mean(
-        tf.reduce_max(probabilities_KC, axis=-1), entity_K, tf.size(begin)
-    )
+    score_M = tf.math.unsorted_segment_mean(probability_K, entity_K, tf.size(begin))
     num_texts = tf.size(texts, tf.int64)
 
     def of_texts(values_M, padding):
@@ -87,6 +83,20 @@ def in_windows(windows, labels_T):
 def in_text_order(windows, values):
     """Values [W, L, ...] -> [T, ...]: those of the texts' tokens, each from its best window."""
     return _at_places(windows, values, _best_places(windows)[0])
+
+
+def texts_tokens(windows, num_texts):
+    """Windows -> Tokens [num_texts, (T)] with offsets, as they were uncut; is_first bool [T]."""
+    places_T, owners_T = _best_places(windows)
+    packed = windows.packed
+
+    def uncut(ragged):
+        return tf.RaggedTensor.from_value_rowids(
+            tf.gather(ragged.flat_values, places_T), owners_T, num_texts
+        )
+
+    tokens = Tokens(*map(uncut, (packed.input_ids, packed.starts, packed.ends)))
+    return tokens, tf.gather(windows.is_first.flat_values, places_T)
 
 
 def _best_places(windows):

@@ -1,4 +1,4 @@
-"""Measures a fine-tuned run on labelled rows; the last line printed is a JSON object of metrics.
+"""Measures a fine-tuned run on labelled rows; the last line printed is one JSON object of figures.
 
 python -m tasks.evaluate --run=RUN --data=dev.csv
 """
@@ -28,9 +28,17 @@ def main(settings):
     command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
+    if examples.left_out:
+        command.say(examples.told_left_out())
     encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    for remark in trained.task.remarks(encoded):
+        command.say(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
-    print(json.dumps(evaluator.metrics(encoded)))
+    report = evaluator.report(encoded)
+    warning = trained.task.warning(report)
+    if warning:
+        command.say(f"warning: {warning}")
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

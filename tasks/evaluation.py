@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.train.distribution import distribute, gather
 
 
@@ -15,13 +16,17 @@ class Evaluator:
 
     def metrics(self, encoded):
         """{name: figure} of the task's metrics, and the loss, over all examples of a data set."""
+        return self._figures(encoded, self.outputs(encoded))
+
+    def report(self, encoded):
+        """The metrics, and beside them the task's tables."""
         outputs = self.outputs(encoded)
-        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
+        return {**self._figures(encoded, outputs), **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded):
         """{output name: array [U, ...]} in the order of the units.
 
-        What has an entry a token is filled up with 0 to the task's max_seq_length.
+        What has an entry a token is filled up to the task's max_seq_length, as the heads do.
         """
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
@@ -44,6 +49,9 @@ class Evaluator:
             first += len(numbers)
         return result
 
+    def _figures(self, encoded, outputs):
+        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
+
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
         def on_replica(batch):
@@ -55,10 +63,11 @@ class Evaluator:
 
     def _filled(self, values):
         """So that batches, and replicas, of different lengths can be joined."""
-        if values.shape.rank < 2 or values.shape[1] is not None:
+        if not self.task.has_windows:
             return values
         missing = self.task.max_seq_length - tf.shape(values)[1]
-        return tf.pad(values, [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)])
+        paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
+        return tf.pad(values, paddings, constant_values=MASKED_SCORE)
 
     def _loss(self, encoded, outputs):
         """As in training, but for dropout and the weights of rare classes."""

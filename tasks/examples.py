@@ -17,25 +17,35 @@ EXAMPLES_AT_A_TIME = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One row: {input name: string}, its label as the task takes it, and where it stood."""
+    """One row: {input name: string}, its label as the task takes it, and where it stood.
+
+    `id` is its name, where rows have one.
+    """
 
     texts: dict
     label: object
     where: str
+    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
     """{input name: N strings, or lists of strings} and N labels as the task reads them.
 
-    `labels` is empty where a file has none.
+    `labels` is empty where a file has none; `left_out` are the BadRows that are known of its data
+    set.
     """
 
     texts: dict[str, list]
     labels: list
+    left_out: tuple = ()
 
     def __len__(self):
         return len(next(iter(self.texts.values())))
+
+    def told_left_out(self):
+        """How many rows are left out, and the first of them, as a line."""
+        return f"{len(self.left_out)} bad rows left out, the first {self.left_out[0]}"
 
     def where(self, is_kept):
         """The examples whose number `is_kept` is true of."""
@@ -43,6 +53,7 @@ class Examples:
         return Examples(
             {name: [texts[number] for number in kept] for name, texts in self.texts.items()},
             [self.labels[number] for number in kept] if self.labels else [],
+            self.left_out,
         )
 
     def slices(self, size=EXAMPLES_AT_A_TIME):
@@ -53,9 +64,12 @@ class Examples:
             }
 
 
-def as_tensor(texts):
-    """Strings as [N]; lists of strings as [N, C], short ones filled up with ""."""
-    if texts and isinstance(texts[0], (list, tuple)):
+def as_tensor(texts, rank=None):
+    """Strings as [N]; lists of strings as [N, C], short ones filled up with "".
+
+    By their `rank`, 1 or 2; if it is not given, by the first of them.
+    """
+    if rank == 2 or (rank is None and texts and isinstance(texts[0], list | tuple)):
         return tf.ragged.constant(texts, dtype=tf.string, ragged_rank=1).to_tensor("")
     return tf.constant(texts, tf.string)
 

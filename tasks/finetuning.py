@@ -38,7 +38,10 @@ def finetune(settings, say=lambda line: None, strategy=None):
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
-    train = task.to_learn_from(train)
+    for examples in (train, *devs):
+        if examples.left_out:
+            say(examples.told_left_out())
+    num_rows, train = len(train), task.to_learn_from(train)
 
     # The run that is there, or pretrained weights for a new one.
     run = source = None
@@ -117,7 +120,10 @@ def finetune(settings, say=lambda line: None, strategy=None):
     else:
         for line in run.changes():
             say(line)
-    say(_told(task, encoded, encoded_devs))
+    say(_told(task, encoded, encoded_devs, num_rows - len(train)))
+    for path, data in zip((settings.train, *settings.dev), (encoded, *encoded_devs), strict=True):
+        for remark in task.remarks(data):
+            say(f"{path}: {remark}")
     say(
         f"{model.count_params():,} parameters from {run.train['origin']}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
@@ -196,11 +202,13 @@ def _silent(line):
     """What a process says that is not the chief."""
 
 
-def _told(task, train, devs):
+def _told(task, train, devs, num_unused):
     """What there is to learn from, as a line."""
     counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
     windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
-    return f"{task.kind}: {len(train.examples)} rows{windows}, {counts}{task.description()}"
+    unused = f", {num_unused} more {task.unused}" if num_unused else ""
+    rows = f"{len(train.examples)} rows{windows}{unused}"
+    return f"{task.kind}: {rows}, {counts}{task.description()}"
 
 
 def _check_fits(source, task):

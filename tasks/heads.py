@@ -76,8 +76,9 @@ class ChoiceModel(_Model):
         seed = self.encoder.dropout_seed(training, seed)
         pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
         scores_B = self.scores(pooled_BH, seed)[:, 0]
-        scores_QC = tf.gather(scores_B, tf.maximum(windows_QC, 0))
-        return {"choice": tf.where(windows_QC >= 0, scores_QC, MASKED_SCORE)}
+        # One more in front, for choices that there are not.
+        scores_B = tf.pad(scores_B, [[1, 0]], constant_values=MASKED_SCORE)
+        return {"choice": tf.gather(scores_B, windows_QC + 1)}
 
 
 class _TokenWise(_Model):

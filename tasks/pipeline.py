@@ -26,7 +26,7 @@ class Pipeline(tf.Module):
         windows = self._windows(**texts)
         inputs = flat(windows.packed, self.vocabulary)
         if windows.choice_W is not None:
-            inputs["windows"] = windows.grid(*tf.unstack(tf.shape(texts["choices"])))
+            inputs["windows"] = _grid(windows, texts)
         return self.task.answer(texts, windows, self.model(inputs))
 
     def embed(self, text):
@@ -50,6 +50,10 @@ class Pipeline(tf.Module):
         packed = windows.packed
 
         def dense(ragged, padding):
+            if windows.choice_W is not None:
+                # One more in front, for choices that there are not.
+                dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
+                return tf.gather(dense_WL, _grid(windows, texts) + 1)
             if self.task.has_windows:
                 ragged = windows.by_example(ragged, count)
             return ragged.to_tensor(padding)
@@ -89,3 +93,8 @@ class Pipeline(tf.Module):
             for name, rank in zip(names, ranks, strict=True)
         ]
         return tf.function(call, input_signature=specs, autograph=False)
+
+
+def _grid(windows, texts):
+    """Windows.grid of the choices as they were sent, int32 [B, C]."""
+    return windows.grid(*tf.unstack(tf.shape(texts["choices"])))

@@ -14,7 +14,9 @@ from bert_tf.errors import UserError
 class PredictSettings:
     run: str = command.setting("run directory")
     input: str = command.setting("rows in the form of the training; labels are not needed")
-    output: str = command.setting(".jsonl file to write")
+    output: str = command.setting(
+        ".jsonl file to write; of a test file of GLUE also .tsv, a submission"
+    )
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
@@ -31,13 +33,21 @@ class PredictSettings:
 
 
 def main(settings):
-    from tasks.prediction import predict
+    from tasks.prediction import predict, submit
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
-    count, bad = predict(
-        trained, settings.input, settings.output, settings.global_batch_size, command.say
+    arguments = (
+        trained,
+        settings.input,
+        settings.output,
+        settings.global_batch_size,
+        command.say,
     )
+    if settings.output.endswith(".tsv"):
+        command.say(f"{settings.output}: {submit(*arguments)} rows to send in")
+        return
+    count, bad = predict(*arguments)
     wrong = f", {bad} of them bad, answered with their error" if bad else ""
     command.say(f"{settings.output}: {count} rows{wrong}")
 

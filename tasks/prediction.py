@@ -3,46 +3,85 @@
 import itertools
 import json
 
+from bert_tf.errors import UserError
 from bert_tf.files import replacing
 from tasks.examples import as_tensor
+from tasks.forms.glue import GLUE, submission_lines
 from tasks.forms.records import BadRow
 
 
 def predict(trained, input_path, output_path, rows_at_a_time, say):
     """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
 
-    Of the rows only some batches are in memory. A bad one yields {"error": ...} in its place. The
-    file appears once it is whole.
+    Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields
+    {"error": ...} in its place. The file appears once it is whole.
     """
-    answer = trained.pipeline.signatures()["serving_default"]
     count = bad = 0
     with replacing(output_path) as lines:
-        for rows in _batches(trained.task.rows(input_path, labelled=False), rows_at_a_time):
-            answers = iter(_answers(trained.task, answer, rows))
-            for row in rows:
-                is_bad = isinstance(row, BadRow)
-                bad += is_bad
-                line = {"error": f"{row.where}: {row.message}"} if is_bad else next(answers)
-                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += len(rows)
-            say(f"{count} rows")
+        for row, answer in _answered(trained, input_path, rows_at_a_time, say):
+            lines.write(json.dumps(answer or {"error": str(row)}, ensure_ascii=False) + "\n")
+            count += 1
+            bad += answer is None
     return count, bad
 
 
-def _batches(rows, size):
-    rows = iter(rows)
-    while batch := list(itertools.islice(rows, size)):
-        yield batch
+def submit(trained, input_path, output_path, rows_at_a_time, say):
+    """Answers a test file of GLUE as a submission's .tsv; returns the number of rows.
+
+    Raises UserError at a bad row, and where the file is no test file or the task none of GLUE's.
+    """
+    task = trained.task
+    form = getattr(task, "form", None)
+    if form not in GLUE:
+        raise UserError(
+            f"--output={output_path}: .tsv is a submission to GLUE, but {trained.run.path} is of "
+            "none of its data sets; wanted .jsonl"
+        )
+
+    def predictions():
+        for row, answer in _answered(trained, input_path, rows_at_a_time, say):
+            if answer is None:
+                raise UserError(f"{row}; a submission has to answer every row")
+            if row.id is None:
+                raise UserError(f"{row.where}: no index; a submission answers a test file")
+            yield row.id, answer["label" if GLUE[form].labels else "value"]
+
+    count = -1  # The header is no row.
+    with replacing(output_path) as lines:
+        for line in submission_lines(form, predictions()):
+            lines.write(line + "\n")
+            count += 1
+    return count
+
+
+def _answered(trained, path, rows_at_a_time, say):
+    """Yields (row, the served model's answer as a dict of JSON's types; None to a bad row)."""
+    answer = trained.pipeline.signatures()["serving_default"]
+    rows = iter(trained.task.rows(path, labelled=False))
+    count = 0
+    while batch := list(itertools.islice(rows, rows_at_a_time)):
+        answers = iter(_answers(trained.task, answer, batch))
+        for row in batch:
+            yield row, None if isinstance(row, BadRow) else next(answers)
+        count += len(batch)
+        say(f"{count} rows")
 
 
 def _answers(task, answer, rows):
-    """The served model's answer to each good row, as a dict of JSON's types."""
+    """The served model's answer to each good row, as a dict of JSON's types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
     texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
     fields = {name: jsonable(values) for name, values in answer(*texts).items()}
-    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+    answers = [
+        task.trimmed(dict(zip(fields, row, strict=True)))
+        for row in zip(*fields.values(), strict=True)
+    ]
+    return [
+        answer if row.id is None else {"id": row.id, **answer}
+        for row, answer in zip(good, answers, strict=True)
+    ]
 
 
 def jsonable(tensor):

@@ -6,7 +6,7 @@ import pathlib
 
 from bert_tf.command import setting
 from bert_tf.errors import UserError
-from tasks import catalog
+from tasks import catalog, rare_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,9 @@ class FinetuneSettings:
         "head",
         choices=("head", "tail", "head_tail"),
     )
-    stride: int | None = setting("tokens from one window of a long text to the next", None)
+    stride: int | None = setting(
+        "tokens from one window of a long text to the next (span_qa 128)", None
+    )
     max_query_length: int = setting("tokens a question is cut to", 64)
     max_answer_length: int = setting("tokens an answer has at most", 30)
     # Rare classes.
@@ -51,7 +53,7 @@ class FinetuneSettings:
     focal_gamma: float = setting("focal loss: how much easy examples count less (2 is usual)", 0.0)
     prior_bias: bool = setting("begin with the classes' shares as the model's answer", False)
     rare_label: str | None = setting(
-        "the label to be given from a threshold on, tuned on dev", None
+        "the label to be given from a threshold on, tuned on dev (for f1, if no --aim)", None
     )
     aim: str | None = setting(
         "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R", None
@@ -148,6 +150,7 @@ class FinetuneSettings:
         for name in ("text_column", "text_b_column", "label_column"):
             if self._is_given(name) and "form" in self._data_set.options:
                 raise UserError(f"--{name}: the files of {self.task} have columns of their own")
+        rare_classes.check_options(**vars(self))
         for name in ("aim", "calibrate", "rare_label", "patience"):
             if self._is_given(name) and not self.dev:
                 raise UserError(f"--{name}: wants --dev, on which it is decided")

@@ -7,7 +7,7 @@ import dataclasses
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
-from tasks.forms.records import strict
+from tasks.forms.records import BadRow, strict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,9 @@ class Task:
 
     to_decide = ()
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
-    has_windows = False  # Whether an example may become several.
+    has_windows = False  # Whether an example may be several, with outputs of every token.
     needs_offsets = False  # Whether answers name characters of the text.
+    unused = "not learned from"  # What is said of the rows that `to_learn_from` leaves out.
 
     @classmethod
     def from_dict(cls, values):
@@ -54,10 +55,17 @@ class Task:
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     def read(self, path, labelled=True):
-        """All rows of a file as Examples. Raises UserError at the first bad one."""
-        rows = list(strict(self.rows(path, labelled)))
+        """All rows of a file as Examples, less bad ones that are known.
+
+        Raises UserError at the first other bad one, or if none is left.
+        """
+        everything = list(self.rows(path, labelled))
+        rows = list(strict(everything))
+        left_out = tuple(row for row in everything if isinstance(row, BadRow))
+        if not rows:
+            raise UserError(f"{path}: no rows but bad ones, the first {left_out[0]}")
         texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
-        return Examples(texts, [row.label for row in rows] if labelled else [])
+        return Examples(texts, [row.label for row in rows] if labelled else [], left_out)
 
     def to_learn_from(self, examples):
         """Those of the training examples that training takes."""
@@ -74,9 +82,21 @@ class Task:
     def prepare(self, model, examples):
         """Sets what of a new head follows from the training examples."""
 
+    def report(self, data, outputs):
+        """What an evaluation has to tell beside its metrics: tables, as lists, by name."""
+        return {}
+
     def tuned(self, data, outputs):
         """The task with its fields `to_decide` decided on dev data."""
         return self
+
+    def trimmed(self, row):
+        """A row of the answer, {name: JSON value}, less the padding that a batch brings along."""
+        return row
+
+    def remarks(self, data):
+        """What of an EncodedExamples' labels the task cannot say or measure, a line each."""
+        return []
 
     def description(self):
         """What is worth saying of the task beside the number of its rows."""

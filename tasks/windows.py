@@ -9,6 +9,7 @@ Legend: B examples, W windows of all of them, (T) tokens of a text or of a windo
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -23,7 +24,8 @@ class Windows(NamedTuple):
     begin_W int32, the number in the long text of the window's first token; offset_W int32, where in
     the sequence that token stands; is_best ragged bool, true at the tokens of the long text of
     which no other window shows more context, so at each token once. Where windows are choices,
-    choice_W int32 is the choice's number.
+    choice_W int32 is the choice's number. Where tokens have labels, is_first ragged bool is true at
+    those that begin a basic token.
     """
 
     packed: Packed
@@ -32,6 +34,7 @@ class Windows(NamedTuple):
     offset_W: tf.Tensor | None = None
     is_best: tf.RaggedTensor | None = None
     choice_W: tf.Tensor | None = None
+    is_first: tf.RaggedTensor | None = None
 
     def by_example(self, of_windows, num_examples):
         """What belongs to each window -> ragged [N, (windows of it), ...]."""
@@ -41,6 +44,16 @@ class Windows(NamedTuple):
             tf.cast(num_examples, tf.int64),
             validate=False,
         )
+
+    def of_examples(self, first, last):
+        """(the Windows of examples first up to last, and which ones they are as a slice)."""
+        rows = slice(*np.searchsorted(self.owner_W, [first, last]))
+
+        def of_rows(values):
+            return None if values is None else values[rows]
+
+        owner_W, *others = map(of_rows, self[1:])
+        return Windows(Packed(*map(of_rows, self.packed)), owner_W - first, *others), rows
 
     def grid(self, num_examples, num_choices):
         """Which window is which choice of an example, int32 [N, C]; -1 where there is none."""

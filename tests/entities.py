@@ -1,14 +1,13 @@
 """Entities for tests: a small vocabulary, windows made by hand, labels there and back."""
 
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
 from bert_tf import Vocabulary
 from bert_tf.text.packing import Packed
-from tasks.entity_labels import NO_LABEL, BioLabels, join_words, label_words
+from tasks.entity_labels import NO_LABEL, BioLabels, first_pieces, join_words, label_words
 from tasks.entity_spans import entities, in_windows
+from tasks.windows import Windows
 
 ENTRIES = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "
@@ -18,12 +17,8 @@ VOCABULARY = Vocabulary(ENTRIES)
 BIO = BioLabels(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
 
 
-class Windows(NamedTuple):
-    packed: Packed
-    owner_W: tf.Tensor
-    begin_W: tf.Tensor
-    offset_W: tf.Tensor
-    is_best: tf.RaggedTensor
+def firsts(tokens, vocabulary=VOCABULARY):
+    return first_pieces(vocabulary)[tokens.ids.flat_values]
 
 
 def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
@@ -54,6 +49,9 @@ def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
         tf.constant(begins, tf.int32),
         tf.ones([len(owners)], tf.int32),
         tf.ragged.constant(best, tf.bool, ragged_rank=1),
+        is_first=ragged["ids"].with_flat_values(
+            tf.constant(first_pieces(vocabulary)[ragged["ids"].flat_values])
+        ),
     )
 
 
@@ -86,14 +84,14 @@ def found(answer):
 def decoded(texts, tokens, labels_T, bio=BIO, vocabulary=VOCABULARY, **window_sizes):
     windows = windows_of(tokens, vocabulary, **window_sizes)
     logits = logits_of(windows, labels_T, len(bio.labels))
-    return found(entities(tf.constant(texts, tf.string), windows, logits, bio, vocabulary))
+    return found(entities(tf.constant(texts, tf.string), windows, logits, bio))
 
 
 def from_words(tokenizer, sentences, tags, bio=BIO):
     words = join_words(sentences)
     tokens = tokenizer.tokenize_with_offsets(words.texts)
     ids = np.array([bio.labels.index(tag) for of_text in tags for tag in of_text.split()], np.int32)
-    return words, tokens, label_words(bio, words, tokens, ids, tokenizer.vocabulary)
+    return words, tokens, label_words(bio, words, tokens, ids, firsts(tokens, tokenizer.vocabulary))
 
 
 def read_columns(path):

@@ -98,7 +98,8 @@ def like(values, inputs):
     """
     if not isinstance(values, tf.RaggedTensor):
         return values
-    length = None if "row_splits" in inputs else tf.shape(inputs["input_ids"])[1]
+    # Where it is not fixed, the longest row of either is the same.
+    length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
     return values.to_tensor(0, shape=[None, length])
 
 

@@ -75,14 +75,17 @@ def is_chief(strategy):
 def meet(strategy):
     """Waits for all processes."""
     if is_several(strategy):
-        total = tf.function(
-            lambda: strategy.run(
-                lambda: tf.distribute.get_replica_context().all_reduce(
-                    tf.distribute.ReduceOp.SUM, tf.ones([])
-                )
-            )
-        )()
-        float(strategy.experimental_local_results(total)[0])
+        float(strategy.experimental_local_results(_count(strategy))[0])
+
+
+@tf.function(autograph=False)
+def _count(strategy):
+    """How many replicas there are: each has to answer."""
+    return strategy.run(
+        lambda: tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.ones([])
+        )
+    )
 
 
 def make_layout(strategy):

@@ -94,8 +94,8 @@ class Loop:
                     has_stalled = self._has_stalled()
         if has_stalled and step < end:
             self.say(
-                f"stopped early at step {step} of {self.num_train_steps}: {self.patience} "
-                f"evaluations in a row were not better than the best before them"
+                f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
+                f"last {self.patience} evaluation{'s' * (self.patience > 1)}"
             )
 
     def _restore(self, variables):

@@ -7,6 +7,7 @@ from bert_tf.errors import UserError
 from tasks.forms.records import (
     BadRow,
     Fault,
+    KnownFault,
     check_text,
     checked_path,
     csv_records,
@@ -34,7 +35,9 @@ def read_choices(path, form, labelled=True):
     "swag"  .csv, .tsv or .jsonl with columns sent1, sent2, ending0 to ending3 and label, from 0;
             the prompt is sent1, a choice is sent2 and an ending
     "arc"   .csv without a header: the question, two or more choices, the answer as a letter or as a
-            number from 1; unlabelled, the last field is there and is not looked at
+            number from 1; a row with fewer choices than others has empty fields behind them;
+            unlabelled, the last field is there and is not looked at. It is known that some rows
+            have no choices at all, and that some are answered by one that there is not
     "rows"  .jsonl: "prompt" or "question", "choices": two or more, and either "label", a number
             from 0 or a letter, or "answerKey", a letter or a number from 1; also ARC's own, with
             "question": {"stem", "choices": [{"label", "text"}, ...]}
@@ -76,7 +79,18 @@ def _arc_choice(fields, labelled, where):
     if len(fields) < 4:
         raise Fault(f"{len(fields)} fields, wanted a question, two or more choices and the answer")
     prompt, *choices, answer = fields
-    return _choice(prompt, choices, answer if labelled else None, 1, where)
+    while choices and not choices[-1].strip():
+        choices.pop()
+    if labelled and not choices:
+        raise KnownFault("no choices, wanted two or more")
+    row = _choice(prompt, choices, None, 1, where)
+    if labelled:
+        try:
+            row = dataclasses.replace(row, label=_place(answer, len(choices), 1))
+        except Fault as fault:
+            is_known = answer.strip() in tuple(string.ascii_uppercase)
+            raise (KnownFault if is_known else Fault)(str(fault)) from None
+    return row
 
 
 def _read_rows(path, labelled):

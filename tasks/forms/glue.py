@@ -8,7 +8,14 @@ import dataclasses
 import math
 
 from bert_tf.errors import UserError
-from tasks.forms.records import Fault, check_text, checked_path, good_or_bad, tsv_records
+from tasks.forms.records import (
+    Fault,
+    KnownFault,
+    check_text,
+    checked_path,
+    good_or_bad,
+    tsv_records,
+)
 from tasks.forms.rows import Row
 
 
@@ -22,7 +29,7 @@ class GlueTask:
     metrics: tuple[str, ...]
     submissions: tuple[str, ...]  # A file a test set.
     columns_without_header: tuple[str, ...] = ()  # Of train and dev files that have none.
-    skips_malformed: bool = False  # Its labelled files hold broken lines.
+    has_malformed: bool = False  # Its labelled files hold broken lines.
     counts_from_end: bool = False  # The number of columns in front of the texts may vary.
 
     @property
@@ -59,7 +66,7 @@ GLUE = {
         _BINARY,
         ("accuracy", "f1"),
         ("QQP.tsv",),
-        skips_malformed=True,
+        has_malformed=True,
     ),
     "stsb": GlueTask(
         _SENTENCES, "score", (), ("pearson", "spearman"), ("STS-B.tsv",), counts_from_end=True
@@ -81,10 +88,10 @@ def read_glue(name, path, labelled):
 
 
 class GlueRows:
-    """Yields a Row, or a BadRow, a line; `skipped` counts the malformed lines left out so far.
+    """Yields a Row, or a BadRow, a line; malformed lines of QQP are known, if labelled.
 
     Row.values: "text" or "text_a" and "text_b"; with `labelled`, "label" as it is written; from
-    a test file, which is one that has no labels, "index". Only labelled lines of QQP are left out.
+    a test file, which is one that has no labels, "index".
     Raises UserError, when iterated, if a column is missing or the file cannot be read.
     """
 
@@ -93,10 +100,8 @@ class GlueRows:
             raise UserError(f"GLUE task {name!r}: wanted one of {', '.join(GLUE)}")
         self.name, self.task, self.labelled = name, GLUE[name], labelled
         self.path = checked_path(path, (".tsv", ".txt"))
-        self.skipped = 0
 
     def __iter__(self):
-        self.skipped = 0
         header = None
         is_empty = True
         for number, fields in tsv_records(self.path):
@@ -109,10 +114,10 @@ class GlueRows:
                     continue
             is_empty = False
             if self._is_malformed(fields, header):
-                if self.task.skips_malformed and self.labelled:
-                    self.skipped += 1
-                    continue
-                fields = Fault(f"{len(fields)} fields, wanted {len(header)}: {', '.join(header)}")
+                is_known = self.task.has_malformed and self.labelled
+                fields = (KnownFault if is_known else Fault)(
+                    f"{len(fields)} fields, wanted {len(header)}: {', '.join(header)}"
+                )
             yield good_or_bad(f"{self.path}:{number}", fields, self._row, places)
         if is_empty:
             raise UserError(f"{self.path}: no rows in it")

@@ -17,10 +17,14 @@ MAX_LINE_LENGTH = 2**27  # Characters. More is no text, but a line end or a quot
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used: where it stood ("train.csv:17"), and what is wrong with it."""
+    """A row that cannot be used: where it stood ("train.csv:17"), and what is wrong with it.
+
+    `is_known`: its published data set is known to hold such rows, and everybody leaves them out.
+    """
 
     where: str
     message: str
+    is_known: bool = False
 
     def __str__(self):
         return f"{self.where}: {self.message}"
@@ -30,12 +34,20 @@ class Fault(Exception):
     """What is wrong with one record. Its reader makes a BadRow of it."""
 
 
+class KnownFault(Fault):
+    """One that a published data set is known to have."""
+
+
 def strict(items):
-    """The items of a reader, for training. Raises UserError at the first BadRow."""
+    """The items of a reader, for training, less BadRows that are known.
+
+    Raises UserError at the first other BadRow.
+    """
     for item in items:
-        if isinstance(item, BadRow):
+        if not isinstance(item, BadRow):
+            yield item
+        elif not item.is_known:
             raise UserError(str(item))
-        yield item
 
 
 def good_or_bad(where, record, make, *arguments):
@@ -45,7 +57,7 @@ def good_or_bad(where, record, make, *arguments):
             raise record
         return make(record, *arguments, where)
     except Fault as fault:
-        return BadRow(where, str(fault))
+        return BadRow(where, str(fault), isinstance(fault, KnownFault))
 
 
 def checked_path(path, suffixes=None):

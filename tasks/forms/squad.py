@@ -152,7 +152,11 @@ def _checked(question, labelled, where):
     for name in ("question", "context", "id", "title"):
         check_text(getattr(question, name), f'"{name}"')
     for text, _ in question.answers:
+        if not text:
+            raise Fault("an answer is empty, wanted text")
         check_text(text, "an answer")
     if labelled and not question.answers and not question.is_impossible:
         raise Fault('no answer, though "is_impossible" is not true')
+    if question.answers and question.is_impossible:
+        raise Fault('answers, though "is_impossible" is true')
     return question

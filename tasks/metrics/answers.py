@@ -41,13 +41,14 @@ def squad_scores(predictions, golds, version):
 
     predictions: {id: text}. golds: {id: [texts]}; [] and [""] mean that there is no answer.
     Version 2 passes over gold answers without words, and tells the questions that have an answer
-    from those that have not: HasAns_exact_match, HasAns_f1, NoAns_exact_match, NoAns_f1, each pair
-    only if there are such. Raises KeyError at a question without a prediction.
+    from those that have not: has_answer_exact_match, has_answer_f1, no_answer_exact_match,
+    no_answer_f1, each pair only if there are such. Raises KeyError at a question without a
+    prediction.
     """
     each = _each_question(predictions, golds, version)
     scores = _means("", each.values())
     if version == 2:
-        for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
+        for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
             chosen = [each[name] for name, texts in golds.items() if any(texts) == wanted]
             scores |= _means(prefix, chosen) if chosen else {}
     return scores

@@ -95,8 +95,8 @@ def test_it_ends_after_so_many_evaluations_without_a_better_one(train, patience,
         assert stopped == []
     else:
         assert stopped == [
-            f"stopped early at step {last} of 12: {patience} evaluations in a row were not better "
-            "than the best before them"
+            f"stopped early at step {last} of 12: no better score in the last {patience} "
+            f"evaluation{'s' * (patience > 1)}"
         ]
     assert run.is_over(LAST, True, patience)
     assert run.is_over(LAST, True, None) == (last == LAST)

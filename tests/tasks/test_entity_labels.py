@@ -7,12 +7,11 @@ from bert_tf import Tokenizer, UserError, Vocabulary
 from tasks.entity_labels import (
     NO_LABEL,
     BioLabels,
-    check_spans,
     entity_type,
     label_spans,
     word_predictions,
 )
-from tests.entities import BIO, ENTRIES, VOCABULARY, decoded, from_words, read_columns
+from tests.entities import BIO, ENTRIES, VOCABULARY, decoded, firsts, from_words, read_columns
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_character_spans_label_each_basic_token(tokenizer):
         [],
     ]
     tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert named(tokens, result.tokens.labels) == [
         *(("i", "O"), ("met", "O"), ("anna", "B-PER"), ("'", "O")),
         *(("s", "O"), ("paris", "B-LOC"), ("/", "O"), ("london", "B-LOC"), ("!", "O")),
@@ -112,34 +111,17 @@ def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
     texts = ["BerlinAnna York", "a  b"]
     spans = [[(0, 6, "LOC"), (6, 10, "PER")], [(1, 3, "LOC")]]
     tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (1, 2)
     assert decoded(texts, tokens, result.tokens.labels) == [[(0, 10, "LOC", "BerlinAnna")], []]
     # What is left of the second is its own.
     spans[0][1] = (6, 15, "PER")
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (1, 1)
     assert decoded(texts, tokens, result.tokens.labels) == [
         [(0, 10, "LOC", "BerlinAnna"), (11, 15, "PER", "York")],
         [],
     ]
-
-
-@pytest.mark.parametrize(
-    ("span", "message"),
-    [
-        ((3, 3, "LOC"), "a.jsonl:2: entity 3 to 3, wanted 0 <= start < end <= 12"),
-        ((-1, 3, "LOC"), "entity -1 to 3, wanted"),
-        ((9, 13, "LOC"), "entity 9 to 13, wanted"),
-        ((0, 3, "ORG"), "a.jsonl:2: entity type 'ORG' is none of the task's: PER, LOC"),
-        ((4, 6, "LOC"), "a.jsonl:2: entities 4 to 6 and 5 to 8 overlap"),
-    ],
-)
-def test_spans_that_cannot_be_are_refused(span, message):
-    good = [(5, 8, "LOC"), (0, 2, "PER")]
-    assert check_spans(good, "twelve chars", BIO.types, "a.jsonl:2") == good[::-1]
-    with pytest.raises(UserError, match=message):
-        check_spans([*good, span], "twelve chars", BIO.types, "a.jsonl:2")
 
 
 def test_all_entities_of_wnut17_come_back(data_dir):

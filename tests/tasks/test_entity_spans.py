@@ -10,11 +10,12 @@ from bert_tf import Tokenizer
 from bert_tf.text.packing import Packed
 from tasks.entity_labels import label_spans, word_predictions
 from tasks.entity_spans import entities, in_text_order
+from tasks.windows import Windows
 from tests.entities import (
     BIO,
     VOCABULARY,
-    Windows,
     decoded,
+    firsts,
     found,
     from_words,
     logits_of,
@@ -33,7 +34,7 @@ def test_the_answer_by_hand(tokenizer):
     tokens = tokenizer.tokenize_with_offsets(texts)
     windows = windows_of(tokens)
     labels_T = np.array([2, 4, 3, 0, 0, 4, 4, 0, 4, 2], np.int32)
-    answer = entities(texts, windows, logits_of(windows, labels_T, 5), BIO, VOCABULARY)
+    answer = entities(texts, windows, logits_of(windows, labels_T, 5), BIO)
     assert found(answer) == [
         [
             (0, 4, "PER", "Anna"),
@@ -55,7 +56,7 @@ def test_the_score_is_the_mean_of_the_labels_probabilities(tokenizer):
     probabilities[0, 1] = [0.1, 0.1, 0.1, 0.6, 0.1]
     probabilities[0, 2] = [0.05, 0.05, 0.05, 0.05, 0.8]
     probabilities[0, 3] = [0.0, 0.0, 1.0, 0.0, 0.0]  # ##s: nobody looks at it.
-    answer = entities(texts, windows, np.log(probabilities + 1e-30), BIO, VOCABULARY)
+    answer = entities(texts, windows, np.log(probabilities + 1e-30), BIO)
     assert found(answer) == [[(0, 9, "LOC", "new yorks")]]
     np.testing.assert_allclose(answer["entity_score"], [[0.7]], rtol=1e-5)
 
@@ -74,7 +75,7 @@ def test_no_texts_empty_texts_and_no_entities(tokenizer):
         windows = windows_of(tokens)
         labels_T = np.zeros(int(tokens.ids.row_splits[-1]), np.int32)
         answer = entities(
-            tf.constant(texts, tf.string), windows, logits_of(windows, labels_T, 5), BIO, VOCABULARY
+            tf.constant(texts, tf.string), windows, logits_of(windows, labels_T, 5), BIO
         )
         assert {name: values.dtype for name, values in answer.items()} == dtypes
         assert answer["num_entities"].numpy().tolist() == [0] * len(texts)
@@ -93,7 +94,6 @@ def test_bytes_that_are_no_utf8_count_as_python_counts_them(tokenizer):
         windows,
         logits_of(windows, labels_T.astype(np.int32), 5),
         BIO,
-        VOCABULARY,
     )
     text = sent.decode("utf-8", "replace")
     assert [(kind, text[start:end]) for start, end, kind, _ in found(answer)[0]] == [
@@ -135,7 +135,7 @@ def test_spans_come_back_over_any_windows(tokenizer, sizes):
     rng = random.Random(5)
     texts, spans = zip(*(random_text(rng) for _ in range(150)), strict=True)
     tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, VOCABULARY)
+    result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (0, 0)
     wanted = [
         [(start, end, kind, text[start:end]) for start, end, kind in of_text]
@@ -153,16 +153,18 @@ def test_windows_may_come_in_any_order(tokenizer):
         [(10, 14, "LOC"), (18, 26, "LOC")],
     ]
     tokens = tokenizer.tokenize_with_offsets(texts)
-    labels_T = label_spans(BIO, texts, tokens, spans, VOCABULARY).tokens.labels
+    labels_T = label_spans(BIO, texts, tokens, spans, firsts(tokens)).tokens.labels
     windows = windows_of(tokens, size=4, stride=2)
     order = np.random.default_rng(3).permutation(len(windows.owner_W))
     packed = Packed(*(tf.gather(column, order) for column in windows.packed))
-    windows = Windows(packed, *(tf.gather(column, order) for column in windows[1:]))
+    windows = Windows(
+        packed, *(None if column is None else tf.gather(column, order) for column in windows[1:])
+    )
     logits = logits_of(windows, labels_T, 5)
     np.testing.assert_array_equal(
         in_text_order(windows, logits).numpy().argmax(-1)[labels_T >= 0], labels_T[labels_T >= 0]
     )
-    answer = found(entities(texts, windows, logits, BIO, VOCABULARY))
+    answer = found(entities(texts, windows, logits, BIO))
     assert [[entity[:3] for entity in row] for row in answer] == spans
 
 
@@ -192,8 +194,9 @@ def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
         packed = Packed(tokens.ids, tokens.ids, tokens.starts, tokens.ends)
         rows = tf.range(tf.size(lengths))
         is_best = tf.ones_like(tokens.ids, tf.bool)
-        windows = Windows(packed, rows, tf.zeros_like(rows), tf.zeros_like(rows), is_best)
-        return entities(texts, windows, logits, BIO, VOCABULARY)
+        zeros = tf.zeros_like(rows)
+        windows = Windows(packed, rows, zeros, zeros, is_best, is_first=is_best)
+        return entities(texts, windows, logits, BIO)
 
     logits = np.zeros((2, 3, 5), np.float32)
     logits[0, 1, 3] = logits[1, 0, 1] = logits[1, 1, 2] = 9

@@ -77,7 +77,7 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
     )
     said = []
     whole = finetune(settings, said.append)
-    assert any(line.startswith("stopped early at step 12 of 24: 2 eval") for line in said)
+    assert any(line.startswith("stopped early at step 12 of 24: no better score") for line in said)
     assert whole.checkpoints.steps()[-1] == 12
     again = []
     finetune(settings, again.append)

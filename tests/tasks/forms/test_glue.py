@@ -94,17 +94,17 @@ def test_the_diagnostic_set_has_no_labels(tmp_path):
         list(read_glue("ax", path, labelled=True))
 
 
-def test_malformed_lines_of_qqp_are_left_out_and_counted_where_there_are_labels(tmp_path):
+def test_malformed_lines_of_qqp_are_known_where_there_are_labels(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tmp_path / "train.tsv"
     path.write_text(f"{header}\n1\t1\t2\ta\n b\tc\t0\n2\t3\t4\td\te\t1\n3\t4\t5\tf\tg\th\t1\n")
     rows = read_glue("qqp", path, labelled=True)
-    for _ in range(2):  # Counted anew each time.
+    for _ in range(2):  # Read anew each time.
         assert [row.where for row in strict(rows)] == [f"{path}:4"]
-        assert rows.skipped == 3
+    assert [isinstance(row, BadRow) and row.is_known for row in rows] == [True, True, False, True]
     rows = list(read_glue("qqp", path, labelled=False))  # An answer is due to each.
     assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
-    assert rows[0].message.startswith("4 fields, wanted 6: id, qid1")
+    assert rows[0].message.startswith("4 fields, wanted 6: id, qid1") and not rows[0].is_known
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ def test_scores_by_hand():
     assert squad_scores(predictions, golds, version=2) == {
         "exact_match": 2 / 4,
         "f1": pytest.approx((1 + 2 / 3 + 1 + 0) / 4),
-        "HasAns_exact_match": 1 / 2,
-        "HasAns_f1": pytest.approx((1 + 2 / 3) / 2),
-        "NoAns_exact_match": 1 / 2,
-        "NoAns_f1": 1 / 2,
+        "has_answer_exact_match": 1 / 2,
+        "has_answer_f1": pytest.approx((1 + 2 / 3) / 2),
+        "no_answer_exact_match": 1 / 2,
+        "no_answer_f1": 1 / 2,
     }
     first_two = {"q1": golds["q1"], "q2": golds["q2"]}
     assert squad_scores(predictions, first_two, version=1) == {
@@ -81,7 +81,7 @@ def test_scores_by_hand():
 def test_version_2_passes_over_gold_answers_without_words():
     # The question counts as one that has an answer, the right one being "".
     scores = squad_scores({"q": ""}, {"q": ["the"]}, version=2)
-    assert scores == {"exact_match": 1, "f1": 1, "HasAns_exact_match": 1, "HasAns_f1": 1}
+    assert scores == {"exact_match": 1, "f1": 1, "has_answer_exact_match": 1, "has_answer_f1": 1}
     assert squad_scores({"q": ""}, {"q": ["the", "cat"]}, version=2)["exact_match"] == 0
 
 

@@ -1,0 +1,102 @@
+"""Multiple choice: which text goes best with a prompt (SWAG; Devlin et al. 2019, 4.4).
+
+Each choice is read behind the prompt, [CLS] prompt [SEP] choice [SEP], and gets one score; a
+softmax goes over the choices of a question. Questions may differ in how many they have.
+
+Legend: B questions, C choices of the one that has most, W choices of all.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.packing import pack
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.train.losses import softmax_cross_entropy
+from tasks.examples import Example
+from tasks.forms.choices import read_choices
+from tasks.forms.records import BadRow
+from tasks.heads import ChoiceModel
+from tasks.metrics.labels import accuracy
+from tasks.task import Task
+from tasks.windows import Windows
+
+EQUAL = 1e-6  # Probabilities so near are of equal choices; rounding shall not decide.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultipleChoice(Task):
+    """Questions of any number of choices; `form` is that of the files, see forms.choices.
+
+    "" among the choices is no choice: it is never chosen, and its probability is 0. Where there is
+    nothing else the choice is -1.
+    """
+
+    form: str = "rows"
+
+    kind = "multiple_choice"
+    best_metric = "accuracy"
+    input_names = ("prompt", "choices")
+    INPUT_RANKS = {"choices": 2}
+    losses = {"choice": softmax_cross_entropy}
+
+    @classmethod
+    def from_data(cls, path, **options):
+        """The task as the options say it: there is nothing to learn from the file."""
+        return cls(**options)
+
+    def rows(self, path, labelled):
+        for row in read_choices(path, self.form, labelled):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                texts = {"prompt": row.prompt, "choices": row.choices}
+                yield Example(texts, row.label, row.where)
+
+    def encode(self, texts, tokenize, vocabulary):
+        prompt_B, choices_BC = texts["prompt"], texts["choices"]
+        tf.debugging.assert_equal(
+            tf.size(prompt_B), tf.shape(choices_BC)[0], "wanted choices for each prompt"
+        )
+        places_W2 = tf.where(choices_BC != "")
+        owner_W, choice_W = tf.unstack(places_W2, axis=1)
+        prompts = Tokens(
+            *(
+                None if ragged is None else tf.gather(ragged, owner_W)
+                for ragged in tokenize(prompt_B)
+            )
+        )
+        choices = tokenize(tf.gather_nd(choices_BC, places_W2))
+        return Windows(
+            pack([prompts, choices], vocabulary, self.max_seq_length),
+            tf.cast(owner_W, tf.int32),
+            choice_W=tf.cast(choice_W, tf.int32),
+        )
+
+    def targets(self, examples, windows):
+        labels = np.array(examples.labels, np.int32)
+        return {"choice": labels}, {"choice": np.ones(len(labels), np.float32)}
+
+    def build_model(self, config, dtype="float32"):
+        model = ChoiceModel(config, name=self.kind, dtype=dtype)
+        model.build()
+        return model
+
+    def metrics(self, data, outputs):
+        choices_B = self.answer(None, None, outputs)["choice"].numpy()
+        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
+
+    def answer(self, texts, windows, outputs):
+        scores_BC = outputs["choice"]
+        probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
+        # The first of the best, or -1.
+        best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
+        is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
+        count = tf.shape(scores_BC)[1]
+        first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
+        return {
+            "choice": tf.where(first_B < count, first_B, -1),
+            "probabilities": probabilities_BC,
+        }

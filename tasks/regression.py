@@ -1,0 +1,57 @@
+"""Regression: a number for a text or a pair, as STS-B's similarity (Devlin et al. 2019, 4.1).
+
+The output is the number itself, learned by squared error; nothing cuts or scales it.
+
+Legend: N examples, B texts.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from bert_tf.train.losses import squared_error
+from tasks.heads import TextModel
+from tasks.metrics.numbers import mean_squared_error, pearson, spearman
+from tasks.texts import TextTask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regression(TextTask):
+    """A number for a text, or for a pair of texts."""
+
+    kind = "regression"
+    best_metric = "spearman"
+    losses = {"value": squared_error}
+
+    @classmethod
+    def from_data(cls, path, **options):
+        """The task as the options say it: there is nothing to learn from the file."""
+        return cls(**options)
+
+    def label_of(self, text):
+        try:
+            value = np.float32(text)
+        except ValueError:
+            value = np.float32("nan")
+        if not np.isfinite(value):
+            raise ValueError(f"label {text!r}, wanted a number")
+        return float(value)
+
+    def targets(self, examples, windows):
+        values = np.array(examples.labels, np.float32)
+        return {"value": values}, {"value": np.ones(len(values), np.float32)}
+
+    def build_model(self, config, dtype="float32"):
+        model = TextModel(config, 1, output="value", name=self.kind, dtype=dtype)
+        model.build()
+        return model
+
+    def metrics(self, data, outputs):
+        values_N, predictions_N = data.labels["value"], outputs["value"][:, 0]
+        return {
+            metric.__name__: metric(values_N, predictions_N)
+            for metric in (pearson, spearman, mean_squared_error)
+        }
+
+    def answer(self, texts, windows, outputs):
+        return {"value": outputs["value"][:, 0]}

@@ -1,0 +1,245 @@
+"""Questions answered by a span of a context: SQuAD 1.1 and 2.0 (Devlin et al. 2019, 4.2 and 4.3).
+
+A context of any length goes through the model in overlapping windows; [CLS] stands for "no answer".
+Training follows google-research/bert's run_squad.py: a window that does not hold the whole answer
+has none. Unlike there an answer's tokens are found by their offsets, and answered text is cut from
+the context as it was sent.
+
+Legend: N questions, W windows of all of them, T tokens of all windows, L tokens of a window.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.train.losses import half_softmax_cross_entropy
+from tasks.examples import Example
+from tasks.forms.records import BadRow, strict
+from tasks.forms.squad import read_questions
+from tasks.heads import SpanModel
+from tasks.metrics.answers import best_null_threshold, squad_scores
+from tasks.spans import best_spans, decide
+from tasks.task import Task
+from tasks.windows import pack_windows
+
+RELEASED_THRESHOLD = 0.0
+N_BEST = 20  # Answers in a served one, as released.
+MEASURED_AT_A_TIME = 256  # Questions, so that the memory of their spans is bounded.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanQA(Task):
+    """One task of this kind. A label is the tuple of answers (text, start), () if there is none.
+
+    A question is cut to `max_query_length` tokens, windows begin `stride` tokens apart. With
+    `may_be_impossible` there is no answer where the no-answer score is above `null_threshold`,
+    which until it is decided is the released one.
+    """
+
+    stride: int = 128
+    max_query_length: int = 64
+    max_answer_length: int = 30
+    may_be_impossible: bool = False
+    null_threshold: float | None = None
+
+    kind = "span_qa"
+    best_metric = "f1"
+    input_names = ("question", "context")
+    losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
+    has_windows = True
+    needs_offsets = True
+    unused = "whose answer does not stand in its context, not learned from"
+
+    @classmethod
+    def from_data(cls, path, *, may_be_impossible=None, **options):
+        """The task of a training file; None: there may be no answer if a question has none."""
+        task = cls(may_be_impossible=bool(may_be_impossible), **options)
+        if may_be_impossible is None:
+            questions = strict(read_questions(path))
+            task = dataclasses.replace(
+                task, may_be_impossible=any(question.is_impossible for question in questions)
+            )
+        return task
+
+    def __post_init__(self):
+        room = self.max_query_length + 3
+        if self.max_seq_length <= room:
+            raise UserError(
+                f"--max_seq_length={self.max_seq_length}: holds no token of a context beside "
+                f"--max_query_length={self.max_query_length} and 3 of [CLS] and [SEP]; wanted at "
+                f"least {room + 1}"
+            )
+
+    @property
+    def to_decide(self):
+        return ("null_threshold",) if self.may_be_impossible else ()
+
+    def description(self):
+        return "; a question may have no answer" if self.may_be_impossible else ""
+
+    def rows(self, path, labelled):
+        for question in read_questions(path, labelled):
+            if isinstance(question, BadRow):
+                yield question
+                continue
+            if question.is_impossible and not self.may_be_impossible:
+                yield BadRow(
+                    question.where,
+                    "has no answer, but the task is one where each question has; for such data "
+                    "train with --task=squad2",
+                )
+                continue
+            texts = {"question": question.question, "context": question.context}
+            yield Example(texts, tuple(question.answers), question.where, question.id)
+
+    def to_learn_from(self, examples):
+        """Questions whose first answer stands where it is said to, or that have none."""
+        spans = _spans(examples)
+        kept = examples.where(lambda number: spans[number] or not examples.labels[number])
+        if not kept:
+            raise UserError("no answer of the training questions stands in its context")
+        return kept
+
+    def encode(self, texts, tokenize, vocabulary):
+        return pack_windows(
+            tokenize(texts["question"]),
+            tokenize(texts["context"]),
+            vocabulary,
+            self.max_seq_length,
+            self.stride,
+            self.max_query_length,
+        )
+
+    def targets(self, examples, windows):
+        """Where in each window the first answer's first and last token stand, or [CLS].
+
+        These are the tokens that hold a character of it.
+        """
+        start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
+        owner_W, packed = windows.owner_W.numpy(), windows.packed
+        owner_T = owner_W[packed.input_ids.value_rowids().numpy()]
+        is_answer_T = packed.segment_ids.flat_values.numpy() == 1
+        is_answer_T &= packed.starts.flat_values.numpy() < end_N[owner_T]
+        is_answer_T &= packed.ends.flat_values.numpy() > start_N[owner_T]
+
+        # How many tokens an answer has: each is the best of its kind in one window.
+        is_counted_T = is_answer_T & windows.is_best.flat_values.numpy()
+        size_N = np.bincount(owner_T[is_counted_T], minlength=len(examples))
+        splits = packed.input_ids.row_splits.numpy()
+        answered_W = np.diff(np.concatenate([[0], np.cumsum(is_answer_T)])[splits])
+        is_whole_W = (answered_W == size_N[owner_W]) & (answered_W > 0)
+        first_W = np.zeros(len(owner_W), np.int32)
+        places_A = np.flatnonzero(is_answer_T)
+        first_W[is_whole_W] = (
+            places_A[np.searchsorted(places_A, splits[:-1][is_whole_W])] - splits[:-1][is_whole_W]
+        )
+        last_W = np.where(is_whole_W, first_W + answered_W - 1, 0).astype(np.int32)
+        ones_W = np.ones(len(owner_W), np.float32)
+        return {"start": first_W, "end": last_W}, {"start": ones_W, "end": ones_W}
+
+    def remarks(self, data):
+        """How many first answers no window holds, and how many are longer than an answer may be."""
+        first_W, last_W = data.labels["start"], data.labels["end"]
+        holders = data.windows.owner_W.numpy()[first_W > 0]
+        size_N = np.zeros(len(data.examples), np.int32)
+        size_N[holders] = (last_W - first_W + 1)[first_W > 0]
+        size_N = size_N[[bool(answers) for answers in data.examples.labels]]
+        counts = {
+            "answers are in no window, or not where they are said to be": size_N == 0,
+            f"answers have over {self.max_answer_length} tokens": size_N > self.max_answer_length,
+        }
+        return [
+            f"{is_so_N.sum()} of {len(size_N)} {what}"
+            for what, is_so_N in counts.items()
+            if is_so_N.any()
+        ]
+
+    def build_model(self, config, dtype="float32"):
+        model = SpanModel(config, name=self.kind, dtype=dtype)
+        model.build()
+        return model
+
+    def metrics(self, data, outputs):
+        """Exact match and F1 of evaluate-v1.1 or, where there may be no answer, v2.0.
+
+        The latter apart for questions that have an answer and that have none, with the best
+        threshold for this very data (best_f1), and once decided with the released one (f1_at_0).
+        """
+        golds, best = _golds(data.examples), self._best(data, outputs)
+        if not self.may_be_impossible:
+            return squad_scores(_texts(decide(best)["answer"]), golds, version=1)
+
+        def scores(threshold):
+            return squad_scores(_texts(decide(best, threshold)["answer"]), golds, version=2)
+
+        result = scores(self._threshold)
+        threshold, of_best = _tuned_threshold(best, golds)
+        result |= {"best_f1": of_best["f1"], "best_null_threshold": threshold}
+        if self.null_threshold is not None:
+            released = scores(RELEASED_THRESHOLD)
+            result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
+        return result
+
+    def tuned(self, data, outputs):
+        if not self.may_be_impossible:
+            return self
+        threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
+        return dataclasses.replace(self, null_threshold=threshold)
+
+    def answer(self, texts, windows, outputs):
+        best = self._best_spans(outputs, windows, texts["context"], N_BEST)
+        return decide(best, self._threshold)
+
+    def trimmed(self, row):
+        count = sum(start >= 0 for start in row["nbest_start"])
+        return {
+            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
+        }
+
+    @property
+    def _threshold(self):
+        if self.may_be_impossible and self.null_threshold is None:
+            return RELEASED_THRESHOLD
+        return self.null_threshold
+
+    def _best_spans(self, outputs, windows, contexts, n_best):
+        return best_spans(
+            outputs["start"], outputs["end"], windows, contexts, n_best, self.max_answer_length
+        )
+
+    def _best(self, data, outputs):
+        """The best span of each question of a data set, as `best_spans` has it; n_best is 1."""
+        parts, first = [], 0
+        for texts in data.examples.slices(MEASURED_AT_A_TIME):
+            last = first + len(texts["context"])
+            windows, rows = data.windows.of_examples(first, last)
+            of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
+            parts.append(self._best_spans(of_slice, windows, texts["context"], n_best=1))
+            first = last
+        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+
+
+def _spans(examples):
+    """Of each question the first answer's (start, end) in characters, None if not as it says."""
+    spans = []
+    for context, answers in zip(examples.texts["context"], examples.labels, strict=True):
+        text, start = answers[0] if answers else ("", 0)
+        is_there = text and start >= 0 and context[start : start + len(text)] == text
+        spans.append((start, start + len(text)) if is_there else None)
+    return spans
+
+
+def _golds(examples):
+    return {number: [text for text, _ in answers] for number, answers in enumerate(examples.labels)}
+
+
+def _texts(strings_N):
+    return {number: text.decode() for number, text in enumerate(strings_N.numpy())}
+
+
+def _tuned_threshold(best, golds):
+    """(threshold, the figures that come with it), of what `best_spans` found for each question."""
+    scores_N = decide(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
+    return best_null_threshold(dict(enumerate(scores_N)), _texts(best["text"][:, 0]), golds)

@@ -1,0 +1,238 @@
+"""GLUE by name: its files, its metrics, and what is sent in; in the published forms, made up."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks.catalog import DATA_SETS, task_class
+from tasks.finetuning import finetune
+from tasks.prediction import submit
+from tasks.trained import Trained
+from tests import small
+
+_OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
+_OF_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+_PAIR = "index\tsentence1\tsentence2"
+_ENTAILMENT = ("entailment", "not_entailment")
+
+# Of each data set: header and row of a labelled file, of a test file; labels; metrics.
+FORMS = {
+    "cola": (
+        ("", "gj04\t{label}\t*\t{a}"),
+        ("index\tsentence", "{index}\t{a}"),
+        ("0", "1"),
+        ["matthews"],
+    ),
+    "sst2": (
+        ("sentence\tlabel\n", "{a}\t{label}"),
+        ("index\tsentence", "{index}\t{a}"),
+        ("0", "1"),
+        ["accuracy"],
+    ),
+    "mrpc": (
+        ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "{label}\t7\t8\t{a}\t{b}"),
+        ("\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String", "{index}\t7\t8\t{a}\t{b}"),
+        ("0", "1"),
+        ["accuracy", "f1"],
+    ),
+    "qqp": (
+        (
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\tbroken\n",
+            "1\t2\t3\t{a}\t{b}\t{label}",
+        ),
+        ("id\tquestion1\tquestion2", "{index}\t{a}\t{b}"),
+        ("0", "1"),
+        ["accuracy", "f1"],
+    ),
+    "stsb": (
+        (f"{_OF_STSB}\tscore\n", "0\tg\tf\t12\t1\tn\tn\t{a}\t{b}\t{label}"),
+        (_OF_STSB, "{index}\tg\tf\t12\t1\tn\tn\t{a}\t{b}"),
+        ("0.000", "2.500", "5.000"),
+        ["pearson", "spearman", "mean_squared_error"],
+    ),
+    "mnli": (
+        (
+            f"{_OF_NLI}\tlabel1\tgold_label\n",
+            "0\t1\t1n\tg\t(\t(\tq\tq\t{a}\t{b}\tneutral\t{label}",
+        ),
+        (_OF_NLI, "{index}\t1\t1n\tg\t(\t(\tq\tq\t{a}\t{b}"),
+        ("contradiction", "entailment", "neutral"),
+        ["accuracy"],
+    ),
+    "qnli": (
+        ("index\tquestion\tsentence\tlabel\n", "0\t{a}\t{b}\t{label}"),
+        ("index\tquestion\tsentence", "{index}\t{a}\t{b}"),
+        _ENTAILMENT,
+        ["accuracy"],
+    ),
+    "rte": (
+        (f"{_PAIR}\tlabel\n", "0\t{a}\t{b}\t{label}"),
+        (_PAIR, "{index}\t{a}\t{b}"),
+        _ENTAILMENT,
+        ["accuracy"],
+    ),
+    "wnli": (
+        (f"{_PAIR}\tlabel\n", "0\t{a}\t{b}\t{label}"),
+        (_PAIR, "{index}\t{a}\t{b}"),
+        ("0", "1"),
+        ["accuracy"],
+    ),
+}
+TEXTS = [
+    ('the bill "is high', "broken"),
+    ("my screen", "is broken"),
+    ("a", "b"),
+    ("the app", "open"),
+    ("my app", "not open"),
+    ("b", "c"),
+]
+
+
+def write_labelled(path, name):
+    (header, row), _, labels, _ = FORMS[name]
+    lines = [
+        row.format(label=labels[number % len(labels)], a=a, b=b)
+        for number, (a, b) in enumerate(TEXTS)
+    ]
+    path.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_test(path, name):
+    """Of the first two texts, indexed from 10."""
+    _, (header, row), *_ = FORMS[name]
+    lines = [row.format(index=number + 10, a=a, b=b) for number, (a, b) in enumerate(TEXTS[:2])]
+    path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+    return path
+
+
+def task_of(path, name):
+    data_set = DATA_SETS[name]
+    return task_class(data_set.kind).from_data(path, max_seq_length=12, **data_set.options)
+
+
+def answering(task, outputs):
+    """A trained run that gives these outputs to whatever it is asked."""
+    pipeline = types.SimpleNamespace(
+        signatures=lambda: {"serving_default": lambda *texts: task.answer({}, None, outputs)}
+    )
+    run = types.SimpleNamespace(path="run")
+    return types.SimpleNamespace(task=task, pipeline=pipeline, run=run)
+
+
+def write_submission(trained, path, output):
+    return submit(trained, path, output, 64, lambda line: None)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name):
+    *_, labels, metrics = FORMS[name]
+    path = write_labelled(tmp_path / "dev.tsv", name)
+    task = task_of(path, name)
+    examples = task.read(path)
+    assert len(examples.left_out) == (name == "qqp")
+    texts = list(zip(*examples.texts.values(), strict=True))
+    assert texts == [texts[: len(task.input_names)] for texts in TEXTS]
+    if task.kind == "regression":
+        right, wanted = {"value": np.array(examples.labels)[:, None]}, "{:.3f}"
+        assert examples.labels == [0.0, 2.5, 5.0, 0.0, 2.5, 5.0]
+    else:
+        right, wanted = {"label": np.eye(len(labels))[examples.labels] * 9}, "{}"
+        if len(labels) == 2:
+            right = {"label": right["label"][:, 1:] - 4.5}
+        assert task.labels == labels
+        assert examples.labels == [number % len(labels) for number in range(6)]
+    data = types.SimpleNamespace(labels=task.targets(examples, None)[0])
+    figures = task.metrics(data, right)
+    assert list(figures) == metrics and task.best_metric in metrics
+    assert task.best_metric == ("spearman" if name == "stsb" else metrics[0])
+    perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in metrics}
+    assert figures == pytest.approx(perfect)
+
+    first_two = {name: tf.constant(values[:2], tf.float32) for name, values in right.items()}
+    output = tmp_path / "test.tsv"
+    count = write_submission(
+        answering(task, first_two), write_test(tmp_path / "in.tsv", name), output
+    )
+    lines = [f"{number + 10}\t{labels[number]}" for number in range(2)]
+    assert (count, output.read_text().split("\n")) == (2, ["index\tprediction", *lines, ""])
+
+
+def test_f1_and_matthews_are_of_the_second_label(tmp_path):
+    """True positives 1, false negatives 1, false positives 2, true negatives 2."""
+    labels = np.array([1, 1, 0, 0, 0, 0], np.int32)
+    logits = np.array([[1], [-1], [1], [1], [-1], [-1]], np.float32)
+    figures = {}
+    for name in ("cola", "qqp"):
+        task = task_of(write_labelled(tmp_path / "dev.tsv", name), name)
+        data = types.SimpleNamespace(labels={"label": labels})
+        figures |= task.metrics(data, {"label": logits})
+    assert figures == pytest.approx({"accuracy": 0.5, "f1": 0.4, "matthews": 0.0})
+    logits[3] = -1
+    figures = task_of(write_labelled(tmp_path / "dev.tsv", "cola"), "cola").metrics(
+        data, {"label": logits}
+    )
+    assert figures == pytest.approx({"matthews": (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)})
+
+
+def test_a_submission_is_whole_or_is_not_there(tmp_path):
+    task = task_of(write_labelled(tmp_path / "dev.tsv", "rte"), "rte")
+    trained = answering(task, {"label": tf.constant([[1.0], [1.0]])})
+    path, output = write_test(tmp_path / "in.tsv", "rte"), tmp_path / "RTE.tsv"
+    with open(path, "a") as file:
+        file.write("12\tno second text\n")
+    with pytest.raises(UserError, match="in.tsv:4: 2 fields, wanted 3: .*has to answer every row"):
+        write_submission(trained, path, output)
+    with pytest.raises(UserError, match="dev.tsv:2: no index; a submission answers a test file"):
+        write_submission(trained, tmp_path / "dev.tsv", output)
+    task = task_class("classification")(labels=("a", "b"), max_seq_length=12)
+    with pytest.raises(UserError, match=".tsv is a submission to GLUE, but run is of none of its"):
+        write_submission(answering(task, None), path, output)
+    assert not output.exists()
+
+
+def test_the_diagnostic_set_is_answered_by_a_task_of_mnli(tmp_path):
+    task = task_of(write_labelled(tmp_path / "dev.tsv", "mnli"), "mnli")
+    path = tmp_path / "diagnostic.tsv"
+    path.write_text(f"{_PAIR}\n5\ta\tb\n")
+    trained = answering(task, {"label": tf.constant([[0.0, 0.0, 1.0]])})
+    assert write_submission(trained, path, tmp_path / "AX.tsv") == 1
+    assert (tmp_path / "AX.tsv").read_text() == "index\tprediction\n5\tneutral\n"
+
+
+@pytest.mark.parametrize("name", ["cola", "mnli", "stsb"])
+def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
+    devs = [write_labelled(tmp_path / f"{part}.tsv", name) for part in ("matched", "mismatched")]
+    devs = devs if name == "mnli" else devs[:1]
+    settings = small.settings(
+        huggingface_dir,
+        {"train": devs[0], "dev": devs[0]},
+        tmp_path / "run",
+        task=name,
+        dev=tuple(map(str, devs)),
+        epochs=1,
+    )
+    run = finetune(settings)
+    metrics = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    wanted = [*FORMS[name][3], "loss"]
+    both = ("dev", "dev2")[: len(devs)]
+    assert set(metrics) == {f"{dev}_{metric}" for dev in both for metric in wanted}
+    path, output = write_test(tmp_path / "test.tsv", name), tmp_path / "submission.tsv"
+    trained = Trained.open(run.path)
+    assert write_submission(trained, path, output) == 2
+    header, *lines = output.read_text().splitlines()
+    assert header == "index\tprediction" and [line[:3] for line in lines] == ["10\t", "11\t"]
+    answer = trained.pipeline.signatures()["serving_default"]
+    texts = [text[: len(trained.task.input_names)] for text in TEXTS[:2]]
+    answers = answer(*map(tf.constant, zip(*texts, strict=True)))
+    for number, line in enumerate(lines):
+        prediction = line.split("\t")[1]
+        if name == "stsb":
+            value = np.clip(answers["value"][number], 0, 5)
+            assert float(prediction) == pytest.approx(value, abs=6e-4)
+        else:
+            assert prediction == answers["label"][number].numpy().decode()

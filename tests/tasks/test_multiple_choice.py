@@ -1,0 +1,294 @@
+"""Multiple choice on literals, rows that differ in their number of choices, from file to answer."""
+
+import csv
+import dataclasses
+import json
+import math
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer, UserError
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.packing import flat, padded
+from tasks.catalog import task_from_dict
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples, Examples
+from tasks.finetuning import finetune
+from tasks.multiple_choice import MultipleChoice
+from tasks.pipeline import Pipeline
+from tasks.prediction import predict
+from tasks.trained import Trained
+from tests import small
+
+# The right choice names what the prompt does; it stands in any place, among two to four.
+QUESTIONS = [
+    ("the bill", ["is too high", "not open"], 0),
+    ("my bill", ["broken", "not open", "is high !"], 2),
+    ("the screen", ["is high", "is broken"], 1),
+    ("my screen", ["is broken !", "too high", "does not open"], 0),
+    ("the app", ["is too high", "broken", "a", "does not open"], 3),
+    ("my app", ["does not open !", "broken"], 0),
+    ("a bill", ["a", "b", "too high", "c"], 2),
+    ("a screen", ["b", "broken", "high"], 1),
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline(config, vocabulary):
+    task = MultipleChoice(max_seq_length=10)
+    model = task.build_model(config)
+    rng = np.random.default_rng(0)
+    for variable in model.variables:  # So large that choices differ.
+        variable.assign(variable + rng.normal(0.0, 0.3, variable.shape))
+    return Pipeline(task, Tokenizer(vocabulary, True), model)
+
+
+@pytest.fixture(scope="module")
+def signatures(pipeline):
+    return pipeline.signatures()
+
+
+def write(path, questions=QUESTIONS):
+    lines = [
+        {"prompt": prompt, "choices": choices, "label": label}
+        for prompt, choices, label in questions
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def examples_of(questions=QUESTIONS):
+    prompts, choices, labels = zip(*questions, strict=True)
+    return Examples({"prompt": list(prompts), "choices": list(choices)}, list(labels))
+
+
+def test_the_answer_by_hand():
+    scores = tf.constant(
+        [
+            [0.0, math.log(3), MASKED_SCORE],
+            [MASKED_SCORE, MASKED_SCORE, MASKED_SCORE],
+            [MASKED_SCORE, 5.0, MASKED_SCORE],
+            [0.0, math.log(4.5) + 1e-7, math.log(4.5)],
+        ]
+    )
+    answer = MultipleChoice(max_seq_length=12).answer(None, None, {"choice": scores})
+    np.testing.assert_allclose(
+        answer["probabilities"], [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]], 1e-5
+    )
+    # The last two are equal but for rounding: the first of them, whichever way that goes.
+    assert answer["choice"].numpy().tolist() == [1, -1, 1, 1]
+    swapped = MultipleChoice(max_seq_length=12).answer(
+        None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
+    )
+    assert swapped["choice"].numpy().tolist() == [2, -1, 2, 1]
+
+
+def test_metrics_are_of_the_decision_that_is_answered():
+    task = MultipleChoice(max_seq_length=12)
+    scores = np.array([[0, 2, 1], [3, 1, MASKED_SCORE], [1, 1, 1], [0, 1, 2]], np.float32)
+    data = types.SimpleNamespace(labels={"choice": np.array([1, 1, 0, 2], np.int32)})
+    assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
+
+
+def test_each_choice_is_read_behind_the_prompt(signatures):
+    answer = signatures["tokenize"](
+        tf.constant(["the bill", "app"]), tf.constant([["is high", "", "a"], ["", "", ""]])
+    )
+    assert answer["input_ids"].numpy().tolist() == [
+        [[2, 5, 6, 3, 7, 9, 3], [0] * 7, [2, 5, 6, 3, 22, 3, 0]],
+        [[0] * 7] * 3,
+    ]
+    assert answer["segment_ids"][0].numpy().tolist() == [
+        [0, 0, 0, 0, 1, 1, 1],
+        [0] * 7,
+        [0, 0, 0, 0, 1, 1, 0],
+    ]
+    assert answer["start"][0, 0].numpy().tolist() == [-1, 0, 4, -1, 0, 3, -1]
+    assert answer["end"][0, 0].numpy().tolist() == [-1, 3, 8, -1, 2, 7, -1]
+    assert (answer["input_mask"].numpy() == (answer["input_ids"].numpy() != 0)).all()
+
+
+def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
+    """Against the encoder, pooler and head on one pair at a time."""
+    answer = signatures["serving_default"]
+    prompts = [prompt for prompt, *_ in QUESTIONS] + ["the bill", ""]
+    rows = [choices for _, choices, _ in QUESTIONS] + [["", "broken", ""], ["a", "b"]]
+    whole = answer(tf.constant(prompts), tf.ragged.constant(rows).to_tensor(""))
+    for number, (prompt, choices) in enumerate(zip(prompts, rows, strict=True)):
+        scores = []
+        for choice in choices:
+            if choice:
+                windows = pipeline.encode(prompt=[prompt], choices=[[choice]])
+                inputs = padded(windows.packed, pipeline.vocabulary)
+                pooled = pipeline.model.encoder(inputs)["pooled"]
+                scores.append(float(pipeline.model.head(pooled)[0, 0]))
+            else:
+                scores.append(-math.inf)
+        wanted = np.exp(scores) / np.sum(np.exp(scores))
+        found = whole["probabilities"][number].numpy()
+        np.testing.assert_allclose(found[: len(wanted)], wanted, atol=1e-6)
+        assert not found[len(wanted) :].any() and whole["choice"][number] == np.argmax(wanted)
+        alone = answer(tf.constant([prompt]), tf.constant([choices]))
+        np.testing.assert_allclose(alone["probabilities"][0], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (1, 0), (2, 2), (17, 5)])
+def test_rows_without_a_choice_have_no_answer(signatures, shape):
+    prompts, choices = tf.fill(shape[:1], "the bill"), tf.fill(shape, "")
+    tokens = signatures["tokenize"](prompts, choices)
+    assert {tuple(values.shape) for values in tokens.values()} == {(*shape, 0)}
+    answer = signatures["serving_default"](prompts, choices)
+    assert answer["choice"].numpy().tolist() == [-1] * shape[0]
+    assert answer["probabilities"].shape == shape and not answer["probabilities"].numpy().any()
+
+
+@pytest.mark.parametrize(("prompts", "rows"), [(2, 1), (1, 2)])
+def test_a_prompt_without_choices_and_choices_without_a_prompt_are_refused(
+    signatures, prompts, rows
+):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wanted choices for each prompt"):
+        signatures["serving_default"](tf.fill([prompts], "a"), tf.fill([rows, 2], "b"))
+
+
+def test_the_longer_of_prompt_and_choice_is_cut(pipeline):
+    windows = pipeline.encode(prompt=["the bill is too high !"], choices=[["a b c a b c a b", "a"]])
+    assert windows.packed.input_ids.to_list() == [
+        [2, 5, 6, 7, 8, 3, 22, 23, 24, 3],
+        [2, 5, 6, 7, 8, 9, 19, 3, 22, 3],
+    ]
+
+
+@pytest.mark.parametrize("layout", [flat, padded])
+def test_a_batch_holds_whole_questions(pipeline, layout):
+    encoded = EncodedExamples.encode(examples_of(), pipeline, layout)
+    assert len(encoded) == len(QUESTIONS)
+    (inputs, labels, weights), *_ = encoded.training_batches(
+        global_batch_size=8, num_epochs=1, seed=3
+    )
+    assert sorted(labels["choice"].numpy()) == sorted(label for *_, label in QUESTIONS)
+    assert weights["choice"].numpy().tolist() == [1.0] * 8
+    lengths = (inputs["windows"].numpy() >= 0).sum(axis=1)
+    assert sorted(lengths) == sorted(len(choices) for _, choices, _ in QUESTIONS)
+    (inputs, _), *_ = encoded.evaluation_batches([4, 0], 2)
+    assert inputs["windows"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
+
+
+def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
+    pipeline, signatures, mirrored
+):
+    encoded = EncodedExamples.encode(examples_of(), pipeline, flat)
+    served = signatures["serving_default"](
+        tf.constant([prompt for prompt, *_ in QUESTIONS]),
+        tf.ragged.constant([choices for _, choices, _ in QUESTIONS]).to_tensor(""),
+    )
+    with mirrored.scope():
+        copy = pipeline.task.build_model(pipeline.model.config)
+    for variable, value in zip(copy.variables, pipeline.model.variables, strict=True):
+        variable.assign(value)
+    for model, strategy in ((pipeline.model, tf.distribute.get_strategy()), (copy, mirrored)):
+        evaluator = Evaluator(pipeline.task, model, strategy, 3)
+        outputs = evaluator.outputs(encoded)
+        found = pipeline.task.answer(None, None, outputs)
+        np.testing.assert_allclose(found["probabilities"], served["probabilities"], atol=1e-6)
+        metrics = evaluator.metrics(encoded)
+        of_label = served["probabilities"].numpy()[range(8), [label for *_, label in QUESTIONS]]
+        assert metrics["loss"] == pytest.approx(-np.log(of_label).mean(), abs=1e-5)
+        right = served["choice"].numpy() == [label for *_, label in QUESTIONS]
+        assert metrics["accuracy"] == right.mean()
+
+
+def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir, tmp_path):
+    """Orders of the choices double the questions to 16: a place alone cannot be learned."""
+    reversed_ones = [(p, c[::-1], len(c) - 1 - label) for p, c, label in QUESTIONS]
+    files = {
+        "train": write(tmp_path / "train.jsonl", QUESTIONS + reversed_ones),
+        "dev": write(tmp_path / "dev.jsonl", reversed_ones),
+    }
+    said = []
+    run = finetune(
+        small.settings(
+            huggingface_dir,
+            files,
+            tmp_path / "run",
+            task="multiple_choice",
+            epochs=20,
+            global_batch_size=4,
+        ),
+        said.append,
+    )
+    assert "multiple_choice: 16 rows, 8 dev rows" in said
+    best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    assert best["dev_accuracy"] == 1.0 and best["dev_loss"] < 0.3
+    assert run.task == {"kind": "multiple_choice", "form": "rows", "max_seq_length": 12}
+
+    trained = Trained.open(run.path)
+    assert trained.task == task_from_dict(run.task)
+    output = tmp_path / "answers.jsonl"
+    with open(files["dev"], "a") as file:
+        file.write('{"prompt": "the bill", "choices": ["a"]}\n')
+    assert predict(trained, files["dev"], output, 3, said.append) == (9, 1)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [answer["choice"] for answer in answers[:-1]] == [label for *_, label in reversed_ones]
+    assert set(answers[0]) == {"choice", "probabilities"}
+    assert answers[-1] == {"error": f"{files['dev']}:9: 1 choices, wanted two or more"}
+
+
+def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, tmp_path):
+    """As real files have them: no choices in the row, or an answer that is none of them."""
+    path = tmp_path / "arc.csv"
+    rows = [
+        ("the bill", "is high", "broken", "b", "c", "A"),
+        ("the screen", "", "", "", "", "2"),
+        ("my app", "high", "broken", "a", "b", "E"),
+        ("my screen", "high", "broken", "c", "", "B"),
+    ]
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    task = MultipleChoice.from_data(path, form="arc", max_seq_length=12)
+    examples = task.read(path)
+    assert examples.labels == [0, 1]
+    assert [row.where for row in examples.left_out] == [f"{path}:2", f"{path}:3"]
+    line = f"2 bad rows left out, the first {path}:2: no choices, wanted two or more"
+    assert examples.told_left_out() == examples.where(bool).told_left_out() == line
+    assert [len(choices) for choices in examples.texts["choices"]] == [4, 3]
+
+    said = []
+    settings = small.settings(
+        huggingface_dir, {"train": path, "dev": path}, tmp_path / "run", task="arc", epochs=1
+    )
+    finetune(settings, said.append)
+    assert said[:3] == [line, line, "multiple_choice: 2 rows, 2 dev rows"]
+    path.write_text("Q,a,b,C\n")
+    with pytest.raises(UserError, match=r"arc.csv: no rows but bad ones, the first .*:1: the ans"):
+        task.read(path)
+    path.write_text("Q,a,b,A\nQ,a,b,A or B\n")
+    with pytest.raises(UserError, match="arc.csv:2: the answer is 'A or B', wanted one of the 2"):
+        task.read(path)
+    with pytest.raises(UserError, match="arc.csv: wanted a file that ends in .jsonl"):
+        MultipleChoice(max_seq_length=12).read(path)
+
+
+@pytest.mark.parametrize(
+    "flag", [{"text_column": "a"}, {"labels": ("a", "b")}, {"stride": 4}, {"html_entities": True}]
+)
+def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path, flag):
+    settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
+    for name in ("multiple_choice", "swag"):
+        with pytest.raises(UserError, match=f"--{next(iter(flag))}: not for --task={name}"):
+            dataclasses.replace(settings, task=name, **flag)
+
+
+def test_published_questions_are_encoded_whole(data_dir, pretrained_dir):
+    from bert_tf import read_pretrained
+
+    task = MultipleChoice(max_seq_length=128, form="arc")
+    examples = task.read(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
+    assert (len(examples), len(examples.left_out)) == (1_096, 23)
+    tokenizer = Tokenizer(read_pretrained(str(pretrained_dir), None).vocabulary, True)
+    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), flat)
+    counts = np.diff(encoded.unit_splits)
+    assert counts.tolist() == [len(choices) for choices in examples.texts["choices"]]
+    assert set(counts) == {3, 4}

@@ -1,0 +1,93 @@
+"""Regression on literals, and from files to answers."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks.catalog import task_from_dict
+from tasks.finetuning import finetune
+from tasks.prediction import predict
+from tasks.regression import Regression
+from tasks.trained import Trained
+from tests import small
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4.750", 4.75), ("-1", -1.0), (" 3 ", 3.0), ("1e3", 1000.0), ("0", 0.0)],
+)
+def test_labels_are_numbers(text, value):
+    assert Regression(max_seq_length=12).label_of(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
+def test_what_is_no_number_is_refused_with_its_line(tmp_path, text):
+    path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
+    task = Regression.from_data(path, max_seq_length=12)
+    with pytest.raises(UserError, match=f"train.csv:3: label '{text}', wanted a number"):
+        task.read(path)
+
+
+def test_metrics_and_answer_by_hand():
+    task = Regression(max_seq_length=12)
+    data = types.SimpleNamespace(labels={"value": np.array([1, 2, 3, 4], np.float32)})
+    outputs = {"value": np.array([[2.0], [4.0], [6.0], [5.0]], np.float32)}
+    assert task.metrics(data, outputs) == pytest.approx(
+        {
+            "pearson": 5.5 / np.sqrt(5 * 8.75),
+            "spearman": 1 - 6 * 2 / (4 * 15),
+            "mean_squared_error": (1 + 4 + 9 + 1) / 4,
+        }
+    )
+    answer = task.answer({}, None, {"value": tf.constant(outputs["value"])})
+    assert {name: value.numpy().tolist() for name, value in answer.items()} == {
+        "value": [2.0, 4.0, 6.0, 5.0]
+    }
+
+
+def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
+    """2 where both texts are of one thing, else -1."""
+    things = {"bill": ("the bill", "is too high"), "screen": ("my screen", "is broken")}
+    rows = [
+        (first, second, "2" if one == other else "-1")
+        for one, firsts in things.items()
+        for other, seconds in things.items()
+        for first in firsts
+        for second in seconds
+    ]
+    files = {
+        name: small.write_rows(tmp_path / f"{name}.csv", rows, ("a", "b", "score"))
+        for name in ("train", "dev")
+    }
+    run = finetune(
+        small.settings(
+            huggingface_dir,
+            files,
+            tmp_path / "run",
+            task="regression",
+            text_column="a",
+            text_b_column="b",
+            label_column="score",
+            epochs=25,
+            global_batch_size=4,
+        )
+    )
+    best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    assert best["dev_spearman"] > 0.8 and best["dev_pearson"] > 0.9
+    assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"]) and (
+        best["dev_loss"] < 0.3
+    )
+    trained = Trained.open(run.path)
+    assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
+    output = tmp_path / "answers.jsonl"
+    assert predict(trained, files["dev"], output, 5, lambda line: None) == (16, 0)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    errors = [answer["value"] - float(row[2]) for answer, row in zip(answers, rows, strict=True)]
+    assert np.mean(np.square(errors)) == pytest.approx(best["dev_mean_squared_error"], rel=1e-3)
+    served = trained.pipeline.signatures()["serving_default"]
+    assert served(tf.zeros([0], tf.string), tf.zeros([0], tf.string))["value"].shape == (0,)
+    assert np.isfinite(served(tf.fill([17], ""), tf.fill([17], ""))["value"]).all()

@@ -1,0 +1,375 @@
+"""Questions: tokens of an answer by hand and by loops, figures, what is served, and learning it."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
+from bert_tf.text.packing import flat, padded
+from tasks import span_qa
+from tasks.catalog import task_from_dict
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples, Examples
+from tasks.finetuning import finetune
+from tasks.pipeline import Pipeline
+from tasks.prediction import predict
+from tasks.settings import FinetuneSettings
+from tasks.span_qa import SpanQA
+from tasks.trained import Trained
+from tests import small
+from tests.conftest import WORDS
+
+NAMES = {"answer", "start", "end", "score", "no_answer_score"}
+NAMES |= {"nbest_answer", "nbest_start", "nbest_end", "nbest_score"}
+SIZES = {"max_seq_length": 10, "max_query_length": 2, "stride": 2, "max_answer_length": 3}
+# Without the words that the published figures pass over, as "the" and "!".
+PLAIN = [word for word in WORDS if word.isalnum() and word not in ("a", "the")]
+
+
+@pytest.fixture(scope="module")
+def pipeline(config, vocabulary):
+    """Of a task where there may be no answer."""
+    task = SpanQA(**SIZES, may_be_impossible=True)
+    return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
+
+
+def examples_of(*rows):
+    """Each (question, context, answers); an answer is a text, or a text and its start."""
+    labels = [
+        tuple(
+            (answer, context.index(answer)) if isinstance(answer, str) else answer
+            for answer in answers
+        )
+        for _, context, answers in rows
+    ]
+    questions, contexts, _ = zip(*rows, strict=True)
+    return Examples({"question": list(questions), "context": list(contexts)}, labels)
+
+
+def random_rows(rng, count, most_words=20):
+    """Questions on random words; of every fourth there is no answer."""
+    rows = []
+    for number in range(count):
+        words = rng.choice([*PLAIN, "unaffable", "Café", "xyz"], rng.integers(2, most_words))
+        context = " ".join(words)
+        first, last = np.sort(rng.choice(len(context) + 1, 2, replace=False))
+        answer = context[first:last]
+        answers = [(answer, int(first))] if number % 4 and answer.strip() else []
+        rows.append((" ".join(rng.choice(PLAIN, rng.integers(0, 4))), context, answers))
+    return rows
+
+
+def write_squad(path, rows):
+    """SQuAD's JSON; a question without answers is impossible."""
+    examples = examples_of(*rows)
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": f"q{number}",
+                    "question": question,
+                    "answers": [{"text": text, "answer_start": start} for text, start in answers],
+                    "is_impossible": not answers,
+                }
+            ],
+        }
+        for number, (question, context, answers) in enumerate(
+            zip(*examples.texts.values(), examples.labels, strict=True)
+        )
+    ]
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
+    return str(path)
+
+
+def test_the_tokens_of_an_answer_by_hand(pipeline):
+    context = "The app is broken ! My screen not open"
+    encoded = EncodedExamples.encode(
+        examples_of(
+            ("my bill is high", context, ["broken ! My", "app"]),
+            ("my bill", "un unaffable", ["naf"]),
+            ("my bill", "un unaffable", ["able"]),
+            ("my bill", "a b", []),
+            ("my bill", "a b", [("b", 0)]),
+        ),
+        pipeline,
+        flat,
+    )
+    words = [[WORDS[token] for token in row] for row in encoded.windows.packed.input_ids.to_list()]
+    assert [row[4:-1] for row in words] == [
+        ["the", "app", "is", "broken", "!"],  # Without "My": not the whole answer.
+        ["is", "broken", "!", "my", "screen"],
+        ["!", "my", "screen", "not", "open"],
+        ["un", "un", "##aff", "##able"],
+        ["un", "un", "##aff", "##able"],
+        ["a", "b"],
+        ["a", "b"],
+    ]
+    assert all(row[:4] == ["[CLS]", "my", "bill", "[SEP]"] for row in words)
+    assert encoded.labels["start"].tolist() == [0, 5, 0, 5, 7, 0, 0]
+    assert encoded.labels["end"].tolist() == [0, 7, 0, 6, 7, 0, 0]
+    short = dataclasses.replace(pipeline.task, max_answer_length=2)
+    assert short.remarks(encoded) == [
+        "1 of 4 answers are in no window, or not where they are said to be",
+        "1 of 4 answers have over 2 tokens",
+    ]
+    assert encoded.weights["start"].tolist() == encoded.weights["end"].tolist() == [1.0] * 7
+
+
+def test_the_tokens_of_answers_as_loops_find_them(pipeline):
+    rows = random_rows(np.random.default_rng(0), 60)
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, flat)
+    windows, of_all = encoded.windows, []
+    for _, context, answers in rows:
+        tokens = pipeline.tokenizer.tokenize_with_offsets([context])
+        spans = list(zip(*(part[0].numpy() for part in tokens[1:]), strict=True))
+        inside = [
+            number
+            for text, first in answers
+            for number, (start, end) in enumerate(spans)
+            if set(range(start, end)) & set(range(first, first + len(text)))
+        ]
+        of_all.append(inside)
+    wanted = []
+    for w, owner in enumerate(windows.owner_W.numpy()):
+        begin, offset = int(windows.begin_W[w]), int(windows.offset_W[w])
+        end = begin + windows.packed.input_ids[w].shape[0] - offset - 1
+        inside = of_all[owner]
+        is_whole = inside and begin <= inside[0] and inside[-1] < end
+        wanted.append([inside[at] - begin + offset if is_whole else 0 for at in (0, -1)])
+    assert np.transpose(wanted).tolist() == [
+        encoded.labels["start"].tolist(),
+        encoded.labels["end"].tolist(),
+    ]
+    assert 10 < np.count_nonzero(encoded.labels["end"]) < len(wanted) - 10
+
+
+def answers_of(task, encoded, outputs):
+    texts = {name: tf.constant(values) for name, values in encoded.examples.texts.items()}
+    answer = task.answer(texts, encoded.windows, outputs)["answer"]
+    return [text.decode() for text in answer.numpy()]
+
+
+def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
+    monkeypatch.setattr(span_qa, "MEASURED_AT_A_TIME", 7)
+    task, rng = pipeline.task, np.random.default_rng(1)
+    encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, flat)
+    shape = len(encoded), task.max_seq_length
+    outputs = {name: rng.normal(size=shape).astype(np.float32) for name in ("start", "end")}
+    for logits in outputs.values():
+        logits[:, 0] += 2
+    labels = encoded.examples.labels
+    told = answers_of(task, encoded, outputs)
+    metrics = task.metrics(encoded, outputs)
+    silent = [told[number] == "" for number, answers in enumerate(labels) if not answers]
+    assert metrics["no_answer_exact_match"] == metrics["no_answer_f1"] == np.mean(silent)
+    assert 0 < np.mean(silent) < 1
+
+    decided = task.tuned(encoded, outputs)
+    after = decided.metrics(encoded, outputs)
+    assert decided.null_threshold == metrics["best_null_threshold"]
+    assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
+    assert (after["f1_at_0"], after["exact_match_at_0"]) == (metrics["f1"], metrics["exact_match"])
+    assert "f1_at_0" not in metrics
+    assert answers_of(decided, encoded, outputs) != told
+
+    # A model that always answers is measured on the same texts.
+    always = SpanQA(**SIZES)
+    told = answers_of(always, encoded, outputs)
+    labels[:] = [((text, 0),) for text in told[:10]] + [(("no such word", 0),)] * (len(told) - 10)
+    assert always.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
+    assert always.to_decide == () and always.tuned(encoded, outputs) is always
+
+
+@pytest.mark.parametrize("layout", [flat, padded])
+def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
+    rows = [
+        ("my bill", "the app is broken ! my screen not open", ["broken ! my"]),
+        ("", "a", ["a"]),
+    ]
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, layout)
+    wanted = []
+    for w, ids in enumerate(encoded.windows.packed.input_ids.to_list()):
+        segments = encoded.windows.packed.segment_ids[w]
+        inputs = {
+            "input_ids": [ids],
+            "input_mask": [[1] * len(ids)],
+            "segment_ids": [segments.numpy()],
+        }
+        outputs = pipeline.model({name: tf.constant(part) for name, part in inputs.items()})
+        for name in ("start", "end"):
+            logits = outputs[name][0].numpy().astype(np.float64)
+            place = encoded.labels[name][w]
+            wanted.append(math.log(np.sum(np.exp(logits))) - logits[place])
+    evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy(), 2)
+    # Half of both outputs' means, summed: the mean of all.
+    assert evaluator.metrics(encoded)["loss"] == pytest.approx(np.mean(wanted), rel=1e-5)
+
+
+def test_answers_that_no_window_holds_are_told(pipeline):
+    rows = [
+        ("a", "b c", [("b", 1)]),
+        ("a", "b c", ["b"]),
+        ("a", " ".join(PLAIN), [" ".join(PLAIN)]),
+    ]
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, flat)
+    told = ["2 of 3 answers are in no window, or not where they are said to be"]
+    assert pipeline.task.remarks(encoded) == told
+
+
+def test_what_is_served(pipeline):
+    task = dataclasses.replace(pipeline.task, null_threshold=10.0)
+    pipeline = Pipeline(task, pipeline.tokenizer, pipeline.model)
+    signatures = pipeline.signatures()
+    for count in (0, 1, 17):
+        rows = random_rows(np.random.default_rng(count), count)
+        contexts = [context for _, context, _ in rows]
+        questions = tf.constant([question for question, _, _ in rows], tf.string)
+        answer = signatures["serving_default"](questions, tf.constant(contexts, tf.string))
+        assert set(answer) == NAMES
+        assert answer["answer"].shape == (count,) and answer["nbest_score"].shape == (count, 20)
+        for context, *span in zip(
+            contexts, *(answer[name].numpy() for name in ("answer", "start", "end")), strict=True
+        ):
+            text, start, end = span
+            assert context[start:end] == text.decode() != ""
+        tokens = signatures["tokenize"](questions, tf.constant(contexts, tf.string))
+        assert tokens["start"].shape[0] == count and tokens["start"].shape.rank == 3
+    empty = pipeline.answer(question=tf.constant([""]), context=tf.constant([""]))
+    assert (empty["answer"][0], empty["start"][0], empty["score"][0]) == (b"", -1, 1)
+
+
+def test_a_context_of_20000_words(pipeline):
+    always = SpanQA(**{**SIZES, "stride": 4})
+    answer = Pipeline(always, pipeline.tokenizer, pipeline.model).answer(
+        question=tf.constant(["my bill"] * 2),
+        context=tf.constant(["the app is broken " * 5000, "a"]),
+    )
+    start, end = int(answer["start"][0]), int(answer["end"][0])
+    assert ("the app is broken " * 5000)[start:end].encode() == answer["answer"][0] != b""
+    assert answer["answer"][1] == b"a"
+
+
+def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
+    some = write_squad(tmp_path / "some.json", [("a", "a b", ["b"]), ("b", "a b", [])])
+    none = write_squad(tmp_path / "none.json", [("a", "a b", ["b"])])
+    task = SpanQA.from_data(some, **SIZES)
+    assert task.may_be_impossible and not SpanQA.from_data(none, **SIZES).may_be_impossible
+    assert SpanQA.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
+    assert task.read(some).labels == [(("b", 2),), ()]
+    with pytest.raises(UserError, match="some.json: question q1: has no answer, .*--task=squad2"):
+        SpanQA.from_data(some, may_be_impossible=False, **SIZES).read(some)
+    decided = SpanQA(**SIZES, may_be_impossible=True, null_threshold=-1.5)
+    for each in (task, decided):
+        assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
+
+
+def test_no_place_for_the_context_is_told():
+    with pytest.raises(UserError, match="--max_seq_length=67: .*--max_query_length=64 .* least 68"):
+        SpanQA(max_seq_length=67)
+    assert SpanQA(max_seq_length=68).stride == 128
+
+
+def test_only_answers_that_stand_in_the_context_are_learned_from():
+    task = SpanQA(**SIZES, may_be_impossible=True)
+    rows = [
+        ("a", "a b", [("b", 0)]),
+        ("a", "a b", []),
+        ("a", "a b", [("c", -1)]),
+        ("a", "b", ["b"]),
+    ]
+    assert task.to_learn_from(examples_of(*rows)).labels == [(), (("b", 0),)]
+    with pytest.raises(
+        UserError, match="no answer of the training questions stands in its context"
+    ):
+        task.to_learn_from(examples_of(rows[0]))
+
+
+def test_it_learns(tmp_path, vocabulary):
+    """Sixteen questions, each on the word before the answer, or on one that is not there."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(16):
+        words = list(rng.permutation(PLAIN)[:9])
+        place = int(rng.integers(8))
+        asked = words.pop(place) if number % 4 == 0 else words[place]
+        context = " ".join(words)
+        start = sum(len(word) + 1 for word in words[: place + 1])
+        answers = [(words[place + 1], start)] if asked in words else []
+        rows.append((asked, context, answers))
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        hidden_act="gelu",
+        max_position_embeddings=12,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    dev, said = write_squad(tmp_path / "dev.json", rows), []
+    run = finetune(
+        FinetuneSettings(
+            task="span_qa",
+            train=write_squad(tmp_path / "train.json", [*rows * 25, ("b", "b c", [("c", 0)])]),
+            dev=(dev,),
+            init_from=str(small.write_huggingface(tmp_path / "tiny", config, vocabulary)),
+            output_dir=str(tmp_path / "run"),
+            max_seq_length=12,
+            max_query_length=2,
+            stride=3,
+            max_answer_length=3,
+            epochs=4,
+            learning_rate=1e-2,
+        ),
+        said.append,
+    )
+    assert said[0].startswith(
+        "span_qa: 400 rows in 700 windows, 1 more whose answer does not stand"
+    )
+    assert run.task["may_be_impossible"] and run.task["null_threshold"] is not None
+
+    trained = Trained.open(run.path)
+    count, bad = predict(trained, dev, tmp_path / "answers.jsonl", 5, said.append)
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert (count, bad) == (16, 0)
+    assert [next(iter(line.items())) for line in lines] == [("id", f"q{n}") for n in range(16)]
+    assert all(-1 not in line["nbest_start"] and line["nbest_start"] for line in lines)
+    right = [
+        line["answer"] == (answers[0][0] if answers else "")
+        for line, (_, _, answers) in zip(lines, rows, strict=True)
+    ]
+    assert np.mean(right) > 0.9
+    encoded = EncodedExamples.encode(trained.task.read(dev), trained.pipeline, flat)
+    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
+
+
+def test_the_answers_of_squad_are_tokens(data_dir):
+    """Of 1,770 all are in a window; 28 begin or end inside a token ("Sky" in "BSky")."""
+    task = SpanQA.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
+    examples = task.read(data_dir / "squad/dev-v1.1.json")
+    assert len(task.to_learn_from(examples)) == len(examples) == 1770
+    tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)
+    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), flat)
+    packed, owner_W = encoded.windows.packed, encoded.windows.owner_W.numpy()
+    splits = packed.input_ids.row_splits.numpy()
+    first_W, last_W = (splits[:-1] + encoded.labels[name] for name in ("start", "end"))
+    start_W, end_W = (
+        packed.starts.flat_values.numpy()[first_W],
+        packed.ends.flat_values.numpy()[last_W],
+    )
+    found, exact = set(), set()
+    for w in np.flatnonzero(encoded.labels["start"]):
+        text, _ = examples.labels[owner_W[w]][0]
+        found.add(owner_W[w])
+        if examples.texts["context"][owner_W[w]][start_W[w] : end_W[w]] == text:
+            exact.add(owner_W[w])
+        else:
+            assert text in examples.texts["context"][owner_W[w]][start_W[w] : end_W[w]]
+    assert (len(found), len(exact)) == (1770, 1742)
+    assert task.remarks(encoded) == ["X"]

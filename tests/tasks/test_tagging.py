@@ -1,0 +1,379 @@
+"""Tagging: targets over windows by hand, metrics against seqeval, one answer for any batch."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer, UserError
+from bert_tf.text.packing import flat, padded
+from bert_tf.train.losses import WeightedMean
+from bert_tf.weights.sources import read_pretrained
+from tasks.catalog import task_from_dict
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples
+from tasks.finetuning import finetune
+from tasks.metrics.entities import entities_of
+from tasks.pipeline import Pipeline
+from tasks.prediction import predict
+from tasks.tagging import Tagging
+from tasks.trained import Trained
+from tests import small
+from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
+
+FIELDS = ("entity_text", "entity_type", "entity_start", "entity_end", "entity_score")
+# A word and its tag; sentences that differ in length, of one window or more of 6 tokens.
+SENTENCES = [
+    [tuple(pair.split("/")) for pair in sentence.split()]
+    for sentence in (
+        "Anna/B-PER met/O Anna/B-PER in/O Paris/B-LOC",
+        "is/O it/O in/O New/B-LOC York/I-LOC City/I-LOC ?/O",
+        "the/O U.S./B-LOC is/O great/O !/O",
+        "London/B-LOC",
+        "I/O met/O Anna/B-PER in/O the/O great/O city/O Berlin/B-LOC ,/O it/O is/O great/O !/O",
+        "don't/O",
+        "Anna/B-PER ,/O Anna/B-PER ,/O London/B-LOC ,/O Paris/B-LOC ,/O U.S./B-LOC",
+        "the/O cafe/O Berlin/B-LOC",
+    )
+]
+
+
+def write_columns(path, sentences=SENTENCES):
+    path.write_text(
+        "".join("".join(f"{word}\t{tag}\n" for word, tag in s) + "\n" for s in sentences)
+    )
+    return path
+
+
+def write_spans(path, rows):
+    with open(path, "w") as lines:
+        for text, spans in rows:
+            entities = [dict(zip(("start", "end", "type"), span, strict=True)) for span in spans]
+            lines.write(json.dumps({"text": text, "entities": entities}) + "\n")
+    return path
+
+
+def from_data(path, **changes):
+    return Tagging.from_data(path, **{"max_seq_length": 6, "stride": 2, **changes})
+
+
+@pytest.fixture(scope="module")
+def tiny(config):
+    return dataclasses.replace(
+        config,
+        vocab_size=len(ENTRIES),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+@pytest.fixture
+def encoded_of(tiny):
+    """(file, layout, changes to the task) -> its EncodedExamples and its Pipeline, as the recipe
+    has them."""
+
+    def encoded(path, layout=flat, **changes):
+        task = from_data(path, **changes)
+        pipeline = Pipeline(task, Tokenizer(VOCABULARY, True), task.build_model(tiny))
+        return EncodedExamples.encode(task.read(path), pipeline, layout), pipeline
+
+    return encoded
+
+
+@pytest.fixture
+def settings(tiny, tmp_path):
+    write_columns(tmp_path / "train.conll")
+    return small.settings(
+        small.write_huggingface(tmp_path / "bert", tiny, VOCABULARY),
+        {"train": tmp_path / "train.conll", "dev": tmp_path / "train.conll"},
+        tmp_path / "run",
+        task="conll",
+        max_seq_length=6,
+        stride=2,
+    )
+
+
+def test_the_task_that_a_file_shows(tmp_path):
+    columns = write_columns(tmp_path / "a.conll")
+    spans = write_spans(tmp_path / "a.jsonl", [("Anna in Paris", [(8, 13, "LOC"), (0, 4, "PER")])])
+    in_order = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    for path in (columns, spans):
+        assert from_data(path).labels == in_order
+        assert from_data(path, labels=("PER", "LOC")).labels == BIO.labels
+        given = ("O", "I-LOC", "B-LOC", "I-PER", "B-PER")
+        assert from_data(path, labels=given).labels == given
+        assert task_from_dict(json.loads(json.dumps(from_data(path).to_dict()))) == from_data(path)
+    # Half of the 126 places of a text; and never none.
+    assert from_data(columns, max_seq_length=128, stride=None).stride == 63
+    assert from_data(columns, max_seq_length=3, stride=None).stride == 1
+
+
+def test_what_is_no_task_is_refused(tmp_path):
+    columns = write_columns(tmp_path / "a.conll")
+    with pytest.raises(UserError, match="bare.conll: not one entity in it; there is nothing to"):
+        from_data(write_columns(tmp_path / "bare.conll", [[("the", "O")]]))
+    with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC; wanted O first, then B- and"):
+        from_data(columns, labels=("O", "B-PER", "I-LOC"))
+    with pytest.raises(UserError, match="a.conll:1: entity type 'PER' is none of the task's: LOC"):
+        from_data(columns, labels=("LOC",)).read(columns)
+    spans = write_spans(tmp_path / "dev.jsonl", [("in", []), ("Anna met", [(5, 8, "VERB")])])
+    with pytest.raises(UserError, match="jsonl:2: entity type 'VERB' is none of the task's: LOC,"):
+        from_data(columns).read(spans)
+    with pytest.raises(UserError, match="tags come in a column file or in .jsonl, not in .csv"):
+        from_data(small.write_rows(tmp_path / "a.csv", [("a", "b")]))
+
+
+def test_targets_by_hand(tmp_path, encoded_of):
+    """Four places of a text in each window; what shows more context in another has no weight."""
+    sentence = [("the", "O"), ("Berliners", "B-LOC"), ("U.S", "B-LOC"), ("met", "O")]
+    path = write_columns(tmp_path / "a.conll", [sentence, [("Anna", "B-PER")]])
+    data, _ = encoded_of(path, labels=("PER", "LOC"))
+    names = [[ENTRIES[i] for i in row] for row in data.windows.packed.input_ids.to_list()]
+    assert names == [
+        ["[CLS]", "the", "berlin", "##er", "##s", "[SEP]"],
+        ["[CLS]", "##er", "##s", "u", ".", "[SEP]"],
+        ["[CLS]", "u", ".", "s", "met", "[SEP]"],
+        ["[CLS]", "anna", "[SEP]"],
+    ]
+    assert data.windows.owner_W.numpy().tolist() == [0, 0, 0, 1]
+    # "u" has a neighbour on either side in the second window alone, "." in the third.
+    assert data.labels["tag"].to_list() == [
+        [0, 0, 3, 0, 0, 0],
+        [0, 0, 0, 3, 0, 0],
+        [0, 0, 4, 4, 0, 0],
+        [0, 1, 0],
+    ]
+    assert data.weights["tag"].to_list() == [
+        [0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0],
+        [0, 1, 0],
+    ]
+    spans = [
+        ("the Berliners U.S met", [(4, 13, "LOC"), (14, 17, "LOC")]),
+        ("Anna", [(0, 4, "PER")]),
+    ]
+    same, _ = encoded_of(write_spans(tmp_path / "a.jsonl", spans), labels=("PER", "LOC"))
+    for name in ("labels", "weights"):
+        assert getattr(same, name)["tag"].to_list() == getattr(data, name)["tag"].to_list()
+
+
+def test_what_labels_cannot_say_is_told(tmp_path, encoded_of):
+    path = write_columns(
+        tmp_path / "a.conll", [[("Anna", "B-PER"), ("\u200b", "O")], [("in", "O")]]
+    )
+    data, pipeline = encoded_of(path)
+    assert pipeline.task.remarks(data) == ["1 of 3 words leave no token; they are answered with O"]
+    spans = [("Berliners and  Anna", [(0, 6, "LOC"), (6, 9, "LOC"), (13, 15, "LOC")])]
+    spans.append(("Anna", [(0, 4, "LOC")]))
+    data, pipeline = encoded_of(write_spans(tmp_path / "a.jsonl", spans))
+    assert pipeline.task.remarks(data) == [
+        "1 of 4 entities begin or end inside a token; they are taken to hold all of it",
+        "2 of 4 entities hold no token of their own; they are left out",
+    ]
+    data, pipeline = encoded_of(write_columns(tmp_path / "b.conll"))
+    assert pipeline.task.remarks(data) == []
+
+
+def test_metrics_by_hand(tmp_path, encoded_of):
+    path = write_columns(
+        tmp_path / "a.conll",
+        [
+            [("Anna", "B-PER"), ("in", "O"), ("New", "B-LOC"), ("York", "I-LOC")],
+            [("U.S.", "B-LOC"), ("\u200b", "O"), ("Paris", "B-LOC")],
+        ],
+    )
+    data, pipeline = encoded_of(path, labels=("PER", "LOC"), max_seq_length=16)
+    # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S do not count), Paris O.
+    labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
+    metrics = pipeline.task.metrics(data, {"tag": logits_of(data.windows, labels_T, 5)})
+    assert metrics == pytest.approx(
+        {
+            "f1": 6 / 7,
+            "precision": 1,
+            "recall": 3 / 4,
+            "strict_f1": 2 * 2 / (4 + 2),
+            "accuracy": 5 / 7,
+            "f1_LOC": 4 / 5,
+            "f1_PER": 1,
+        }
+    )
+
+
+@pytest.mark.parametrize("form", ["columns", "spans"])
+def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, form):
+    """Any labels, on sentences whose words are a token each: sentences never run together."""
+    seqeval = pytest.importorskip("seqeval.metrics")
+    from seqeval.scheme import IOB2
+
+    rng = np.random.default_rng(3)
+    sentences = [["paris"] * size for size in rng.integers(1, 12, 60)]
+    valid = ["O", "B-PER", "B-LOC"]
+    gold = [list(rng.choice(valid, len(words))) for words in sentences]
+    if form == "columns":
+        rows = [list(zip(*pair, strict=True)) for pair in zip(sentences, gold, strict=True)]
+        path = write_columns(tmp_path / "a.conll", rows)
+    else:
+        rows = [
+            (" ".join(words), [(6 * a, 6 * b - 1, kind) for kind, a, b in entities_of(tags)])
+            for words, tags in zip(sentences, gold, strict=True)
+        ]
+        path = write_spans(tmp_path / "a.jsonl", rows)
+    data, pipeline = encoded_of(path)
+    predicted = [list(rng.choice(pipeline.task.labels, len(words))) for words in sentences]
+    ids = [pipeline.task.labels.index(tag) for tags in predicted for tag in tags]
+    outputs = {"tag": logits_of(data.windows, np.array(ids, np.int32), 5)}
+
+    metrics = pipeline.task.metrics(data, outputs)
+    for name in ("precision", "recall", "f1"):
+        theirs = getattr(seqeval, f"{name}_score")(gold, predicted, zero_division=0)
+        assert metrics[name] == pytest.approx(theirs)
+    strict = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
+    assert metrics["strict_f1"] == pytest.approx(seqeval.f1_score(gold, predicted, **strict))
+    assert metrics["strict_f1"] != metrics["f1"]
+    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
+    report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    for name in ("PER", "LOC"):
+        assert metrics[f"f1_{name}"] == pytest.approx(report[name]["f1-score"])
+
+    texts = {"text": tf.constant(data.examples.texts["text"])}
+    answer = found(pipeline.task.answer(texts, data.windows, outputs))
+    assert [
+        [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in answer
+    ] == [entities_of(tags) for tags in predicted]
+
+
+@pytest.mark.parametrize("layout", [flat, padded])
+def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout):
+    """Batches of windows of different lengths; each window as if it were alone."""
+    data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), layout)
+    lengths = data.windows.packed.input_ids.row_lengths().numpy()
+    assert len(set(lengths)) > 2
+    strategy = tf.distribute.get_strategy()
+    for replica_batch_size in (3, 64):
+        outputs = Evaluator(pipeline.task, pipeline.model, strategy, replica_batch_size).outputs(
+            data
+        )["tag"]
+        assert outputs.shape == (len(lengths), 6, 5)
+        for number, (inputs, _) in enumerate(data.evaluation_batches(np.arange(len(lengths)), 1)):
+            alone = pipeline.model(inputs)["tag"][0]
+            length = lengths[number]
+            np.testing.assert_allclose(outputs[number, :length], alone[:length], atol=1e-5)
+
+
+def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
+    _, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
+    texts = ["", " ", "\x00", *(" ".join(word for word, _ in s) for s in SENTENCES)] * 2
+    signatures = pipeline.signatures()
+    serve = signatures["serving_default"]
+    each = [serve(tf.constant([text])) for text in texts[:17]]
+    for count in (0, 1, 17):
+        answer = serve(tf.constant(texts[:count], tf.string))
+        assert set(answer) == {*FIELDS, "num_entities"}
+        assert all(values.shape[0] == count for values in answer.values())
+        rows = found(answer)
+        assert count < 17 or sum(map(len, rows)) > 10
+        for number, (row, alone) in enumerate(zip(rows, each, strict=False)):
+            assert found(alone) == [row]
+            np.testing.assert_allclose(
+                answer["entity_score"][number, : len(row)], alone["entity_score"][0], atol=1e-5
+            )
+        ids = signatures["tokenize"](tf.constant(texts[:count], tf.string))["input_ids"]
+        assert ids.shape.rank == 3 and ids.shape[0] == count
+
+
+def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
+    """16 sentences, the second half as spans; predict's lines hold their own entities alone."""
+    write_columns(tmp_path / "train.conll", SENTENCES * 2)
+    spans = write_spans(
+        tmp_path / "dev.jsonl",
+        [("Anna , Anna , London , Paris , U.S.", [(0, 4, "PER"), (7, 11, "PER"), (14, 20, "LOC")])],
+    )
+    changes = {"epochs": 12, "dev": (settings.train, str(spans))}
+    said = []
+    run = finetune(dataclasses.replace(settings, **changes), said.append)
+    metrics = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    assert metrics["dev_f1"] == metrics["dev_strict_f1"] == metrics["dev_accuracy"] == 1
+    assert metrics["dev2_precision"] == pytest.approx(3 / 5) and metrics["dev2_recall"] == 1
+    assert any(line.startswith("tagging: 16 rows in 44 windows, 16 dev rows") for line in said)
+
+    trained = Trained.open(run.path)
+    assert trained.task == from_data(settings.train)
+    data = EncodedExamples.encode(trained.task.read(settings.train), trained.pipeline, flat)
+    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    assert evaluator.metrics(data)["f1"] == 1
+
+    rows = tmp_path / "rows.csv"
+    small.write_rows(rows, [("",), ("london",), ("is it in New York  City?",)], ("text",))
+    for path, wanted in (
+        (
+            rows,
+            [
+                ([], [], []),
+                (["london"], ["LOC"], [[0, 6]]),
+                (["New York  City"], ["LOC"], [[9, 23]]),
+            ],
+        ),
+        (
+            write_columns(tmp_path / "some.conll", SENTENCES[2:4]),
+            [(["U.S."], ["LOC"], [[4, 8]]), (["London"], ["LOC"], [[0, 6]])],
+        ),
+    ):
+        assert predict(trained, path, tmp_path / "out.jsonl", 64, said.append)[1] == 0
+        lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [set(line) for line in lines] == [{*FIELDS, "num_entities"}] * len(wanted)
+        for line, (texts, types, places) in zip(lines, wanted, strict=True):
+            assert all(len(line[name]) == line["num_entities"] == len(texts) for name in FIELDS)
+            assert (line["entity_text"], line["entity_type"]) == (texts, types)
+            ends = zip(line["entity_start"], line["entity_end"], strict=True)
+            assert [list(pair) for pair in ends] == places
+
+
+def test_two_replicas_reach_the_same_run(settings, tmp_path, mirrored):
+    """Windows of one replica are longer than those of the other, and hold more labels."""
+    settings = dataclasses.replace(settings, global_batch_size=6, learning_rate=1e-3)
+    one = finetune(settings)
+    two = finetune(
+        dataclasses.replace(settings, output_dir=str(tmp_path / "two")), strategy=mirrored
+    )
+    assert len(one.metrics()) == len(two.metrics()) > 2
+    for first, second in zip(one.metrics(), two.metrics(), strict=True):
+        first.pop("examples_per_second", None), second.pop("examples_per_second", None)
+        assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
+    data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), padded)
+    model, task = pipeline.model, pipeline.task
+    evaluator = Evaluator(task, model, tf.distribute.get_strategy())
+    wanted = evaluator.metrics(data)["loss"]
+    model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})
+    batches = data.validation_batches(len(data))  # One, so that Keras has no means to average.
+    assert model.evaluate(batches, verbose=0) == pytest.approx(wanted, rel=1e-5)
+    batches = data.training_batches(global_batch_size=4, num_epochs=8, seed=0)
+    model.fit(batches, verbose=0)
+    assert evaluator.metrics(data)["loss"] < 0.9 * wanted
+
+
+def test_wnut17_is_learned(data_dir, pretrained_dir):
+    """All of its files make sense; a few steps of a real BERT on sentences with entities."""
+    folder = data_dir / "ner" / "wnut17"
+    task = Tagging.from_data(folder / "wnut17train.conll", max_seq_length=32)
+    assert len(task.labels) == 13
+    for name in ("emerging.dev.conll", "emerging.test.annotated"):
+        assert len(task.read(folder / name)) > 1000
+    source = read_pretrained(str(pretrained_dir))
+    model = task.build_model(source.config)
+    source.assign_to(model)
+    tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
+    examples = task.read(folder / "wnut17train.conll")
+    some = examples.where(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
+    data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), padded)
+    evaluator = Evaluator(task, model, tf.distribute.get_strategy())
+    before = evaluator.metrics(data)
+    model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})
+    model.optimizer.learning_rate = 5e-4
+    model.fit(data.training_batches(global_batch_size=8, num_epochs=3, seed=0), verbose=0)
+    assert evaluator.metrics(data)["loss"] < 0.3 * before["loss"]
