@@ -158,6 +158,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
         steps_per_epoch,
         patience=settings.patience,
     ).train()
+    meet(strategy)  # What the chief wrote is there for all to read.
     best = run.checkpoints.chosen_step()
     if devs:
         _finish(run, task, evaluator, encoded_devs, best, say)

@@ -1,6 +1,7 @@
 """The settings of fine-tuning, a field a flag. Free of TensorFlow: a wrong one is told at once."""
 
 import dataclasses
+import os
 import pathlib
 
 from bert_tf.command import setting
@@ -181,3 +182,68 @@ class FinetuneSettings:
     def _is_given(self, name):
         default = {field.name: field.default for field in dataclasses.fields(self)}[name]
         return getattr(self, name) != default
+
+
+@dataclasses.dataclass(frozen=True)
+class StudySettings(FinetuneSettings):
+    """What tasks.finetune takes: one run's settings, or of one each for `seeds`, `learning_rates`.
+
+    The runs of a study lie in folders of `output_dir`, named after what differs.
+    """
+
+    seeds: tuple[str, ...] = setting(
+        "a study: a run each, and the mean and standard deviation of their scores on dev", ()
+    )
+    learning_rates: tuple[str, ...] = setting("a study: with each of the seeds, or --seed", ())
+
+    def __post_init__(self):
+        super().__post_init__()
+        usual = {"seed": 0, **catalog.DEFAULTS, **self.kind.defaults}
+        for name, of_one, number, wanted in (
+            ("seeds", "seed", int, "whole numbers"),
+            ("learning_rates", "learning_rate", float, "numbers"),
+        ):
+            given = getattr(self, name)
+            if not given:
+                continue
+            try:
+                values = tuple(number(value) for value in given)
+            except ValueError:
+                raise UserError(
+                    f"--{name}={','.join(map(str, given))}: wanted {wanted}, joined by commas"
+                ) from None
+            if len(set(values)) < len(values):
+                raise UserError(f"--{name}={','.join(map(str, given))}: holds one of them twice")
+            if getattr(self, of_one) != usual[of_one]:
+                raise UserError(f"--{of_one}: not together with --{name}")
+            if not self.dev:
+                raise UserError(f"--{name}: wants --dev, on which the runs are compared")
+            object.__setattr__(self, name, values)
+        self.runs()  # A value that no run can have is told now.
+
+    @property
+    def is_study(self):
+        return bool(self.seeds or self.learning_rates)
+
+    def runs(self):
+        """{name of a run: its FinetuneSettings}, in the order of the flags, rates first."""
+        of_one = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(FinetuneSettings)
+        }
+        if not self.is_study:
+            return {"": FinetuneSettings(**of_one)}
+        runs = {}
+        for rate in self.learning_rates or (self.learning_rate,):
+            for seed in self.seeds or (self.seed,):
+                name = f"seed-{seed}"
+                if self.learning_rates:
+                    name = f"learning_rate-{rate_name(rate)}-{name}"
+                changes = {"learning_rate": rate, "seed": seed}
+                changes["output_dir"] = os.path.join(self.output_dir, name)
+                runs[name] = FinetuneSettings(**{**of_one, **changes})
+        return runs
+
+
+def rate_name(rate):
+    """2e-5 as one writes it: Python has 2e-05."""
+    return repr(rate).replace("e-0", "e-")
