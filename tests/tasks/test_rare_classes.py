@@ -11,12 +11,14 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
+from bert_tf.text.packing import Packed, flat
 from bert_tf.train import losses
 from tasks import evaluate
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
-from tasks.examples import Examples
+from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
+from tasks.windows import one_each
 from tests import small
 
 # Eight rows: 4 a, 3 b, 1 c.
@@ -77,12 +79,15 @@ def test_training_begins_with_the_shares_as_the_answer(config, labels, multi_lab
         labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
     )
     model = task.build_model(config)
-    task.prepare(model, Examples({"text": [""] * len(rows)}, rows))
+    rows = Examples({"text": [""] * len(rows)}, rows)
+    windows = one_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
+    encoded = EncodedExamples(task, rows, windows, None, flat)
+    task.prepare(model, encoded)
     answer = task.answer({}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))})
     np.testing.assert_allclose(answer["probabilities"], [shares], rtol=1e-5)
     plain = dataclasses.replace(task, prior_bias=False)
     model = plain.build_model(config)
-    plain.prepare(model, Examples({"text": [""] * len(rows)}, rows))
+    plain.prepare(model, encoded)
     assert not model.head.bias.numpy().any()
 
 
