@@ -166,7 +166,8 @@ class EncodedExamples:
 
         def batch(inputs, numbers_B, is_unit_B):
             def of_batch(values):
-                return like(tf.gather(values, numbers_B), inputs)
+                values = like(tf.gather(values, numbers_B), inputs)
+                return tf.ensure_shape(values, [numbers_B.shape[0], *values.shape[1:]])
 
             times_B = tf.where(is_unit_B, tf.gather(weights_U, numbers_B), 0.0)
 
@@ -212,6 +213,8 @@ class EncodedExamples:
             numbers_BC = tf.gather(windows_of_units, numbers_B)
             parts = [tf.gather(part, numbers_BC.flat_values) for part in packed[:2]]
             inputs = self.layout(Packed(*parts), self.vocabulary, **length)
+            if self.one_shape:
+                inputs = _filled_up(inputs, count * (most_choices or 1))
             if choice_W is not None:
                 chosen = Windows(
                     packed,
@@ -251,6 +254,16 @@ class VectorExamples(EncodedExamples):
     def _inputs_of(self):
         vectors_UH = self.vectors_UH  # Here, before there is a graph.
         return lambda numbers_B, count: {"vector": tf.gather(vectors_UH, numbers_B)}
+
+
+def _filled_up(inputs, count):
+    """Padded inputs of `count` rows: behind those that there are, rows without a token."""
+
+    def filled_up(values):
+        values = tf.pad(values, [[0, count - tf.shape(values)[0]], [0, 0]])
+        return tf.ensure_shape(values, [count, values.shape[1]])
+
+    return {name: filled_up(values) for name, values in inputs.items()}
 
 
 def _order(rng, count, odds_U):
