@@ -4,18 +4,21 @@ What carries a label is the first piece of a basic token, that is of what the to
 before WordPiece: a run of letters and digits, or one punctuation mark ("U.S." has four, "Anna's"
 three). One rule, in training on either kind of file and in serving:
 
-    Every basic token has a label; an entity is a run of them that BIO joins; it covers the
-    characters from the first one's start to the last one's end. Other pieces have no label.
+    Every basic token may have a label; an entity is a run of them that BIO joins; it covers the
+    characters from the first one's start to the last one's end. Other pieces have none.
 
 It has to hold without looking at spaces, since BERT does not see them: "(Berlin)" and "( Berlin )"
 are the same ids. Devlin et al. 2019, 5.3 label the first piece of each word. The same comes of this
 where a word of a column file is one basic token; where it is more ("U.S.", "@user"), the others
-are labelled as its continuation, I- or O. Were they left out of the loss, a served model, which
-is told of no words, would be asked for labels that it never learned. Words are measured by their
+are labelled as its continuation if it is (part of) an entity, since a served model, which is told
+of no words, has to give "U.S." whole. The others of a word that is O are left out of the loss:
+learning that the name in "@ann" is O cost five points of F1 on tweets. Words are measured by their
 first piece alone, as in the paper.
 
-Limits: a border inside a basic token ("Berlin" in "Berliner") cannot be told; and where a column
-file cuts words inside one ("do n't", "can not"), its tokens are not those of the text as written.
+Limits: served, text as written may have entities inside of what a column file holds to be one word
+that is O ("@ann"); a border inside a basic token ("Berlin" in "Berliner") cannot be told; and where
+a column file cuts words inside one ("do n't", "can not"), its tokens are not those of the text as
+written.
 
 Legend: S texts (sentences), N their words, T their tokens, laid end to end; V vocabulary entries,
 C labels, Y entity types.
@@ -130,7 +133,7 @@ def label_words(bio, words, tokens, label_ids_N, is_first_T):
 
     `words` is a JoinedWords, `tokens` its texts' Tokens with offsets, label_ids_N int [N] the
     words' labels; is_first_T bool [T], the tokens that are first pieces. "U.S." of B-LOC ->
-    U B-LOC, "." I-LOC, S I-LOC, "." I-LOC.
+    U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; of O -> U O, and no label for the rest.
     """
     starts_T, _, begins_S = _end_to_end(words.texts, tokens)
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
@@ -139,7 +142,9 @@ def label_words(bio, words, tokens, label_ids_N, is_first_T):
     spoken_for, place = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
-    labels_T[basic] = bio.inside_C[label_ids_N[word_of_basic]]
+    inside = bio.inside_C[label_ids_N[word_of_basic]]
+    # Of "@ann", which is O, "ann" looks like a name, and says nothing of names.
+    labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
     firsts_N = np.full(len(word_starts_N), -1, np.int64)
     firsts_N[spoken_for] = basic[place]
     labels_T[basic[place]] = label_ids_N[spoken_for]
