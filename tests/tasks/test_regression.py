@@ -76,7 +76,6 @@ def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
         )
     )
     best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
-    print([{k: v for k, v in l.items() if "dev" in k} for l in run.metrics()])
     assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
     assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
     trained = Trained.open(run.path)
