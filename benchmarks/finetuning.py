@@ -47,7 +47,7 @@ def measure(pretrained, precision):
         start = time.perf_counter()
         examples.append(int(step(iterator)["examples"]))
         seconds.append(time.perf_counter() - start)
-    lengths = encoded.packed.input_ids.row_lengths()
+    lengths = encoded.windows.packed.input_ids.row_lengths()
     return (
         seconds[UNCOUNTED:],
         examples[UNCOUNTED:],

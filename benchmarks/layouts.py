@@ -43,10 +43,9 @@ class PaddedPipeline(Pipeline):
     """Answers from the padded layout."""
 
     def answer(self, **texts):
-        packed = self._pack(
-            [texts[name] for name in self.task.input_names], self.tokenizer.tokenize
-        )
-        return self.task.answer(self.model(padded(packed, self.vocabulary)))
+        windows = self._windows(**texts)
+        outputs = self.model(padded(windows.packed, self.vocabulary))
+        return self.task.answer(texts, windows, outputs)
 
 
 PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
@@ -90,7 +89,7 @@ def training(kind, layout, task, path, pretrained, batch):
         batch,
         examples_per_second=round(STEPS * batch / sum(seconds[UNCOUNTED:]), 1),
         median_step_ms=round(1000 * statistics.median(seconds[UNCOUNTED:])),
-        mean_tokens=round(float(encoded.packed.input_ids.row_lengths().numpy().mean()), 1),
+        mean_tokens=round(float(encoded.windows.packed.input_ids.row_lengths().numpy().mean()), 1),
     )
 
 

@@ -1,4 +1,4 @@
-"""The one error that means: a person can mend this."""
+"""The error that means: a person can mend this."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     Commands print it and exit with status 2; in a notebook it is an ordinary ValueError.
     """
+
+
+class Diverged(UserError):
+    """A training's loss or gradient is no longer finite."""

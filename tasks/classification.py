@@ -1,8 +1,9 @@
-"""Classification of a text, or of a pair, into one of two or more labels (Devlin et al. 2019, 4.1).
+"""Classification of a text, or of a pair, into labels (Devlin et al. 2019, 4.1).
 
 Two labels: one sigmoid logit, which stands for the second, and binary cross-entropy. More: softmax.
+With `multi_label` a row has any number of labels, none too: a sigmoid logit each.
 
-Legend: B texts, C labels.
+Legend: B texts, N examples, C labels, K labels that have a threshold.
 """
 
 import dataclasses
@@ -12,74 +13,203 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.train.losses import sigmoid_cross_entropy, softmax_cross_entropy
+from bert_tf.train.losses import (
+    focal_multi_label_cross_entropy,
+    focal_sigmoid_cross_entropy,
+    focal_softmax_cross_entropy,
+    multi_label_cross_entropy,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
+from tasks import rare_classes
+from tasks.decisions import decide_each, decide_one
 from tasks.forms.glue import GLUE
 from tasks.forms.records import strict
 from tasks.heads import TextModel
-from tasks.metrics import labels as label_metrics
+from tasks.metrics import classes
+from tasks.metrics.calibration import fit_temperature
+from tasks.metrics.thresholds import best_threshold, parse_aim
 from tasks.texts import TextTask, raw_rows
+
+BETWEEN_LABELS = "|"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(TextTask):
-    """One classification task: its columns, its labels in order, and all that follows from them."""
+    """One classification task: its columns, its labels in order, and all that follows from them.
+
+    class_weights       a number a label: how much its examples count in training; () for all alike
+    balanced_sampling   in training every class is drawn equally often
+    focal_gamma         of the focal loss; 0 is cross-entropy
+    prior_bias          training begins with the labels' shares as the answer
+    rare_label          given where its probability >= its threshold, else the likeliest other one
+    aim                 what thresholds are tuned for ("f1", "precision=P", "recall=R"), or None
+    calibrate           whether a temperature is fitted
+
+    Decided on dev, of the best checkpoint: the temperature that logits are divided by, and then
+    `thresholds` on probabilities: one of the positive label (the second of two, the rare one) or
+    with `multi_label` one a label. None means 1 and, as far as there are thresholds, 0.5; a rare
+    label has none before it is decided, and the likeliest label is given. A threshold beyond 0 or 1
+    gives always or never.
+    """
 
     labels: tuple[str, ...]
+    multi_label: bool = False
+    class_weights: tuple[float, ...] = ()
+    balanced_sampling: bool = False
+    focal_gamma: float = 0.0
+    prior_bias: bool = False
+    rare_label: str | None = None
+    aim: str | None = None
+    calibrate: bool = False
+    temperature: float | None = None
+    thresholds: tuple[float, ...] | None = None
 
     kind = "classification"
 
     @classmethod
-    def from_data(cls, path, *, labels=(), **options):
+    def from_data(cls, path, *, labels=(), class_weights=(), **options):
         """The task that a training file shows: the labels as given, or those in the file in order.
 
-        Raises UserError if the file holds fewer than two labels, or one that is not among `labels`.
+        `class_weights` are as the flag has them: numbers as text, or ("balanced",). A rare label
+        without an aim has the aim "f1".
+        Raises UserError if the file holds fewer than two labels, or if an option does not fit them.
         """
+        rare_classes.check_options(class_weights=class_weights, **options)
         task = cls(labels=tuple(labels), **options)
-        found = set()
+        if task.multi_label and task.form in GLUE:
+            raise UserError(f"--multi_label: rows of {task.form} have one label each")
+        counts = {}
         for row in strict(raw_rows(task, path, labelled=True)):
-            label = row.values[task.label_column]
-            if not label.strip():
-                raise UserError(
-                    f"{row.where}: column {task.label_column!r} is empty, wanted a label"
-                )
-            found.add(label)
-        if len(found) < 2:
-            raise UserError(
-                f"{path}: every row has the label {min(found)!r}; there is nothing to tell apart"
-            )
+            try:
+                names = task._names_in(row.values[task.label_column])
+            except ValueError as error:
+                raise UserError(f"{row.where}: {error}") from None
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+        if len(counts) < 2:
+            only = f"the label {min(counts)!r}" if counts else "no label"
+            only += ", or none" if counts and task.multi_label else ""
+            raise UserError(f"{path}: every row has {only}; there is nothing to tell apart")
         published = GLUE[task.form].labels if task.form in GLUE else ()
-        return dataclasses.replace(task, labels=task.labels or published or _in_order(found))
+        labels = task.labels or published or _in_order(counts)
+        task = dataclasses.replace(
+            task,
+            labels=labels,
+            class_weights=rare_classes.class_weights_of(
+                class_weights, labels, [counts.get(label, 0) for label in labels]
+            ),
+            aim=task.aim or ("f1" if task.rare_label is not None else None),
+        )
+        task._check_rare_label()
+        return task
+
+    def _check_rare_label(self):
+        if self.rare_label is None:
+            if self.aim is not None and not self.is_binary and not self.multi_label:
+                raise UserError(
+                    f"--aim={self.aim}: there are {len(self.labels)} labels and only "
+                    "--rare_label has a threshold; name one"
+                )
+        elif self.rare_label not in self.labels:
+            raise UserError(
+                f"--rare_label={self.rare_label}: none of the labels {', '.join(self.labels)}"
+            )
+        elif self.is_binary and self.rare_label != self.labels[1]:
+            raise UserError(
+                f"--rare_label={self.rare_label}: of two labels the second is the positive one; "
+                f"give --labels={self.labels[1]},{self.labels[0]}"
+            )
 
     @property
     def is_binary(self):
-        return len(self.labels) == 2
+        return len(self.labels) == 2 and not self.multi_label
 
     @property
-    def best_metric(self):
-        return self._metric_names[0]
+    def positive(self):
+        """The id of the one label that has a threshold, or None."""
+        if self.is_binary:
+            return 1
+        return None if self.rare_label is None else self.labels.index(self.rare_label)
 
     @property
-    def _metric_names(self):
-        """GLUE's own for its data sets."""
-        if self.form in GLUE:
-            return GLUE[self.form].metrics
-        return ("accuracy", "f1" if self.is_binary else "macro_f1")
+    def list_columns(self):
+        return (self.label_column,) if self.multi_label else ()
 
     @property
     def losses(self):
-        return {"label": sigmoid_cross_entropy if self.is_binary else softmax_cross_entropy}
+        if self.multi_label:
+            plain, focal = multi_label_cross_entropy, focal_multi_label_cross_entropy
+        elif self.is_binary:
+            plain, focal = sigmoid_cross_entropy, focal_sigmoid_cross_entropy
+        else:
+            plain, focal = softmax_cross_entropy, focal_softmax_cross_entropy
+        gamma = self.focal_gamma
+        return {"label": functools.partial(focal, gamma=gamma) if gamma else plain}
+
+    @property
+    def best_metric(self):
+        """What chooses the best checkpoint.
+
+        Where thresholds are tuned on it, the PR-AUC, which none enters. Else micro F1 of several
+        labels; macro F1 where weights, sampling or the loss favour rare classes, whose price is
+        accuracy; GLUE's own for its data sets; and accuracy.
+        """
+        if self.aim:
+            return "pr_auc" if self.multi_label else f"{self._prefix}pr_auc"
+        if self.multi_label:
+            return "micro_f1"
+        favours_rare = self.class_weights or self.balanced_sampling or self.focal_gamma
+        if favours_rare:
+            return "macro_f1"
+        return GLUE[self.form].metrics[0] if self.form in GLUE else "accuracy"
+
+    @property
+    def to_decide(self):
+        wanted = {"temperature": self.calibrate, "thresholds": self.aim}
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     def description(self):
-        return f"; labels {', '.join(self.labels)}"
+        weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
+        return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
 
-    def label_of(self, text):
-        if text not in self.labels:
-            raise ValueError(f"label {text!r} is none of the task's: {', '.join(self.labels)}")
-        return self.labels.index(text)
+    def label_of(self, value):
+        names = self._names_in(value)
+        for name in names:
+            if name not in self.labels:
+                raise ValueError(f"label {name!r} is none of the task's: {', '.join(self.labels)}")
+        numbers = tuple(self.labels.index(name) for name in names)
+        return numbers if self.multi_label else numbers[0]
+
+    def _names_in(self, value):
+        """The labels of a row, by name: one, or with `multi_label` any number."""
+        if not self.multi_label:
+            names = [value]
+        elif isinstance(value, list):
+            names = value
+        else:
+            names = [name.strip() for name in value.split(BETWEEN_LABELS)] if value.strip() else []
+        if not all(name.strip() for name in names):
+            several = f", or several with {BETWEEN_LABELS} between them" if self.multi_label else ""
+            empty = "holds an empty label" if self.multi_label else "is empty"
+            raise ValueError(f"column {self.label_column!r} {empty}, wanted a label{several}")
+        return names
 
     def targets(self, examples, windows):
-        labels = np.array(examples.labels, np.int32)
-        return {"label": labels}, {"label": np.ones(len(labels), np.float32)}
+        count = len(examples.labels)
+        if self.multi_label:
+            labels = np.zeros((count, len(self.labels)), np.int32)
+            for number, chosen in enumerate(examples.labels):
+                labels[number, list(chosen)] = 1
+        else:
+            labels = np.array(examples.labels, np.int32)
+        return {"label": labels}, {"label": np.ones(count, np.float32)}
+
+    def unit_weights(self, examples, windows):
+        return np.array(self.class_weights)[examples.labels] if self.class_weights else None
+
+    def unit_odds(self, examples, windows):
+        return rare_classes.balanced_odds(examples.labels) if self.balanced_sampling else None
 
     def build_model(self, config, dtype="float32"):
         units = 1 if self.is_binary else len(self.labels)
@@ -87,36 +217,118 @@ class Classification(TextTask):
         model.build()
         return model
 
-    def metrics(self, data, outputs):
-        labels_N = data.labels["label"]
-        predictions_N = self.probabilities(outputs).numpy().argmax(-1)
-        return {name: _METRICS[name](labels_N, predictions_N) for name in self._metric_names}
+    def prepare(self, model, encoded):
+        if not self.prior_bias:
+            return
+        labels, count = encoded.labels["label"], len(encoded)
+        if self.multi_label:
+            bias = rare_classes.log_odds(labels.sum(0), count)
+        elif self.is_binary:
+            bias = rare_classes.log_odds([labels.sum()], count)
+        else:
+            bias = rare_classes.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
+        model.head.bias.assign(bias)
 
-    def probabilities(self, outputs):
-        """{"label": logits} -> float32 [B, C], C = 2 if binary."""
-        logits = outputs["label"]
-        if not self.is_binary:
-            return tf.nn.softmax(logits)
-        positive_B1 = tf.sigmoid(logits)
-        return tf.concat([1.0 - positive_B1, positive_B1], axis=1)
+    def decision(self, outputs):
+        """{"label": logits} -> Decision, in the graph."""
+        temperature = self.temperature or 1.0
+        if self.multi_label:
+            return decide_each(outputs["label"], temperature, self.thresholds or 0.5)
+        if self.thresholds:
+            return decide_one(outputs["label"], temperature, self.positive, self.thresholds[0])
+        return decide_one(outputs["label"], temperature, 1 if self.is_binary else None)
 
     def answer(self, texts, windows, outputs):
-        probabilities_BC = self.probabilities(outputs)
+        decision = self.decision(outputs)
         names_C = tf.constant(self.labels)
-        return {
-            "label": tf.gather(names_C, tf.argmax(probabilities_BC, axis=-1)),
-            "score": tf.reduce_max(probabilities_BC, axis=-1),
-            "probabilities": probabilities_BC,
-            "labels": tf.repeat(names_C[tf.newaxis], tf.shape(probabilities_BC)[0], axis=0),
+        answer = {
+            "label": tf.gather(names_C, decision.label),
+            "score": decision.score,
+            "probabilities": decision.probabilities,
+            "labels": tf.repeat(names_C[tf.newaxis], tf.shape(decision.label)[0], axis=0),
         }
+        return {**answer, "selected": decision.selected} if self.multi_label else answer
 
+    def tuned(self, data, outputs):
+        labels, task = data.labels["label"], self
+        if self.calibrate:
+            kind = "sigmoid" if self.is_binary or self.multi_label else "softmax"
+            temperature = fit_temperature(outputs["label"], labels, kind)
+            task = dataclasses.replace(task, temperature=temperature)
+        if self.aim:
+            probabilities_NC = task.decision(outputs).probabilities.numpy()
+            if self.multi_label:
+                is_positive_NK, scores_NK = labels > 0, probabilities_NC
+            else:
+                is_positive_NK = (labels == self.positive)[:, np.newaxis]
+                scores_NK = probabilities_NC[:, [self.positive]]
+            thresholds = tuple(
+                best_threshold(is_positive_N, scores_N, self.aim)[0]
+                for is_positive_N, scores_N in zip(is_positive_NK.T, scores_NK.T, strict=True)
+            )
+            task = dataclasses.replace(task, thresholds=thresholds)
+        return task
 
-_METRICS = {
-    "accuracy": label_metrics.accuracy,
-    "f1": functools.partial(label_metrics.f1, positive=1),
-    "macro_f1": label_metrics.macro_f1,
-    "matthews": label_metrics.matthews_correlation,
-}
+    def metrics(self, data, outputs):
+        labels = data.labels["label"]
+        decision = self.decision(outputs)
+        probabilities_NC = decision.probabilities.numpy()
+        if self.multi_label:
+            selected_NC = decision.selected.numpy()
+            figures = classes.figures_of_each(labels, selected_NC, probabilities_NC, self.labels)
+            if self.aim:
+                name, _ = parse_aim(self.aim)
+                table = classes.table_of_each(labels, selected_NC, self.labels)
+                of_aim = table["per_label"][name]
+                figures |= dict(zip(self._figures_of_aim(), of_aim, strict=True))
+            return figures
+        predictions_N = decision.label.numpy()
+        figures = classes.figures_of_one(labels, predictions_N, probabilities_NC, self.labels)
+        if self.positive is not None:
+            of_positive = classes.figures_of_positive(
+                labels == self.positive,
+                predictions_N == self.positive,
+                probabilities_NC[:, self.positive],
+            )
+            figures |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
+        return figures
+
+    def report(self, data, outputs):
+        labels, decision = data.labels["label"], self.decision(outputs)
+        if self.multi_label:
+            return classes.table_of_each(labels, decision.selected.numpy(), self.labels)
+        return classes.table_of_one(labels, decision.label.numpy(), self.labels)
+
+    def warning(self, metrics):
+        warnings = []
+        if metrics["degenerate"]:
+            kit = "--focal_gamma or --aim" if self.multi_label else "--class_weights=balanced"
+            warnings.append(
+                f"every row was given the same label{'s' * self.multi_label}, whatever its text; "
+                f"more --epochs, another --learning_rate or --seed, {kit} may help"
+            )
+        if self.aim and self.thresholds:
+            _, wanted = parse_aim(self.aim)
+            missed = [
+                f"{figure} is {metrics[figure]:.4f}"
+                for figure in self._figures_of_aim()
+                if metrics[figure] < (wanted or 0.0) or not metrics[figure]
+            ]
+            if missed:
+                warnings.append(f"--aim={self.aim} is not reached: {', '.join(missed)}")
+        return "; ".join(warnings) or None
+
+    @property
+    def _prefix(self):
+        """Of the figures of the positive label."""
+        return "" if self.is_binary else "rare_"
+
+    def _figures_of_aim(self):
+        """The names of the figures that the aim is about, one a threshold."""
+        name, _ = parse_aim(self.aim)
+        if self.multi_label:
+            return [f"{name}_{label}" for label in self.labels]
+        return [f"{self._prefix}{name}"]
 
 
 def _in_order(labels):

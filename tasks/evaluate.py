@@ -1,4 +1,4 @@
-"""Measures a fine-tuned run on labelled rows; the last line printed is a JSON object of metrics.
+"""Measures a fine-tuned run on labelled rows; the last line printed is one JSON object of figures.
 
 python -m tasks.evaluate --run=RUN --data=dev.csv
 """
@@ -34,7 +34,11 @@ def main(settings):
     for remark in trained.task.remarks(encoded):
         command.say(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
-    print(json.dumps(evaluator.metrics(encoded)))
+    report = evaluator.report(encoded)
+    warning = trained.task.warning(report)
+    if warning:
+        command.say(f"warning: {warning}")
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,12 @@ class Evaluator:
 
     def metrics(self, encoded):
         """{name: figure} of the task's metrics, and the loss, over all examples of a data set."""
+        return self._figures(encoded, self.outputs(encoded))
+
+    def report(self, encoded):
+        """The metrics, and beside them the task's tables."""
         outputs = self.outputs(encoded)
-        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
+        return {**self._figures(encoded, outputs), **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded):
         """{output name: array [U, ...]} in the order of the units.
@@ -44,6 +48,9 @@ class Evaluator:
                 result[name][numbers] = values
             first += len(numbers)
         return result
+
+    def _figures(self, encoded, outputs):
+        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):

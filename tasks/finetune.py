@@ -3,18 +3,23 @@
     python -m tasks.finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR
     --output_dir=RUN
 
-The same command goes on where it was stopped.
+The same command goes on where it was stopped. With --seeds=1,2,3 or --learning_rates=2e-5,5e-5 it
+makes a study: a run each, in folders of --output_dir.
 """
 
 from bert_tf import command
-from tasks.settings import FinetuneSettings
+from tasks.settings import StudySettings
 
 
 def main(settings):
     from tasks.finetuning import finetune
+    from tasks.study import study
 
-    finetune(settings, command.say)
+    if settings.is_study:
+        study(settings, command.say)
+    else:
+        finetune(settings.runs()[""], command.say)
 
 
 if __name__ == "__main__":
-    command.start(main, FinetuneSettings, __doc__)
+    command.start(main, StudySettings, __doc__)

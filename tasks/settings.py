@@ -1,11 +1,12 @@
 """The settings of fine-tuning, a field a flag. Free of TensorFlow: a wrong one is told at once."""
 
 import dataclasses
+import os
 import pathlib
 
 from bert_tf.command import setting
 from bert_tf.errors import UserError
-from tasks import catalog
+from tasks import catalog, rare_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class FinetuneSettings:
     focal_gamma: float = setting("focal loss: how much easy examples count less (2 is usual)", 0.0)
     prior_bias: bool = setting("begin with the classes' shares as the model's answer", False)
     rare_label: str | None = setting(
-        "the label to be given from a threshold on, tuned on dev", None
+        "the label to be given from a threshold on, tuned on dev (for f1, if no --aim)", None
     )
     aim: str | None = setting(
         "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R", None
@@ -63,9 +64,11 @@ class FinetuneSettings:
     false_alarm_rate: float = setting("share of the ordinary that may be called unusual", 0.05)
     code_size: int = setting("width of the autoencoder's middle", 32)
     # Training.
-    global_batch_size: int = setting("examples a step, over all replicas", 32)
-    epochs: int | None = setting("passes over the training rows (3)", None)
-    learning_rate: float | None = setting("peak learning rate (5e-5)", None)
+    global_batch_size: int | None = setting(
+        "examples a step, over all replicas (32; anomaly 128)", None
+    )
+    epochs: int | None = setting("passes over the training rows (3; anomaly 20)", None)
+    learning_rate: float | None = setting("peak learning rate (5e-5; anomaly 3e-3)", None)
     warmup_proportion: float = setting("share of the steps over which the learning rate rises", 0.1)
     schedule: str = setting(
         "the fall of the learning rate: counted from step 0, as released, or from the peak",
@@ -149,6 +152,7 @@ class FinetuneSettings:
         for name in ("text_column", "text_b_column", "label_column"):
             if self._is_given(name) and "form" in self._data_set.options:
                 raise UserError(f"--{name}: the files of {self.task} have columns of their own")
+        rare_classes.check_options(**vars(self))
         for name in ("aim", "calibrate", "rare_label", "patience"):
             if self._is_given(name) and not self.dev:
                 raise UserError(f"--{name}: wants --dev, on which it is decided")
@@ -178,3 +182,68 @@ class FinetuneSettings:
     def _is_given(self, name):
         default = {field.name: field.default for field in dataclasses.fields(self)}[name]
         return getattr(self, name) != default
+
+
+@dataclasses.dataclass(frozen=True)
+class StudySettings(FinetuneSettings):
+    """What tasks.finetune takes: one run's settings, or of one each for `seeds`, `learning_rates`.
+
+    The runs of a study lie in folders of `output_dir`, named after what differs.
+    """
+
+    seeds: tuple[str, ...] = setting(
+        "a study: a run each, and the mean and standard deviation of their scores on dev", ()
+    )
+    learning_rates: tuple[str, ...] = setting("a study: with each of the seeds, or --seed", ())
+
+    def __post_init__(self):
+        super().__post_init__()
+        usual = {"seed": 0, **catalog.DEFAULTS, **self.kind.defaults}
+        for name, of_one, number, wanted in (
+            ("seeds", "seed", int, "whole numbers"),
+            ("learning_rates", "learning_rate", float, "numbers"),
+        ):
+            given = getattr(self, name)
+            if not given:
+                continue
+            try:
+                values = tuple(number(value) for value in given)
+            except ValueError:
+                raise UserError(
+                    f"--{name}={','.join(map(str, given))}: wanted {wanted}, joined by commas"
+                ) from None
+            if len(set(values)) < len(values):
+                raise UserError(f"--{name}={','.join(map(str, given))}: holds one of them twice")
+            if getattr(self, of_one) != usual[of_one]:
+                raise UserError(f"--{of_one}: not together with --{name}")
+            if not self.dev:
+                raise UserError(f"--{name}: wants --dev, on which the runs are compared")
+            object.__setattr__(self, name, values)
+        self.runs()  # A value that no run can have is told now.
+
+    @property
+    def is_study(self):
+        return bool(self.seeds or self.learning_rates)
+
+    def runs(self):
+        """{name of a run: its FinetuneSettings}, in the order of the flags, rates first."""
+        of_one = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(FinetuneSettings)
+        }
+        if not self.is_study:
+            return {"": FinetuneSettings(**of_one)}
+        runs = {}
+        for rate in self.learning_rates or (self.learning_rate,):
+            for seed in self.seeds or (self.seed,):
+                name = f"seed-{seed}"
+                if self.learning_rates:
+                    name = f"learning_rate-{rate_name(rate)}-{name}"
+                changes = {"learning_rate": rate, "seed": seed}
+                changes["output_dir"] = os.path.join(self.output_dir, name)
+                runs[name] = FinetuneSettings(**{**of_one, **changes})
+        return runs
+
+
+def rate_name(rate):
+    """2e-5 as one writes it: Python has 2e-05."""
+    return repr(rate).replace("e-0", "e-")

@@ -92,8 +92,7 @@ class SpanQA(Task):
                 )
                 continue
             texts = {"question": question.question, "context": question.context}
-            answers = () if question.is_impossible else tuple(question.answers)
-            yield Example(texts, answers, question.where, question.id)
+            yield Example(texts, tuple(question.answers), question.where, question.id)
 
     def to_learn_from(self, examples):
         """Questions whose first answer stands where it is said to, or that have none."""
@@ -140,6 +139,23 @@ class SpanQA(Task):
         ones_W = np.ones(len(owner_W), np.float32)
         return {"start": first_W, "end": last_W}, {"start": ones_W, "end": ones_W}
 
+    def remarks(self, data):
+        """How many first answers no window holds, and how many are longer than an answer may be."""
+        first_W, last_W = data.labels["start"], data.labels["end"]
+        holders = data.windows.owner_W.numpy()[first_W > 0]
+        size_N = np.zeros(len(data.examples), np.int32)
+        size_N[holders] = (last_W - first_W + 1)[first_W > 0]
+        size_N = size_N[[bool(answers) for answers in data.examples.labels]]
+        counts = {
+            "answers are in no window, or not where they are said to be": size_N == 0,
+            f"answers have over {self.max_answer_length} tokens": size_N > self.max_answer_length,
+        }
+        return [
+            f"{is_so_N.sum()} of {len(size_N)} {what}"
+            for what, is_so_N in counts.items()
+            if is_so_N.any()
+        ]
+
     def build_model(self, config, dtype="float32"):
         model = SpanModel(config, name=self.kind, dtype=dtype)
         model.build()
@@ -175,6 +191,12 @@ class SpanQA(Task):
     def answer(self, texts, windows, outputs):
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
         return decide(best, self._threshold)
+
+    def trimmed(self, row):
+        count = sum(start >= 0 for start in row["nbest_start"])
+        return {
+            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
+        }
 
     @property
     def _threshold(self):

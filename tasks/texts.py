@@ -16,7 +16,8 @@ class TextTask(Task):
     """A label or value for a text, or for a pair of texts.
 
     `form` is "rows", with named columns, or the name of a GLUE data set, whose files have their
-    own. A subclass gives `label_of(text)`, which raises ValueError saying what was wanted.
+    own. A subclass gives `label_of(value)` of the label column, which raises ValueError saying what
+    was wanted.
     """
 
     form: str = "rows"
@@ -29,6 +30,11 @@ class TextTask(Task):
     def input_names(self):
         """What the texts are called in a served request."""
         return _input_names(self._columns)
+
+    @property
+    def list_columns(self):
+        """The columns that may hold lists in .jsonl."""
+        return ()
 
     @property
     def _columns(self):
@@ -60,7 +66,7 @@ def raw_rows(task, path, labelled):
     if task.form in GLUE:
         return read_glue(task.form, path, labelled)
     columns = (*task.text_columns, *([task.label_column] if labelled else []))
-    return read_rows(path, columns, html_entities=task.html_entities)
+    return read_rows(path, columns, task.html_entities, task.list_columns)
 
 
 def _input_names(columns):

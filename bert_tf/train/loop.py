@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.checkpoints import model_variables
 from bert_tf.data.batches import bad_record
-from bert_tf.errors import UserError
+from bert_tf.errors import Diverged, UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import distribute, is_chief, is_several, meet
 from bert_tf.train.interruption import Interrupted, held_back
@@ -158,7 +158,7 @@ class Loop:
     def _not_finite(self):
         # Of several steps in a call the optimizer knows which it did not make.
         where = self._where(int(self.step.optimizer.iterations))
-        return UserError(
+        return Diverged(
             f"{where}: the loss or its gradient is not finite; the update was not made, nothing "
             f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
             "new --output_dir"

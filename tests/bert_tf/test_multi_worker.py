@@ -1,19 +1,15 @@
 """Two processes on loopback train as one does, stop together, and notice when one is lost."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from bert_tf.checkpoints import read
 from bert_tf.run import Run
-from tests.conftest import ROOT
 from tests.corpus import config_of, write_shards
+from tests.workers import finish, start
 
 FLAGS = {
     "global_batch_size": 12,
@@ -43,43 +39,9 @@ def flags(tmp_path_factory):
     }
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
-
-
-def start_workers(flags, output_dir, **changes):
-    """Two processes of one command, the chief first."""
-    values = {**flags, "output_dir": output_dir, "strategy": "multi_worker", **changes}
-    command = [sys.executable, "-m", "bert_tf.pretrain"]
-    command += [f"--{name}={value}" for name, value in values.items()]
-    workers = [f"localhost:{port}" for port in free_ports(2)]
-    return [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "TF_CONFIG": json.dumps(
-                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-                ),
-            },
-        )
-        for index in range(2)
-    ]
-
-
-def finish(processes, timeout=120):
-    """-> their last lines on stderr; asserts that both ended well."""
-    outputs = [process.communicate(timeout=timeout)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return outputs
+def start_workers(flags, output_dir):
+    """Two processes of one pretraining, the chief first."""
+    return start("bert_tf.pretrain", {**flags, "output_dir": output_dir})
 
 
 def last_weights(path):

@@ -99,7 +99,24 @@ def test_metrics_by_hand():
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
     data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0], np.int32)})
     result = task.metrics(data, {"label": logits})
-    assert result == pytest.approx({"accuracy": 1 / 3, "f1": 0.5})
+    assert result == pytest.approx(
+        {
+            "accuracy": 1 / 3,
+            "macro_f1": 0.25,
+            "matthews": -0.5,  # (1 * 0 - 1 * 1) / sqrt(2 * 2 * 1 * 1)
+            "f1_no": 0,
+            "f1_yes": 0.5,
+            "f1": 0.5,
+            "precision": 0.5,
+            "recall": 0.5,
+            "pr_auc": 1 / 2 + 1 / 2 * 2 / 3,
+            "roc_auc": 0.5,
+            # Sure by 0.881 and right; by 0.731 twice, in one bin, and wrong.
+            "ece": (1 - 0.880797 + 2 * 0.731059) / 3,
+            "degenerate": 0,
+        },
+        abs=1e-6,
+    )
 
 
 def test_the_loss_of_an_evaluation_by_hand(pipeline, encoded, monkeypatch):

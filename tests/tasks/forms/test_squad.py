@@ -138,6 +138,7 @@ def test_a_bad_question_stops_nobody(tmp_path):
     qas[1]["is_impossible"] = False
     qas.append({"id": "q2", "question": "\0", "answers": [], "is_impossible": True})
     qas.append({"id": "q4", "question": "?", "answers": [{"text": "", "answer_start": 0}]})
+    qas.append({"id": "q5", "question": "?", "answers": qas[0]["answers"], "is_impossible": True})
     qas.append({"id": "q3", "question": "Who?", "answers": [], "is_impossible": True})
     path = write(tmp_path / "dev.json", data)
     *bad, good = read_questions(path)
@@ -146,6 +147,7 @@ def test_a_bad_question_stops_nobody(tmp_path):
         ': question q1: no answer, though "is_impossible" is not true',
         ': question q2: "question" holds a NUL, which is no character of a text',
         ": question q4: an answer is empty, wanted text",
+        ': question q5: answers, though "is_impossible" is true',
     ]
     assert good.id == "q3"
 

@@ -1,0 +1,106 @@
+"""Layer-wise rates, frozen layers and early stopping, through the recipe and over a stop."""
+
+import dataclasses
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError, read_pretrained
+from bert_tf.checkpoints import read
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from tasks.finetuning import finetune
+from tests import small
+
+FROZEN = ("bert/embeddings/", "bert/layer_0/")
+
+
+@pytest.fixture
+def settings(huggingface_dir, complaints, tmp_path):
+    return small.settings(huggingface_dir, complaints, tmp_path / "run")
+
+
+def updates(run, settings):
+    """{name: by how much the first run's step changed it at most} of the encoder."""
+    before = read_pretrained(settings.init_from).weights
+    after = read(run.checkpoints.folder(1))
+    return {name: np.abs(after[name] - array).max() for name, array in before.items()}
+
+
+def test_a_layer_learns_at_its_own_rate(settings):
+    """Adam's first update is the rate, whatever the gradient: each layer's can be read off."""
+    run = finetune(
+        dataclasses.replace(
+            settings,
+            layer_decay=0.5,
+            weight_decay_rate=0.0,
+            warmup_proportion=0.0,
+            global_batch_size=27,
+            epochs=1,
+            dev=(),
+        )
+    )
+    changed = updates(run, settings)
+    for name, factor in (
+        ("bert/pooler/kernel", 1.0),
+        ("bert/layer_1/output/kernel", 0.5),
+        ("bert/layer_0/output/kernel", 0.25),
+        ("bert/embeddings/position_embeddings", 0.125),
+    ):
+        assert changed[name] == pytest.approx(1e-2 * factor, rel=0.01), name
+
+
+def test_frozen_layers_stay_and_have_no_slots(settings):
+    run = finetune(dataclasses.replace(settings, frozen_layers=1, epochs=1))
+    before, after = read_pretrained(settings.init_from).weights, read(run.checkpoints.folder(4))
+    for name, array in before.items():
+        is_same = np.array_equal(after[name], array)
+        assert is_same == name.startswith(FROZEN), name
+        assert (f"{name}/adam_m" in after) == (not is_same), name
+    assert "classifier/kernel/adam_m" in after
+    with pytest.raises(UserError, match="--frozen_layers: was 1 when .* began, is 0"):
+        finetune(dataclasses.replace(settings, frozen_layers=0, epochs=1))
+    other = dataclasses.replace(settings, frozen_layers=3, output_dir=f"{settings.output_dir}-2")
+    with pytest.raises(UserError, match="--frozen_layers=3: the encoder has 2"):
+        finetune(other)
+    assert not os.path.exists(other.output_dir)
+
+
+def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
+    settings, tmp_path, monkeypatch
+):
+    """At so low a rate no evaluation is better than the first: the third is the last."""
+    settings = dataclasses.replace(
+        settings, layer_decay=0.5, frozen_layers=1, patience=2, learning_rate=1e-9, epochs=6
+    )
+    said = []
+    whole = finetune(settings, said.append)
+    assert any(line.startswith("stopped early at step 12 of 24: no better score") for line in said)
+    assert whole.checkpoints.steps()[-1] == 12
+    again = []
+    finetune(settings, again.append)
+    assert len(again) == 1 and "finished at step 12, nothing to do" in again[0]
+
+    original = Loop._steps
+
+    def step(loop, iterator, number, asked, count):
+        logs = original(loop, iterator, number, asked, count)
+        if number + count == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return logs
+
+    changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_steps", step)
+        with pytest.raises(Interrupted, match="stopped and saved at step 10 of 24"):
+            finetune(changed)
+    resumed = finetune(changed)
+    assert resumed.checkpoints.steps()[-1] == 12
+    wanted, got = (read(run.checkpoints.folder(12)) for run in (whole, resumed))
+    assert set(wanted) == set(got)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+    with pytest.raises(UserError, match="--patience: was 2 when .* began, is 3"):
+        finetune(dataclasses.replace(settings, patience=3))

@@ -1,0 +1,57 @@
+"""Two processes on loopback fine-tune as one does, and one of them writes and speaks."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bert_tf.checkpoints import read
+from bert_tf.run import Run
+from tests import small
+from tests.workers import finish, start
+
+
+@pytest.fixture
+def flags(huggingface_dir, complaints, tmp_path):
+    path = huggingface_dir / "config.json"
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **still}))
+    settings = small.settings(huggingface_dir, complaints, tmp_path, learning_rate=1e-3)
+    values = {**dataclasses.asdict(settings), "dev": complaints["dev"], "log_every": 1}
+    return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+@pytest.mark.slow
+def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_command):
+    """27 rows in batches of 8: the last of an epoch is uneven, and 9 dev rows are too."""
+    chief, other = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
+    assert "step 8/8" in chief and "on 2 replicas" in chief and other == ""
+    arguments = {**flags, "output_dir": tmp_path / "one"}
+    done = run_command("tasks.finetune", *(f"--{name}={v}" for name, v in arguments.items()))
+    assert done.returncode == 0, done.stderr
+
+    one, two = (Run.open(tmp_path / name) for name in ("one", "two"))
+    assert one.checkpoints.steps() == two.checkpoints.steps()
+    assert one.checkpoints.best_step() == two.checkpoints.best_step()
+    for step in one.checkpoints.steps():
+        weights, wanted = (read(run.checkpoints.folder(step)) for run in (two, one))
+        assert set(weights) == set(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-5, err_msg=name)
+    for mine, theirs in zip(two.metrics(), one.metrics(), strict=True):
+        for name in set(theirs) - {"examples_per_second"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+    again = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
+    assert "finished at step 8, nothing to do" in again[0] and again[1] == ""
+
+
+def test_where_no_tpu_answers_one_line_says_so(flags, run_command, tmp_path):
+    done = run_command(
+        "tasks.finetune", *(f"--{name}={value}" for name, value in flags.items()), "--strategy=tpu"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("--strategy=tpu --tpu=local: no TPU answers there")
+    assert not Run.is_at(flags["output_dir"])

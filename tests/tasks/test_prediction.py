@@ -1,0 +1,136 @@
+"""Predicting: rows in order, some at a time, bad ones in their place, and whole files only."""
+
+import json
+import tracemalloc
+import types
+
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks.classification import Classification
+from tasks.prediction import predict
+from tests import small
+
+
+def stub(answer, **changes):
+    """What `predict` needs of a Trained, with `answer` for a model: {name: [B, ...]} of strings."""
+    task = Classification(labels=("a", "b"), max_seq_length=12, **changes)
+    pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": answer})
+    return types.SimpleNamespace(task=task, pipeline=pipeline)
+
+
+def lengths(*texts):
+    """An answer that tells rows apart: characters of each text, and the text itself."""
+    return {
+        "length": tf.add_n([tf.strings.length(text, "UTF8_CHAR") for text in texts]),
+        "text": tf.strings.join(texts, "|"),
+    }
+
+
+def answers(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 3, 64])
+def test_rows_are_answered_in_order(tmp_path, rows_at_a_time):
+    texts = ["é", "", "中 x", "a,b", 'quo"te', "line\nend", " "]
+    path = small.write_rows(tmp_path / "in.csv", [(text, "") for text in texts])
+    said, output = [], tmp_path / "out.jsonl"
+    counts = predict(stub(lengths), path, output, rows_at_a_time, said.append)
+    assert counts == (7, 0)
+    assert answers(output) == [{"length": len(text), "text": text} for text in texts]
+    assert said[-1] == "7 rows" and len(said) == -(-7 // rows_at_a_time)
+    assert '"é"' in output.read_text(encoding="utf-8")  # To be read by people too.
+
+
+def test_pairs_go_in_as_the_columns_are_named(tmp_path):
+    path = small.write_rows(tmp_path / "in.csv", [("1", "22"), ("x", "")], ("second", "first"))
+    trained = stub(lengths, text_columns=("first", "second"))
+    predict(trained, path, tmp_path / "out.jsonl", 8, lambda line: None)
+    assert [answer["text"] for answer in answers(tmp_path / "out.jsonl")] == ["22|1", "|x"]
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 2, 64])
+def test_a_bad_row_has_its_error_in_its_place(tmp_path, rows_at_a_time):
+    lines = ['{"text": "a"}', "{", '{"words": "b"}', '{"text": null}', '{"text": "cc"}', "[]"]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(lines))
+    output = tmp_path / "out.jsonl"
+    assert predict(stub(lengths), path, output, rows_at_a_time, lambda line: None) == (6, 4)
+    first, *bad, good, last = answers(output)
+    assert (first["text"], good["text"]) == ("a", "cc")
+    for number, (line, message) in enumerate(
+        zip(bad, ("not JSON", "no column 'text'", "holds None, wanted text"), strict=True), start=2
+    ):
+        assert list(line) == ["error"]
+        assert line["error"].startswith(f"{path}:{number}: ") and message in line["error"], line
+    assert last == {"error": f"{path}:6: holds a JSON list, wanted an object"}
+
+
+def write_long(path, rows):
+    """A row is 1,000 characters; begins with its number."""
+    with open(path, "w", encoding="utf-8") as lines:
+        lines.write("text\n")
+        lines.writelines(f"{number:08} {'x' * 990}\n" for number in range(rows))
+    return path
+
+
+def test_of_many_rows_only_some_are_in_memory(tmp_path):
+    """Twenty megabytes through a window of a tenth of one."""
+    trained, output = stub(lengths), tmp_path / "out.jsonl"
+    short, long = write_long(tmp_path / "a.tsv", 300), write_long(tmp_path / "b.tsv", 20_000)
+    predict(trained, short, output, 100, lambda line: None)  # For what is kept once.
+    tracemalloc.start()
+    try:
+        assert predict(trained, long, output, 100, lambda line: None) == (20_000, 0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000
+    with open(output, encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            assert line.startswith(f'{{"length": 999, "text": "{number:08} x')
+    assert number == 19_999
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(143)])
+@pytest.mark.parametrize("before", [None, "of before\n"])
+def test_a_failed_or_killed_one_leaves_no_half_file(tmp_path, error, before):
+    """SystemExit is what the command makes of SIGTERM."""
+    path = small.write_rows(tmp_path / "in.csv", [("a", ""), ("b", ""), ("c", "")])
+    folder = tmp_path / "out"
+    folder.mkdir()
+    if before:
+        (folder / "out.jsonl").write_text(before)
+    calls = []
+
+    def answer(text):
+        calls.append(text)
+        if len(calls) == 3:
+            raise error
+        return lengths(text)
+
+    with pytest.raises(type(error)):
+        predict(stub(answer), path, folder / "out.jsonl", 1, lambda line: None)
+    left = [entry.name for entry in folder.iterdir()]
+    assert left == (["out.jsonl"] if before else [])
+    if before:
+        assert (folder / "out.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("content", ["", "text,label\n"])
+def test_a_file_without_rows_is_refused_and_nothing_written(tmp_path, content):
+    path = tmp_path / "in.csv"
+    path.write_text(content)
+    with pytest.raises(UserError, match="in.csv: no rows in it"):
+        predict(stub(lengths), path, tmp_path / "out.jsonl", 999, lambda line: None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_a_file_that_breaks_off_leaves_nothing(tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_bytes(b"text\n" + b"good\n" * 20_000 + b"\xff\n")
+    with pytest.raises(UserError, match="not UTF-8: byte 0xff in line 20002"):
+        predict(stub(lengths), path, tmp_path / "out.jsonl", 999, lambda line: None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]

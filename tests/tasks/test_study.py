@@ -1,0 +1,273 @@
+"""Studies: several seeds and learning rates, one run after the other, and what came of them."""
+
+import dataclasses
+import gc
+import json
+import os
+import signal
+import statistics
+import weakref
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError
+from bert_tf.checkpoints import read
+from bert_tf.run import Run
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from tasks import study as study_module
+from tasks.classification import Classification
+from tasks.finetuning import finetune
+from tasks.settings import StudySettings
+from tasks.study import study
+from tests import small
+
+
+@pytest.fixture
+def settings(huggingface_dir, complaints, tmp_path):
+    values = dataclasses.asdict(
+        small.settings(huggingface_dir, complaints, tmp_path / "study", epochs=1)
+    )
+    del values["learning_rate"]
+    return StudySettings(**values, seeds=("1", "2"))
+
+
+def weights(path):
+    run = Run.open(path)
+    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+
+
+def assert_same(path, other):
+    mine, theirs = weights(path), weights(other)
+    assert set(mine) == set(theirs)
+    for name, array in mine.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_each_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(settings, tmp_path):
+    said = []
+    report = study(settings, said.append)
+    for seed in (1, 2):
+        alone = settings.runs()[f"seed-{seed}"]
+        alone = finetune(dataclasses.replace(alone, output_dir=str(tmp_path / f"alone-{seed}")))
+        assert_same(tmp_path / "study" / f"seed-{seed}", alone.path)
+    first, second = weights(tmp_path / "study/seed-1"), weights(tmp_path / "study/seed-2")
+    assert any((first[name] != second[name]).any() for name in first)
+
+    scores = []
+    for name in ("seed-1", "seed-2"):
+        checkpoints = Run.open(tmp_path / "study" / name).checkpoints
+        info = checkpoints.info(checkpoints.best_step())
+        assert report["runs"][name] == {
+            "step": 4,
+            "score": info["metrics"]["dev_accuracy"],
+            "degenerate": False,
+            "metrics": info["metrics"],
+        }
+        scores.append(info["score"])
+    assert report["metric"] == "accuracy"
+    (of_rate,) = report["settings"]
+    assert of_rate["learning_rate"] == 5e-5 and of_rate["runs"] == ["seed-1", "seed-2"]
+    assert of_rate["mean"] == pytest.approx(sum(scores) / 2)
+    assert of_rate["standard_deviation"] == pytest.approx(np.std(scores, ddof=1))
+    best = "seed-2" if scores[1] > scores[0] else "seed-1"
+    assert report["best"] == of_rate["best"] == best
+    assert json.loads((tmp_path / "study" / "study.json").read_text()) == report
+    assert said[-2].startswith(f"learning rate 5e-5: accuracy mean {sum(scores) / 2:.4f}  ")
+    assert f"best {max(scores):.4f} in {tmp_path / 'study' / best}" in said[-2]
+    assert said[-1] == f"finished: {tmp_path / 'study' / 'study.json'}"
+
+    # The same again: nothing is trained, the same is told.
+    again = []
+    assert study(settings, again.append) == report
+    assert len([line for line in again if "nothing to do" in line]) == 2
+    assert not [line for line in again if line.startswith("step ")]
+    with pytest.raises(UserError, match="--epochs: was 1 when .*seed-1 began, is 2"):
+        study(dataclasses.replace(settings, epochs=2))
+    # One seed more.
+    longer = study(dataclasses.replace(settings, seeds=("1", "2", "3")))
+    assert {name: longer["runs"][name] for name in report["runs"]} == report["runs"]
+    assert longer["settings"][0]["runs"] == ["seed-1", "seed-2", "seed-3"]
+
+
+def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
+    original, count = Loop._steps, []
+
+    def step(*arguments):
+        logs = original(*arguments)
+        count.append(1)
+        if len(count) == 6:  # Four steps are a run's.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return logs
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_steps", step)
+        with pytest.raises(Interrupted, match="stopped and saved at step 2 of 4 in .*seed-2; the"):
+            study(settings)
+    assert not (tmp_path / "study" / "study.json").exists()
+    said = []
+    study(settings, said.append)
+    assert any("seed-1: finished at step 4, nothing to do" in line for line in said)
+    assert "resuming at step 2 of 4" in said
+    whole = dataclasses.replace(settings, output_dir=str(tmp_path / "whole"))
+    study(whole)
+    assert_same(tmp_path / "study/seed-2", tmp_path / "whole/seed-2")
+    for name in ("study", "whole"):
+        assert (tmp_path / name / "study.json").exists()
+
+
+def test_a_grid_and_a_run_that_diverges(settings, tmp_path):
+    """A rate of 1e30 is too high: told, and the others go on."""
+    grid = dataclasses.replace(settings, learning_rates=("1e30", "2e-5"), warmup_proportion=0.0)
+    said = []
+    report = study(grid, said.append)
+    runs = [f"learning_rate-{rate}-seed-{seed}" for rate in ("1e+30", "2e-5") for seed in (1, 2)]
+    assert list(report["runs"]) == runs
+    high, low = report["settings"]
+    assert (high["learning_rate"], low["learning_rate"]) == (1e30, 2e-5)
+    assert (high["failed"], high["best"], high["mean"]) == (runs[:2], None, None)
+    assert high["standard_deviation"] is None
+    assert (low["failed"], low["runs"]) == ([], runs[2:])
+    assert "not finite" in report["runs"][runs[0]]["failed"]
+    assert "learning rate 1e+30: all 2 runs failed" in said
+    assert len([line for line in said if line.endswith("in a new --output_dir")]) == 2
+    assert weights(tmp_path / "study" / runs[2])["step"] == 4
+
+
+def scripted(monkeypatch, infos):
+    """Runs whose best checkpoint holds `infos`, an exception in a diverged one's place."""
+    remaining = iter(infos)
+
+    class Stub:
+        best_metric = "f1"
+        task = {}
+
+        def __init__(self, info):
+            self.checkpoints, self._info = self, info
+
+        def best_step(self):
+            return 7
+
+        def info(self, step):
+            return self._info
+
+    def stub(settings, say, strategy):
+        info = next(remaining)
+        if isinstance(info, Exception):
+            raise info
+        os.makedirs(settings.output_dir, exist_ok=True)
+        return Stub(info)
+
+    monkeypatch.setattr(study_module, "finetune", stub)
+    monkeypatch.setattr(study_module, "task_from_dict", lambda values: Stub)
+
+
+def scored(score, degenerate=0.0):
+    return {"score": score, "metrics": {"dev_f1": score, "dev_degenerate": degenerate}}
+
+
+def test_the_figures_by_hand(settings, tmp_path, monkeypatch):
+    diverged = study_module.Diverged("not finite")
+    scripted(monkeypatch, [scored(0.5), diverged, scored(0.9), scored(0.1, degenerate=1.0)])
+    said = []
+    report = study(dataclasses.replace(settings, seeds=tuple("3142")), said.append)
+    assert report["settings"] == [
+        {
+            "learning_rate": 5e-5,
+            "mean": pytest.approx(0.5),
+            "standard_deviation": pytest.approx(0.4),
+            "best": "seed-4",
+            "degenerate": ["seed-2"],
+            "failed": ["seed-1"],
+            "runs": ["seed-3", "seed-1", "seed-4", "seed-2"],
+        }
+    ]
+    assert report["settings"][0]["standard_deviation"] == statistics.stdev([0.5, 0.9, 0.1])
+    assert said[-2] == (
+        "learning rate 5e-5: f1 mean 0.5000  standard deviation 0.4000  of 3 runs  best 0.9000 in "
+        f"{tmp_path / 'study' / 'seed-4'}  degenerate: seed-2  failed: seed-1"
+    )
+    scripted(monkeypatch, [scored(0.5)])
+    (of_one,) = study(dataclasses.replace(settings, seeds=("3",)))["settings"]
+    assert (of_one["mean"], of_one["standard_deviation"]) == (0.5, None)
+
+
+def test_any_other_mistake_stops_it(settings, monkeypatch):
+    scripted(monkeypatch, [scored(0.5), UserError("train.csv: no such file"), scored(0.5)])
+    with pytest.raises(UserError, match="no such file"):
+        study(dataclasses.replace(settings, seeds=("1", "2", "3")))
+
+
+def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
+    original, models, alive = Classification.build_model, [], []
+
+    def build(*arguments):
+        alive.append(sum(model() is not None for model in models))
+        model = original(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Classification, "build_model", build)
+    gc.disable()  # By itself the study has to leave nothing.
+    try:
+        study(dataclasses.replace(settings, seeds=("1", "2", "3")))
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": ("1", "x")}, "--seeds=1,x: wanted whole numbers, joined by commas"),
+        ({"seeds": ("1", "1")}, "--seeds=1,1: holds one of them twice"),
+        ({"seeds": ("-1",)}, "--seed=-1: wanted at least 0"),
+        ({"learning_rates": ("0",)}, "--learning_rate=0.0: wanted a number over 0"),
+        ({"learning_rates": ("high",)}, "--learning_rates=high: wanted numbers"),
+        ({"learning_rates": ("2e-5", "0.00002")}, "--learning_rates=.*: holds one of them twice"),
+        ({"seed": 3}, "--seed: not together with --seeds"),
+        (
+            {"learning_rate": 1e-4, "learning_rates": ("1e-5",)},
+            "--learning_rate: not together with --learning_rates",
+        ),
+        ({"dev": ()}, "--seeds: wants --dev, on which the runs are compared"),
+    ],
+)
+def test_wrong_flags_are_refused(settings, changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(settings, **changes)
+
+
+def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settings):
+    one = dataclasses.replace(settings, seeds=())
+    assert not one.is_study and settings.is_study
+    ((name, of_run),) = one.runs().items()
+    assert (name, of_run.output_dir, of_run.seed) == ("", settings.output_dir, 0)
+    assert not {"seeds", "learning_rates"} & {field.name for field in dataclasses.fields(of_run)}
+    rates = dataclasses.replace(one, learning_rates=("5e-5",), seed=3)
+    assert list(rates.runs()) == ["learning_rate-5e-5-seed-3"]
+
+
+def test_a_run_is_no_study(settings):
+    run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
+    with pytest.raises(UserError, match="--output_dir=.*: a single run is there"):
+        study(settings)
+    assert run.path == settings.output_dir
+
+
+def test_the_command(settings, run_command, tmp_path):
+    one = dataclasses.asdict(dataclasses.replace(settings, seeds=()).runs()[""])
+    flags = [
+        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in one.items()
+        if value not in (None, ())
+    ]
+    done = run_command("tasks.finetune", *flags, "--seeds=1,2")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"study: run 1 of 2, {tmp_path / 'study' / 'seed-1'}"
+    assert lines[-2].startswith("learning rate 5e-5: accuracy mean ")
+    done = run_command("tasks.finetune", *flags, "--seeds=1,2", "--seed=5")
+    assert done.returncode == 2
+    assert done.stderr == "--seed: not together with --seeds\n"

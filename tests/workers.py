@@ -1,0 +1,49 @@
+"""Several processes of one command on loopback, as --strategy=multi_worker has them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+def start(module, flags, count=2):
+    """`count` processes of `python -m module --flag=value ...`, the chief first."""
+    command = [sys.executable, "-m", module]
+    command += [
+        f"--{name}={value}" for name, value in {**flags, "strategy": "multi_worker"}.items()
+    ]
+    workers = [f"localhost:{port}" for port in free_ports(count)]
+    return [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+                ),
+            },
+        )
+        for index in range(count)
+    ]
+
+
+def finish(processes, timeout=120):
+    """-> what each wrote to stderr; asserts that all ended well."""
+    outputs = [process.communicate(timeout=timeout)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    return outputs
