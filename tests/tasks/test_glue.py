@@ -141,17 +141,16 @@ def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name)
         right = {"value": np.array(examples.labels)[:, None]}
         assert examples.labels == [0.0, 2.5, 5.0, 0.0, 2.5, 5.0]
     else:
-        right = {"label": np.eye(len(labels))[examples.labels] * 9}
+        right = {"label": np.eye(len(labels), dtype=np.float32)[examples.labels] * 9}
         if len(labels) == 2:
             right = {"label": right["label"][:, 1:] - 4.5}
         assert task.labels == labels
         assert examples.labels == [number % len(labels) for number in range(6)]
     data = types.SimpleNamespace(labels=task.targets(examples, None)[0])
     figures = task.metrics(data, right)
-    assert list(figures) == metrics and task.best_metric in metrics
     assert task.best_metric == ("spearman" if name == "stsb" else metrics[0])
-    perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in metrics}
-    assert figures == pytest.approx(perfect)
+    for metric in metrics:
+        assert figures[metric] == pytest.approx(float(metric != "mean_squared_error"))
 
     first_two = {name: tf.constant(values[:2], tf.float32) for name, values in right.items()}
     output = tmp_path / "test.tsv"
@@ -164,19 +163,17 @@ def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name)
 
 def test_f1_and_matthews_are_of_the_second_label(tmp_path):
     """True positives 1, false negatives 1, false positives 2, true negatives 2."""
-    labels = np.array([1, 1, 0, 0, 0, 0], np.int32)
+    data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0, 0, 0, 0], np.int32)})
     logits = np.array([[1], [-1], [1], [1], [-1], [-1]], np.float32)
-    figures = {}
-    for name in ("cola", "qqp"):
-        task = task_of(write_labelled(tmp_path / "dev.tsv", name), name)
-        data = types.SimpleNamespace(labels={"label": labels})
-        figures |= task.metrics(data, {"label": logits})
-    assert figures == pytest.approx({"accuracy": 0.5, "f1": 0.4, "matthews": 0.0})
-    logits[3] = -1
-    figures = task_of(write_labelled(tmp_path / "dev.tsv", "cola"), "cola").metrics(
-        data, {"label": logits}
+    qqp, cola = (
+        task_of(write_labelled(tmp_path / f"{name}.tsv", name), name) for name in ("qqp", "cola")
     )
-    assert figures == pytest.approx({"matthews": (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)})
+    figures = qqp.metrics(data, {"label": logits})
+    assert (figures["accuracy"], figures["f1"]) == pytest.approx((0.5, 0.4))
+    assert cola.metrics(data, {"label": logits})["matthews"] == 0.0
+    logits[3] = -1
+    wanted = (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)
+    assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(wanted)
 
 
 def test_a_submission_is_whole_or_is_not_there(tmp_path):
@@ -220,7 +217,8 @@ def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
     metrics = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
     wanted = [*FORMS[name][3], "loss"]
     both = ("dev", "dev2")[: len(devs)]
-    assert set(metrics) == {f"{dev}_{metric}" for dev in both for metric in wanted}
+    assert set(metrics) >= {f"{dev}_{metric}" for dev in both for metric in wanted}
+    assert ("dev2_loss" in metrics) == (name == "mnli")
     path, output = write_test(tmp_path / "test.tsv", name), tmp_path / "submission.tsv"
     trained = Trained.open(run.path)
     assert write_submission(trained, path, output) == 2

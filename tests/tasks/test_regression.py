@@ -49,18 +49,12 @@ def test_metrics_and_answer_by_hand():
     }
 
 
-def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
-    """Each text adds its own to the value."""
-    rows = [
-        (first, second, str(value + more))
-        for value, first in enumerate(("the bill", "my screen", "app", "a cafe !"))
-        for more, second in zip(
-            (-2, -1.5, 0, 0.5), ("is high", "not open", "broken , too", "c"), strict=True
-        )
-    ]
+def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
+    values = {"billing": "-1", "hardware": "0.5", "software": "2"}
+    rows = [(text, values[label]) for label, texts in small.TEXTS.items() for text in texts]
     files = {
-        name: small.write_rows(tmp_path / f"{name}.csv", rows, ("a", "b", "score"))
-        for name in ("train", "dev")
+        "train": small.write_rows(tmp_path / "train.csv", rows * 3, ("words", "score")),
+        "dev": small.write_rows(tmp_path / "dev.csv", rows, ("words", "score")),
     }
     run = finetune(
         small.settings(
@@ -68,23 +62,22 @@ def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
             files,
             tmp_path / "run",
             task="regression",
-            text_column="a",
-            text_b_column="b",
+            text_column="words",
             label_column="score",
-            epochs=20,
-            global_batch_size=4,
+            epochs=15,
         )
     )
     best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    # Equal labels share a rank, their predictions do not: 0.949 is the most for nine in threes.
     assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
     assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
     trained = Trained.open(run.path)
     assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
     output = tmp_path / "answers.jsonl"
-    assert predict(trained, files["dev"], output, 5, lambda line: None) == (16, 0)
+    assert predict(trained, files["dev"], output, 5, lambda line: None) == (9, 0)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    errors = [answer["value"] - float(row[2]) for answer, row in zip(answers, rows, strict=True)]
+    errors = [answer["value"] - float(row[1]) for answer, row in zip(answers, rows, strict=True)]
     assert np.mean(np.square(errors)) == pytest.approx(best["dev_mean_squared_error"], rel=1e-3)
     served = trained.pipeline.signatures()["serving_default"]
-    assert served(tf.zeros([0], tf.string), tf.zeros([0], tf.string))["value"].shape == (0,)
-    assert np.isfinite(served(tf.fill([17], ""), tf.fill([17], ""))["value"]).all()
+    assert served(tf.zeros([0], tf.string))["value"].shape == (0,)
+    assert np.isfinite(served(tf.fill([17], ""))["value"]).all()
