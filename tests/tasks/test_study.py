@@ -62,7 +62,7 @@ def test_each_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(s
         assert report["runs"][name] == {
             "step": 4,
             "score": info["metrics"]["dev_accuracy"],
-            "degenerate": False,
+            "degenerate": bool(info["metrics"]["dev_degenerate"]),
             "metrics": info["metrics"],
         }
         scores.append(info["score"])
