@@ -39,12 +39,19 @@ def replacing(path):
 
     After an error nothing is there that was not before.
     """
+    with replacing_bytes(path) as stream:
+        lines = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        yield lines
+        lines.flush()
+
+
+@contextlib.contextmanager
+def replacing_bytes(path):
+    """The same as a binary stream."""
     temporary = temporary_name(path)
     try:
         with open_file(temporary, "wb") as stream:
-            lines = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-            yield lines
-            lines.flush()
+            yield stream
         move(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):

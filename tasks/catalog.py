@@ -24,7 +24,7 @@ class Kind:
 
 
 # Of the paper and the released code (Devlin et al. 2019, A.3).
-DEFAULTS = {"max_seq_length": 128, "epochs": 3, "learning_rate": 5e-5}
+DEFAULTS = {"max_seq_length": 128, "global_batch_size": 32, "epochs": 3, "learning_rate": 5e-5}
 _TEXT = ("text_column", "text_b_column", "label_column", "html_entities", "truncation")
 _RARE = (
     "class_weights",
@@ -58,6 +58,8 @@ KINDS = {
             "false_alarm_rate",
             "code_size",
         ),
+        {"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
+        needs_dev=True,
     ),
 }
 

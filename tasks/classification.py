@@ -49,7 +49,8 @@ class Classification(TextTask):
     Decided on dev, of the best checkpoint: the temperature that logits are divided by, and then
     `thresholds` on probabilities: one of the positive label (the second of two, the rare one) or
     with `multi_label` one a label. None means 1 and, as far as there are thresholds, 0.5; a rare
-    label has none before it is decided, and the likeliest label is given.
+    label has none before it is decided, and the likeliest label is given. A threshold beyond 0 or 1
+    gives always or never.
     """
 
     labels: tuple[str, ...]
@@ -216,10 +217,10 @@ class Classification(TextTask):
         model.build()
         return model
 
-    def prepare(self, model, examples):
+    def prepare(self, model, encoded):
         if not self.prior_bias:
             return
-        labels, count = self.targets(examples, None)[0]["label"], len(examples)
+        labels, count = encoded.labels["label"], len(encoded)
         if self.multi_label:
             bias = rare_classes.log_odds(labels.sum(0), count)
         elif self.is_binary:

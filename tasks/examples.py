@@ -5,6 +5,7 @@ replica's batch, (L) tokens of a window, C windows of a unit.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -184,12 +185,7 @@ class EncodedExamples:
 
     def _batches(self, numbers, finish):
         """numbers [batches, B], -1 where there is none -> dataset of what `finish` makes."""
-        windows_of_units = tf.RaggedTensor.from_row_splits(
-            tf.range(self.unit_splits[-1]), self.unit_splits, validate=False
-        )
-        packed, choice_W = self.windows.packed, self.windows.choice_W
-        most_choices = None if choice_W is None else int(np.max(choice_W)) + 1
-        length = {"length": self.task.max_seq_length} if self.one_shape else {}
+        inputs_of = self._inputs_of()
 
         def batch(numbers_B):
             count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
@@ -197,6 +193,23 @@ class EncodedExamples:
                 count = numbers_B.shape[0]
             is_unit_B = numbers_B[:count] >= 0
             numbers_B = tf.maximum(numbers_B[:count], 0)
+            return finish(inputs_of(numbers_B, count), numbers_B, is_unit_B)
+
+        dataset = tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
+        return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
+            tf.data.AUTOTUNE
+        )
+
+    def _inputs_of(self):
+        """-> function of (unit numbers [B], B) to what the model takes."""
+        windows_of_units = tf.RaggedTensor.from_row_splits(
+            tf.range(self.unit_splits[-1]), self.unit_splits, validate=False
+        )
+        packed, choice_W = self.windows.packed, self.windows.choice_W
+        most_choices = None if choice_W is None else int(np.max(choice_W)) + 1
+        length = {"length": self.task.max_seq_length} if self.one_shape else {}
+
+        def inputs_of(numbers_B, count):
             numbers_BC = tf.gather(windows_of_units, numbers_B)
             parts = [tf.gather(part, numbers_BC.flat_values) for part in packed[:2]]
             inputs = self.layout(Packed(*parts), self.vocabulary, **length)
@@ -209,12 +222,38 @@ class EncodedExamples:
                     choice_W=tf.gather(choice_W, numbers_BC.flat_values),
                 )
                 inputs["windows"] = chosen.grid(count, most_choices)
-            return finish(inputs, numbers_B, is_unit_B)
+            return inputs
 
-        dataset = tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
-        return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-            tf.data.AUTOTUNE
+        return inputs_of
+
+
+class VectorExamples(EncodedExamples):
+    """EncodedExamples as the vectors that a frozen encoder makes of them: {"vector": [B, H]}.
+
+    They are made once, when first asked for, since a run that goes on has its weights only then;
+    U vectors of H float32 stay in memory.
+    """
+
+    def __init__(self, encoded, evaluator, say):
+        """`evaluator` is of the model, one of whose outputs is "vector"."""
+        super().__init__(
+            encoded.task,
+            encoded.examples,
+            encoded.windows,
+            encoded.vocabulary,
+            encoded.layout,
+            encoded.one_shape,
         )
+        self.encoded, self.evaluator, self.say = encoded, evaluator, say
+
+    @functools.cached_property
+    def vectors_UH(self):
+        self.say(f"the encoder's vectors of {len(self)} rows, made once")
+        return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
+
+    def _inputs_of(self):
+        vectors_UH = self.vectors_UH  # Here, before there is a graph.
+        return lambda numbers_B, count: {"vector": tf.gather(vectors_UH, numbers_B)}
 
 
 def _filled_up(inputs, count):

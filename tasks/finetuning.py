@@ -17,7 +17,7 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.catalog import task_class, task_from_dict
 from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
+from tasks.examples import EncodedExamples, VectorExamples
 from tasks.pipeline import Pipeline
 
 
@@ -85,6 +85,11 @@ def finetune(settings, say=lambda line: None, strategy=None):
         EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is padded)
         for examples in (train, *devs)
     )
+    evaluator = Evaluator(task, model, strategy)
+    if task.trains_on_vectors:
+        encoded, *encoded_devs = (
+            VectorExamples(data, evaluator, say) for data in (encoded, *encoded_devs)
+        )
     steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
     num_train_steps = steps_per_epoch * settings.epochs
     with strategy.scope():
@@ -105,7 +110,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:
         source.assign_to(model)
-        task.prepare(model, train)
+        task.prepare(model, encoded)
         origins = {"data": _data_hashes(settings), "origin": source.origin_in(model)}
         record = {"settings": _recorded(settings), **origins}
         if chief:
@@ -131,8 +136,6 @@ def finetune(settings, say=lambda line: None, strategy=None):
     )
 
     # The loop.
-    evaluator = Evaluator(task, model, strategy)
-
     def evaluate():
         results = [evaluator.metrics(dev) for dev in encoded_devs]
         return results[0][task.best_metric], _by_dev(results)

@@ -6,6 +6,7 @@ Legend: B texts, W windows (token sequences made of them), L tokens, C choices, 
 import tensorflow as tf
 
 from bert_tf.text.packing import flat, pack
+from tasks.pooling import mean_of_tokens
 
 
 class Pipeline(tf.Module):
@@ -32,10 +33,9 @@ class Pipeline(tf.Module):
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
         packed = pack([self.tokenizer.tokenize(text)], self.vocabulary, self.task.max_seq_length)
-        encoded = self.model.encoder(flat(packed, self.vocabulary))
-        count = packed.input_ids.row_splits[-1]
-        sequence_TH = tf.cast(encoded["sequence"][:count], tf.float32)
-        mean_BH = tf.reduce_mean(packed.input_ids.with_flat_values(sequence_TH), axis=1)
+        inputs = flat(packed, self.vocabulary)
+        encoded = self.model.encoder(inputs)
+        mean_BH = mean_of_tokens(encoded["sequence"], inputs)
         return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
 
     def tokenize(self, **texts):

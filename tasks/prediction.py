@@ -57,14 +57,20 @@ def submit(trained, input_path, output_path, rows_at_a_time, say):
 def _answered(trained, path, rows_at_a_time, say):
     """Yields (row, the served model's answer as a dict of JSON's types; None to a bad row)."""
     answer = trained.pipeline.signatures()["serving_default"]
-    rows = iter(trained.task.rows(path, labelled=False))
     count = 0
-    while batch := list(itertools.islice(rows, rows_at_a_time)):
+    for batch in in_batches(trained.task.rows(path, labelled=False), rows_at_a_time):
         answers = iter(_answers(trained.task, answer, batch))
         for row in batch:
             yield row, None if isinstance(row, BadRow) else next(answers)
         count += len(batch)
         say(f"{count} rows")
+
+
+def in_batches(rows, size):
+    """Yields lists of `size` rows, the last one maybe shorter."""
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
 
 
 def _answers(task, answer, rows):

@@ -14,6 +14,8 @@ from tasks.heads import TextModel
 from tasks.metrics.numbers import mean_squared_error, pearson, spearman
 from tasks.texts import TextTask
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regression(TextTask):
@@ -30,12 +32,12 @@ class Regression(TextTask):
 
     def label_of(self, text):
         try:
-            value = np.float32(text)
+            value = float(text)
         except ValueError:
-            value = np.float32("nan")
-        if not np.isfinite(value):
+            value = float("nan")
+        if not abs(value) <= LARGEST:
             raise ValueError(f"label {text!r}, wanted a number")
-        return float(value)
+        return value
 
     def targets(self, examples, windows):
         values = np.array(examples.labels, np.float32)

@@ -64,9 +64,11 @@ class FinetuneSettings:
     false_alarm_rate: float = setting("share of the ordinary that may be called unusual", 0.05)
     code_size: int = setting("width of the autoencoder's middle", 32)
     # Training.
-    global_batch_size: int = setting("examples a step, over all replicas", 32)
-    epochs: int | None = setting("passes over the training rows (3)", None)
-    learning_rate: float | None = setting("peak learning rate (5e-5)", None)
+    global_batch_size: int | None = setting(
+        "examples a step, over all replicas (32; anomaly 128)", None
+    )
+    epochs: int | None = setting("passes over the training rows (3; anomaly 20)", None)
+    learning_rate: float | None = setting("peak learning rate (5e-5; anomaly 3e-3)", None)
     warmup_proportion: float = setting("share of the steps over which the learning rate rises", 0.1)
     schedule: str = setting(
         "the fall of the learning rate: counted from step 0, as released, or from the peak",

@@ -35,6 +35,7 @@ class Task:
     to_decide = ()
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
     has_windows = False  # Whether an example may be several, with outputs of every token.
+    trains_on_vectors = False  # Whether the encoder is frozen, and read once (VectorExamples).
     needs_offsets = False  # Whether answers name characters of the text.
     unused = "not learned from"  # What is said of the rows that `to_learn_from` leaves out.
 
@@ -79,8 +80,8 @@ class Task:
         """[units]: how often each is drawn in training, or None if each once an epoch."""
         return None
 
-    def prepare(self, model, examples):
-        """Sets what of a new head follows from the training examples."""
+    def prepare(self, model, encoded):
+        """Sets what of a new head follows from the training examples, an EncodedExamples."""
 
     def report(self, data, outputs):
         """What an evaluation has to tell beside its metrics: tables, as lists, by name."""

@@ -30,6 +30,7 @@ COMMANDS = (
     "tasks.finetune",
     "tasks.evaluate",
     "tasks.predict",
+    "tasks.extract",
     "export.export_saved_model",
     "export.request",
 )

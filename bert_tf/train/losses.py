@@ -70,6 +70,11 @@ def squared_error(values_B, outputs_B1):
     return tf.square(tf.cast(values_B, tf.float32) - tf.cast(outputs_B1, tf.float32)[:, 0])
 
 
+def given_error(labels_B, errors_B):
+    """Of a model that says itself how far off it is, as an autoencoder does."""
+    return tf.cast(errors_B, tf.float32)
+
+
 def _margins(labels, logits):
     """The log-odds of the label that is given: the logit for 1, its negative for 0."""
     return (2.0 * tf.cast(labels, tf.float32) - 1.0) * tf.cast(logits, tf.float32)

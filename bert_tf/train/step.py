@@ -113,7 +113,8 @@ class TrainStep:
             raise ValueError(f"no gradient reaches {', '.join(without)}: does the loss need it?")
         of_any = next(iter(weights.values()))
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
-        tokens = inputs["row_splits"][-1] if "row_splits" in inputs else inputs["input_mask"]
+        # What is trained on vectors has no tokens.
+        tokens = inputs["row_splits"][-1] if "row_splits" in inputs else inputs.get("input_mask", 0)
         sums = {
             "loss": loss,
             "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),

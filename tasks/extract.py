@@ -1,0 +1,85 @@
+"""Writes the vectors that a pretrained BERT gives the texts of a file, a row a row, in their order.
+
+    python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
+
+To .npy an array float32 [rows, size]; to .jsonl lines {"vector": [...]}, and {"error": ...} for a
+row that cannot be read.
+"""
+
+import dataclasses
+import pathlib
+
+from bert_tf import command
+from bert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtractSettings:
+    model: str = command.setting(
+        "a run, a Hugging Face directory, a Google release, a keras-nlp preset"
+    )
+    input: str = command.setting("rows: .csv, .tsv or .jsonl")
+    output: str = command.setting(".npy or .jsonl file to write")
+    text_column: str = command.setting("column of the text", "text")
+    text_b_column: str | None = command.setting("column of the second text of a pair", None)
+    html_entities: bool = command.setting(
+        "texts hold &amp; and the like, to be taken as characters", False
+    )
+    layers: str = command.setting(
+        "which layers' vectors",
+        "last",
+        choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
+    )
+    pooling: str = command.setting(
+        "a text's vector: that of [CLS], or the mean of all tokens', [CLS] and [SEP] among them",
+        "mean",
+        choices=("cls", "mean"),
+    )
+    max_seq_length: int = command.setting(
+        "tokens a text or pair is cut to, with [CLS] and [SEP]", 128
+    )
+    do_lower_case: bool | None = command.setting(
+        "lower-case the text; by default what the weights' source says", None
+    )
+    global_batch_size: int = command.setting("rows read at a time", 64)
+
+    def __post_init__(self):
+        for name, least in (("max_seq_length", 4), ("global_batch_size", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+        if not pathlib.Path(self.input).is_file():
+            raise UserError(f"--input={self.input}: no such file")
+        output = pathlib.Path(self.output)
+        if output.suffix not in (".npy", ".jsonl"):
+            raise UserError(f"--output={self.output}: wanted a file that ends in .npy or .jsonl")
+        if output.is_dir() or not output.absolute().parent.is_dir():
+            raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
+
+
+def main(settings):
+    from bert_tf.weights.sources import read_pretrained
+    from tasks.extraction import Extractor, extract
+
+    columns = [settings.text_column, *filter(None, [settings.text_b_column])]
+    extractor = Extractor(
+        read_pretrained(settings.model, settings.do_lower_case),
+        settings.layers,
+        settings.pooling,
+        settings.max_seq_length,
+        len(columns),
+    )
+    count, bad = extract(
+        extractor,
+        settings.input,
+        columns,
+        settings.output,
+        settings.html_entities,
+        settings.global_batch_size,
+        command.say,
+    )
+    wrong = f", {bad} of them bad, with their error in place" if bad else ""
+    command.say(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
+
+
+if __name__ == "__main__":
+    command.start(main, ExtractSettings, __doc__)

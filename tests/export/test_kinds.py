@@ -1,0 +1,175 @@
+"""The export of kinds other than classification: published only if served as trained, and asked."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from export import parity
+from export.publishing import publish
+from export.served import ServedDirectory
+from export.signatures import write_saved_model
+from tasks.multiple_choice import MultipleChoice
+from tasks.pipeline import Pipeline
+from tasks.regression import Regression
+from tasks.trained import Trained
+from tests import small
+
+PROMPTS = ["the bill", "my app", "a"]
+CHOICES = [["is high", "broken"], ["broken", "c", "does not open"], ["", "b"]]
+TOKENIZED = ("end", "input_ids", "input_mask", "segment_ids", "start")
+
+
+def trained(folder, task, config, vocabulary):
+    """A run of a task whose weights are so large that answers differ."""
+    from bert_tf import read_pretrained
+
+    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    source = read_pretrained(str(weights), None)
+    model = task.build_model(config)
+    source.assign_to(model)
+    model.head.kernel.assign(model.head.kernel * 30)
+    return Trained.create(folder / "run", source, task, model)
+
+
+@pytest.fixture(scope="module")
+def of_choices(tmp_path_factory, config, vocabulary):
+    task = MultipleChoice(max_seq_length=12)
+    return trained(tmp_path_factory.mktemp("choices"), task, config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def choices_dir(of_choices, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "choices"
+    publish(of_choices, folder)
+    return folder
+
+
+def shapes_of(served, signature):
+    outputs = served._model.signatures[signature].structured_outputs
+    return {name: (spec.dtype.name, spec.shape.rank) for name, spec in outputs.items()}
+
+
+def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
+    served = ServedDirectory(choices_dir)
+    assert shapes_of(served, "serving_default") == {
+        "choice": ("int32", 1),
+        "probabilities": ("float32", 2),
+    }
+    assert shapes_of(served, "tokenize") == dict.fromkeys(TOKENIZED, ("int32", 3))
+    answer = served.ask({"prompt": PROMPTS, "choices": CHOICES})
+    wanted = of_choices.pipeline.answer(
+        prompt=tf.constant(PROMPTS), choices=tf.ragged.constant(CHOICES).to_tensor("")
+    )
+    np.testing.assert_allclose(answer["probabilities"], wanted["probabilities"], atol=1e-5)
+    assert answer["choice"] == wanted["choice"].numpy().tolist()
+    assert answer["choice"][2] == 1 and answer["probabilities"][2] == [0, 1, 0]
+    for number in range(3):
+        inputs = {"prompt": PROMPTS[number : number + 1], "choices": CHOICES[number]}
+        alone = served.ask(inputs)  # Strings alone are one question's.
+        count = len(CHOICES[number])
+        np.testing.assert_allclose(
+            alone["probabilities"], [answer["probabilities"][number][:count]], atol=1e-5
+        )
+    assert served.ask({"prompt": [], "choices": []}) == {"choice": [], "probabilities": []}
+    tokens = served.ask({"prompt": ["the bill"], "choices": ["is high", "", "a"]}, "tokenize")
+    assert tokens["input_ids"] == [[[2, 5, 6, 3, 7, 9, 3], [0] * 7, [2, 5, 6, 3, 22, 3, 0]]]
+
+
+def test_wrong_requests_for_choices_are_told(choices_dir):
+    served = ServedDirectory(choices_dir)
+    with pytest.raises(UserError, match="the same number of values, got 2 of prompt, 1 of choices"):
+        served.ask({"prompt": ["a", "b"], "choices": ["c", "d"]})
+    with pytest.raises(UserError, match="serving_default wants choices, prompt, got prompt"):
+        served.ask({"prompt": ["a"]})
+
+
+def test_the_command_takes_the_choices_of_one_question(run_command, choices_dir):
+    done = run_command(
+        "export.request",
+        f"--model_dir={choices_dir}",
+        "--input=prompt=the bill",
+        "--input=choices=is high",
+        "--input=choices=broken",
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["choice"]) == 1 and len(answer["probabilities"][0]) == 2
+
+
+def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
+    for signature, inputs in parity._cases(of_choices):
+        if signature != "embed":
+            assert len(inputs["prompt"]) == len(inputs["choices"])
+            assert {len(choices) for choices in inputs["choices"]} == {3}
+    counts = {
+        sum(choice != b"" for choice in choices)
+        for signature, inputs in parity._cases(of_choices)
+        if signature == "serving_default"
+        for choices in inputs["choices"]
+    }
+    assert counts == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_length": 9}, "of prompt='.*', choices=\\[.*\\]: (choice|probabilities) is"),
+        ({"head": -1.0}, "of prompt='.*', choices=\\[.*\\]: (choice|probabilities) is"),
+    ],
+)
+def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path, changes, message):
+    task = of_choices.task
+    if "max_seq_length" in changes:
+        task = dataclasses.replace(task, **changes)
+    model = task.build_model(of_choices.run.config)
+    for variable, value in zip(model.variables, of_choices.pipeline.model.variables, strict=True):
+        variable.assign(value)
+    model.head.kernel.assign(model.head.kernel * changes.get("head", 1.0))
+    wrong = dataclasses.replace(
+        of_choices, task=task, pipeline=Pipeline(task, of_choices.pipeline.tokenizer, model)
+    )
+    with pytest.raises(UserError, match=f"not published: serving_default {message}") as raised:
+        publish(
+            of_choices,
+            tmp_path / "models",
+            write=lambda right, directory: write_saved_model(wrong, directory),
+        )
+    assert len(str(raised.value)) < 700
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served", "is_same"),
+    [
+        (np.zeros([2, 3, 4], np.int32), np.zeros([2, 3, 5], np.int32), False),
+        (np.zeros([2, 3, 4]), np.zeros([2, 2, 4]), False),
+        (np.array([[b"a"], [b""]]), np.array([[b"a", b""], [b"", b""]]), False),
+        (np.array([[b"a"], [b""]], object), np.array([[b"a"], [b""]]), True),
+        (np.full([2, 1, 3], 0.5), np.full([2, 1, 3], 0.500009), True),
+    ],
+)
+def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
+    inputs = {"prompt": [b"p", b"q"], "choices": [[b"c", b"\xff"], [b"d", b""]]}
+    if is_same:
+        parity._compare("tokenize", inputs, "start", wanted, served)
+    else:
+        with pytest.raises(UserError, match=r"prompt='p', choices=\['c', '\ufffd'\]: start is"):
+            parity._compare("tokenize", inputs, "start", wanted, served)
+
+
+def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
+    task = Regression(text_columns=("a", "b"), max_seq_length=12)
+    run = trained(tmp_path, task, config, vocabulary)
+    publish(run, tmp_path / "models")
+    served = ServedDirectory(tmp_path / "models")
+    assert shapes_of(served, "serving_default") == {"value": ("float32", 1)}
+    texts = {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}
+    answer = served.ask(texts)
+    wanted = run.pipeline.answer(**{name: tf.constant(values) for name, values in texts.items()})
+    np.testing.assert_allclose(answer["value"], wanted["value"], atol=1e-5)
+    assert abs(answer["value"][0] - answer["value"][1]) > 1e-3
+    assert served.ask({"text_a": [], "text_b": []}) == {"value": []}

@@ -1,0 +1,375 @@
+"""The anomaly task on literals, against scikit-learn's PCA, and from files to a run directory."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.decomposition import PCA
+
+from bert_tf import Tokenizer, UserError
+from bert_tf.checkpoints import read
+from bert_tf.text.packing import flat, pack, padded
+from bert_tf.train.interruption import Interrupted
+from bert_tf.train.loop import Loop
+from bert_tf.weights.sources import read_pretrained
+from tasks.anomaly import Anomaly
+from tasks.catalog import task_from_dict
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples, Examples, VectorExamples
+from tasks.finetuning import finetune
+from tasks.pipeline import Pipeline
+from tasks.prediction import predict
+from tasks.trained import Trained
+from tests import small
+from tests.conftest import ROOT
+
+ORDINARY = small.TEXTS["billing"] + [
+    "my bill !",
+    "the bill",
+    "is my bill high ?",
+    "high , too high",
+]
+UNUSUAL = small.TEXTS["hardware"] + small.TEXTS["software"]
+
+
+def from_data(path, **changes):
+    return Anomaly.from_data(path, **{"max_seq_length": 12, "code_size": 3, **changes})
+
+
+@pytest.fixture
+def task():
+    return Anomaly(max_seq_length=12, code_size=3, ordinary_labels=("a", "b"))
+
+
+@pytest.fixture
+def model(task, config, huggingface_dir):
+    model = task.build_model(config)
+    read_pretrained(huggingface_dir).assign_to(model)
+    return model
+
+
+def test_rows_are_ordinary_or_not(tmp_path):
+    path = small.write_rows(
+        tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "c"), ("w", "a")], ("words", "class")
+    )
+    columns = {"text_columns": ("words",), "label_column": "class"}
+    task = from_data(path, ordinary_labels=("a", "b"), **columns)
+    assert task.read(path).labels == [0, 0, 1, 0]
+    assert task.to_learn_from(task.read(path)) == Examples({"text": ["t", "u", "w"]}, [0, 0, 0])
+    new = small.write_rows(tmp_path / "dev.csv", [("t", "never seen")], ("words", "class"))
+    assert task.read(new).labels == [1]
+    assert task.read(new, labelled=False).texts == {"text": ["t"]}
+    assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_without_labels_every_row_is_ordinary(tmp_path, name):
+    (tmp_path / "train.csv").write_text("text\nthe bill\nmy bill\n")
+    (tmp_path / "train.jsonl").write_text('{"text": "the bill"}\n{"text": "my bill"}\n')
+    task = from_data(tmp_path / name)
+    assert task.ordinary_labels == () and task.read(tmp_path / name).labels == [0, 0]
+    one = small.write_rows(tmp_path / "one.csv", [("t", "fine"), ("u", "fine")])
+    assert from_data(one).ordinary_labels == ("fine",)
+    with pytest.raises(UserError, match="one.csv:2: label 'fine', but the rows of training had no"):
+        task.read(one)
+
+
+MISTAKES = {
+    "which are ordinary": (
+        [("t", "a"), ("u", "b")],
+        {},
+        "train.csv: has the labels a, b; say with --ordinary_labels which",
+    ),
+    "no such label": (
+        [("t", "a"), ("u", "b")],
+        {"ordinary_labels": ("a", "c")},
+        "--ordinary_labels: no row of .*train.csv has the label 'c'; there are a, b",
+    ),
+    "no such column": (
+        [("t", "a")],
+        {"label_column": "class"},
+        "train.csv:2: no column 'class', there are: text, label",
+    ),
+    "empty": (
+        [("t", "a"), ("u", " ")],
+        {"ordinary_labels": ("a",)},
+        "train.csv:3: column 'label' is empty, wanted a label",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_bad_data_is_one_clear_line(tmp_path, name):
+    rows, options, message = MISTAKES[name]
+    path = small.write_rows(tmp_path / "train.csv", rows)
+    with pytest.raises(UserError, match=message):
+        from_data(path, **options)
+
+
+def test_rows_with_and_without_a_label_do_not_mix(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"text": "t", "label": "a"}\n{"text": "u"}\n')
+    with pytest.raises(UserError, match="jsonl:2: has no label, but the rows before it in column"):
+        from_data(path)
+    path.write_text('{"text": "t"}\n{"text": "u", "label": "a"}\n')
+    with pytest.raises(UserError, match="jsonl:2: has a label, but no row before it in column"):
+        from_data(path)
+
+
+def test_a_code_as_wide_as_the_vectors_is_refused(task, config):
+    with pytest.raises(UserError, match="--code_size=12: wanted less than 12, the size of"):
+        dataclasses.replace(task, code_size=12).build_model(config)
+
+
+def test_threshold_metrics_and_answer_by_hand(task):
+    scores = np.array([0.1, 0.2, 0.3, 0.9, 0.8, 0.25], np.float32)
+    outputs = {
+        "score": scores,
+        "pca": np.array([1, 1, 1, 1, 2, 2], np.float32),
+        "mean_distance": -scores,
+    }
+    data = types.SimpleNamespace(labels={"score": np.array([0, 0, 0, 0, 1, 1])})
+    # 0.8 is above three of four ordinary ones, 0.25 above two: 5 of 8 pairs.
+    assert task.metrics(data, outputs) == pytest.approx(
+        {
+            "roc_auc": 5 / 8,
+            "pr_auc": (1 / 2 + 2 / 4) / 2,
+            "mean_distance_roc_auc": 3 / 8,
+            "pca_roc_auc": 1.0,
+        }
+    )
+    with pytest.raises(UserError, match="threshold is not decided yet"):
+        task.answer({}, None, outputs)
+    task = dataclasses.replace(task, false_alarm_rate=0.25).tuned(data, outputs)
+    assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the one false alarm, 0.9.
+    metrics = task.metrics(data, outputs)
+    assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
+    answer = task.answer({}, None, {"score": tf.constant(scores)})
+    assert answer["is_anomaly"].numpy().tolist() == [False, False, False, True, True, False]
+    np.testing.assert_array_equal(answer["score"], scores)
+    only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
+    assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
+    with pytest.raises(UserError, match="--dev: the first file holds no ordinary row"):
+        task.tuned(only_unusual, outputs)
+
+
+def test_what_does_not_beat_the_simple_ways_says_so(task):
+    metrics = {"roc_auc": 0.9, "pr_auc": 0.8, "mean_distance_roc_auc": 0.7, "pca_roc_auc": 0.8}
+    assert task.warning(metrics) is None
+    warning = task.warning({**metrics, "pca_roc_auc": 0.9})
+    assert "(0.9000) does not beat PCA of equal width (0.9000): it is not worth" in warning
+    both = task.warning({**metrics, "roc_auc": 0.6})
+    assert "the distance to the mean (0.7000) and PCA of equal width (0.8000)" in both
+    nothing = {**dict.fromkeys(metrics, 0.5), "pr_auc": 0.0}
+    assert task.warning(nothing).startswith("no row of dev is unusual")
+
+
+def test_it_begins_as_pca_by_hand(model):
+    """Vectors in a plane are told by two numbers; one at a right angle to it not at all."""
+    axes = np.eye(12, dtype=np.float32)
+    vectors = np.stack([axes[0] + s * axes[1] + t * axes[2] for s in (-3, 3) for t in (-1, 1)])
+    model.adapt(vectors)  # Mean axes[0]; the squares of the rest are 9 + 1 each, over 12 places.
+    outputs = model({"vector": np.stack([vectors[0], axes[0] + 2 * axes[5]])})
+    np.testing.assert_allclose(outputs["mean_distance"], [10 / 10, 4 / 10], rtol=1e-6)
+    np.testing.assert_allclose(outputs["pca"], [0, 4 / 10], atol=1e-6)
+    np.testing.assert_allclose(outputs["score"], [0, 4 / 10], atol=1e-6)
+
+
+def test_pca_is_that_of_scikit_learn(model):
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(1, np.arange(1, 13), (2, 40, 12)).astype(np.float32)
+    model.adapt(train)
+    outputs = model({"vector": test})
+    pca = PCA(3).fit(train)
+    left = test - pca.inverse_transform(pca.transform(test))
+    spread = np.mean((train - train.mean(0)) ** 2)
+    np.testing.assert_allclose(outputs["pca"], np.mean(left**2, axis=1) / spread, rtol=1e-4)
+    np.testing.assert_allclose(outputs["score"], outputs["pca"], rtol=1e-4)
+
+
+def test_equal_vectors_of_training_leave_finite_scores(model):
+    model.adapt(np.ones((3, 12), np.float32))
+    assert all(np.isfinite(values).all() for values in model({"vector": np.eye(12)}).values())
+
+
+def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
+    texts = tf.constant(ORDINARY)
+    packed = pack([Tokenizer(vocabulary, True).tokenize(texts)], vocabulary, 12)
+    inputs = padded(packed, vocabulary, 12)
+    outputs = model(inputs)
+    sequence = model.encoder(inputs)["sequence"].numpy()
+    for row, length in enumerate(inputs["input_mask"].numpy().sum(1)):
+        mean = sequence[row, :length].mean(0)
+        np.testing.assert_allclose(outputs["vector"][row], mean / np.linalg.norm(mean), atol=1e-5)
+    for other in (flat(packed, vocabulary), {"vector": outputs["vector"]}):
+        for name, values in model(other).items():
+            np.testing.assert_allclose(values, outputs[name], atol=1e-5, err_msg=name)
+
+
+def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
+    pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
+    examples = Examples({"text": ORDINARY}, [0] * len(ORDINARY))
+    encoded = EncodedExamples.encode(examples, pipeline, flat)
+    evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
+    wanted = evaluator.outputs(encoded)
+    on_vectors = VectorExamples(encoded, evaluator, said.append)
+    batches = list(on_vectors.training_batches(global_batch_size=4, num_epochs=2, seed=0))
+    assert [len(inputs["vector"]) for inputs, *_ in batches] == [4, 3, 4, 3]
+    order = np.random.default_rng([0, 0]).permutation(len(ORDINARY))
+    np.testing.assert_array_equal(batches[0][0]["vector"], wanted["vector"][order[:4]])
+    for name, values in evaluator.outputs(on_vectors).items():
+        np.testing.assert_allclose(values, wanted[name], atol=1e-6)
+    assert said == ["the encoder's vectors of 7 rows, made once"]
+
+
+@pytest.fixture(scope="module")
+def settings(config, vocabulary, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("anomaly")
+    ordinary = [(text, "billing") for text in ORDINARY]
+    files = {
+        "train": small.write_rows(folder / "train.csv", [*ordinary, (UNUSUAL[0], "hardware")]),
+        "dev": small.write_rows(folder / "dev.csv", [*ordinary, *((t, "x") for t in UNUSUAL)]),
+    }
+    return small.settings(
+        small.write_huggingface(folder / "huggingface", config, vocabulary),
+        files,
+        folder / "run",
+        task="anomaly",
+        ordinary_labels=("billing",),
+        code_size=2,
+        learning_rate=1e-2,
+        global_batch_size=4,
+        epochs=6,
+        log_every=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def said():
+    return []
+
+
+@pytest.fixture(scope="module")
+def run(settings, said):
+    return finetune(settings, said.append)
+
+
+def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, settings):
+    assert any(
+        line.startswith("anomaly: 7 rows, 13 dev rows; ordinary is billing") for line in said
+    )
+    assert said.count("the encoder's vectors of 7 rows, made once") == 1
+    losses = [line["dev_loss"] for line in run.metrics() if "dev_loss" in line]
+    assert len(losses) == 6 and losses[-1] < 0.8 * losses[0]
+    weights = read(run.checkpoints.folder(run.checkpoints.best_step()))
+    for name, values in read_pretrained(settings.init_from).weights.items():
+        np.testing.assert_array_equal(weights[name], values, err_msg=name)
+        assert f"{name}/adam_m" not in weights
+    assert any(line.startswith("decided on dev: threshold 0.") for line in said)
+    again = []
+    finetune(settings, again.append)
+    assert len(again) == 1 and "finished at step 12, nothing to do" in again[0]
+
+
+def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
+    trained = Trained.open(run.path)
+    assert 0 < trained.task.threshold == run.task["threshold"]
+    examples = trained.task.read(settings.dev[0])
+    encoded = EncodedExamples.encode(examples, trained.pipeline, flat)
+    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    metrics = evaluator.metrics(encoded)
+    decided = [line for line in run.metrics() if "decided_dev_roc_auc" in line][-1]
+    for name in ("roc_auc", "pca_roc_auc", "false_alarm_rate", "detection_rate"):
+        assert metrics[name] == pytest.approx(decided[f"decided_dev_{name}"], abs=1e-6)
+    ordinary = evaluator.outputs(encoded)["score"][: len(ORDINARY)]
+    assert metrics["loss"] == pytest.approx(ordinary.mean(), rel=1e-5)  # Of the ordinary alone.
+    predict(trained, settings.dev[0], tmp_path / "answers.jsonl", 5, lambda line: None)
+    with open(tmp_path / "answers.jsonl") as lines:
+        answers = [json.loads(line) for line in lines]
+    assert set(answers[0]) == {"score", "is_anomaly"}
+    alarms = [answer["is_anomaly"] for answer in answers]
+    assert sum(alarms[: len(ORDINARY)]) / len(ORDINARY) == metrics["false_alarm_rate"] <= 0.05
+    assert sum(alarms[len(ORDINARY) :]) / len(UNUSUAL) == metrics["detection_rate"]
+    serve = trained.pipeline.signatures()["serving_default"]
+    for texts in ([], [""], ["the bill"] * 17):
+        answer = serve(tf.constant(texts, tf.string))
+        assert answer["score"].shape == answer["is_anomaly"].shape == [len(texts)]
+        assert np.isfinite(answer["score"]).all()
+
+
+def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
+    """The vectors of a run that goes on are those of the encoder in its checkpoint."""
+    changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))
+    original = Loop._steps
+
+    def stop(loop, iterator, step, *arguments):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(loop, iterator, step, *arguments)
+
+    monkeypatch.setattr(Loop, "_steps", stop)
+    with pytest.raises(Interrupted):
+        finetune(changed)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="threshold is not decided yet"):
+        Trained.open(changed.output_dir).pipeline.answer(text=tf.constant(["the bill"]))
+    resumed = finetune(changed)
+    final = read(run.checkpoints.folder(12))
+    for name, values in read(resumed.checkpoints.folder(12)).items():
+        np.testing.assert_array_equal(values, final[name], err_msg=name)
+    assert resumed.task == run.task
+
+
+def test_two_replicas_reach_the_same_run(run, settings, tmp_path, mirrored):
+    two = finetune(
+        dataclasses.replace(settings, output_dir=str(tmp_path / "two")), strategy=mirrored
+    )
+    threshold = run.task["threshold"]
+    assert two.task == {**run.task, "threshold": pytest.approx(threshold, rel=1e-3)}
+    for first, second in zip(run.metrics(), two.metrics(), strict=True):
+        for line in (first, second):
+            line.pop("examples_per_second", None)
+        assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_settings_want_dev_and_have_defaults_of_their_own(settings):
+    with pytest.raises(UserError, match="--task=anomaly: wants --dev, on which its threshold"):
+        dataclasses.replace(settings, dev=())
+    unset = {"epochs": None, "learning_rate": None, "global_batch_size": None}
+    changed = dataclasses.replace(settings, **unset)
+    assert (changed.epochs, changed.learning_rate, changed.global_batch_size) == (20, 3e-3, 128)
+    with pytest.raises(UserError, match="--code_size: not for --task=classification"):
+        dataclasses.replace(settings, task="classification", ordinary_labels=())
+
+
+def test_sixteen_real_complaints_of_one_kind_are_told_from_the_others(pretrained_dir, tmp_path):
+    """Bills are ordinary; what it has not seen of them it should find less odd than the rest."""
+    with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:
+        rows = [(row["text"], row["label"]) for row in csv.DictReader(lines)]
+    bills = [row for row in rows if row[1] == "billing"]
+    others = [row for row in rows if row[1] != "billing"]
+    settings = small.settings(
+        pretrained_dir,
+        {
+            "train": small.write_rows(tmp_path / "train.csv", bills[:16]),
+            "dev": small.write_rows(tmp_path / "dev.csv", bills[16:32] + others[:16]),
+        },
+        tmp_path / "run",
+        task="anomaly",
+        code_size=8,
+        max_seq_length=48,
+        epochs=10,
+        learning_rate=3e-3,
+        false_alarm_rate=0.125,
+    )
+    run = finetune(settings)
+    metrics = [line for line in run.metrics() if "decided_dev_roc_auc" in line][-1]
+    assert metrics["decided_dev_roc_auc"] > 0.85
+    assert metrics["decided_dev_false_alarm_rate"] == 0.125
+    assert metrics["decided_dev_detection_rate"] > 0.4

@@ -1,0 +1,171 @@
+"""Rows of several labels: how they are read, their figures, a whole run."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks.classification import Classification
+from tasks.finetuning import finetune
+from tasks.prediction import predict
+from tasks.trained import Trained
+from tests import small
+
+
+def from_data(path, **options):
+    return Classification.from_data(path, max_seq_length=12, **options)
+
+
+def test_a_row_may_have_several_labels_or_none(tmp_path):
+    table = small.write_rows(
+        tmp_path / "a.csv", [("t", "b|a"), ("u", ""), ("v", " c "), ("w", "a | c")]
+    )
+    lines = tmp_path / "a.jsonl"
+    labels = (["b", "a"], [], "c", ["a", "c"])
+    lines.write_text("".join(json.dumps({"text": "t", "label": of}) + "\n" for of in labels))
+    for path in (table, lines):
+        task = from_data(path, multi_label=True)
+        assert task.labels == ("a", "b", "c")
+        assert task.read(path).labels == [(1, 0), (), (2,), (0, 2)]
+        targets, weights = task.targets(task.read(path), None)
+        assert targets["label"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]]
+        assert weights["label"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            ["a|b", "a||b"],
+            "a.csv:3: column 'label' holds an empty label, wanted a label, or several",
+        ),
+        (["a", "", "a"], "a.csv: every row has the label 'a', or none; there is nothing to tell"),
+        (["", ""], "a.csv: every row has no label; there is nothing to tell apart"),
+    ],
+)
+def test_rows_of_several_labels_that_cannot_be(tmp_path, rows, message):
+    path = small.write_rows(tmp_path / "a.csv", [("t", row) for row in rows])
+    with pytest.raises(UserError, match=message):
+        from_data(path, multi_label=True)
+
+
+def test_unknown_labels_among_several_are_named(tmp_path):
+    path = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "a|x")])
+    with pytest.raises(UserError, match="a.csv:3: label 'x' is none of the task's: a, b"):
+        from_data(path, multi_label=True, labels=("a", "b")).read(path)
+
+
+def test_figures_of_several_labels_are_scikit_learns():
+    rng = np.random.default_rng(4)
+    logits = rng.normal(0, 2, (60, 4)).astype(np.float32)
+    labels = (rng.random((60, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(np.int32)  # The last: never.
+    task = Classification(
+        labels=tuple("wxyz"),
+        multi_label=True,
+        aim="recall=0.6",
+        temperature=2.0,
+        thresholds=(0.3, 0.5, 0.7, 0.5),
+        max_seq_length=8,
+    )
+    data = types.SimpleNamespace(labels={"label": labels})
+    figures = task.metrics(data, {"label": logits})
+    probabilities = 1 / (1 + np.exp(-logits / 2.0))
+    chosen = probabilities >= [0.3, 0.5, 0.7, 0.5]
+    options = {"zero_division": 0}
+    of_each = sklearn.metrics.f1_score(labels, chosen, average=None, **options)
+    recalls = sklearn.metrics.recall_score(labels, chosen, average=None, **options)
+    assert figures == pytest.approx(
+        {
+            "micro_f1": sklearn.metrics.f1_score(labels, chosen, average="micro", **options),
+            "macro_f1": of_each.mean(),
+            "exact_match": sklearn.metrics.accuracy_score(labels, chosen),
+            "pr_auc": np.mean(
+                [
+                    sklearn.metrics.average_precision_score(labels[:, i], probabilities[:, i])
+                    for i in range(3)
+                ]
+            ),
+            **{f"f1_{name}": value for name, value in zip("wxyz", of_each, strict=True)},
+            **{f"recall_{name}": value for name, value in zip("wxyz", recalls, strict=True)},
+            "ece": figures["ece"],
+            "degenerate": 0,
+        }
+    )
+    report = task.report(data, {"label": logits})
+    wanted = sklearn.metrics.multilabel_confusion_matrix(labels, chosen)
+    assert report["confusion_matrix"] == wanted.tolist()
+    assert report["per_label"]["support"] == labels.sum(0).tolist()
+    json.dumps(report)
+    low = [name for name, value in zip("wxyz", recalls, strict=True) if value < 0.6]
+    assert "z" in low and len(low) < 4
+    warning = task.warning(figures)
+    assert [name for name in "wxyz" if f"recall_{name} is" in warning] == low
+
+
+OF_SEVERAL = [
+    ("the bill is too high", "billing"),
+    ("my bill is high !", "billing"),
+    ("my screen is broken", "hardware"),
+    ("broken screen !", "hardware"),
+    ("the app does not open", "software"),
+    ("my app does not open !", "software"),
+    ("broken screen , the bill too high", "billing|hardware"),
+    ("my bill is high , my screen broken", "billing|hardware"),
+    ("the app does not open , broken screen", "hardware|software"),
+    ("my screen is broken , the app too", "hardware|software"),
+    ("the app , the bill is too high", "billing|software"),
+    ("my bill , the app does not open", "billing|software"),
+    ("bill , app , screen broken", "billing|hardware|software"),
+    ("my cafe is open", ""),
+    ("the cafe does not open !", ""),
+    ("is my cafe too high ?", ""),
+]
+
+
+def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_dir, tmp_path):
+    path = small.write_rows(tmp_path / "several.csv", OF_SEVERAL)
+    files = {"train": small.write_rows(tmp_path / "train.csv", OF_SEVERAL * 128), "dev": path}
+    settings = small.settings(
+        huggingface_dir,
+        files,
+        tmp_path / "run",
+        multi_label=True,
+        aim="f1",
+        calibrate=True,
+        prior_bias=True,
+        global_batch_size=32,
+        log_every=100,
+    )
+    said = []
+    run = finetune(settings, said.append)
+    (decided,) = [line for line in said if line.startswith("decided on dev: temperature ")]
+    assert "dev_exact_match 1.0000" in decided
+    assert not [line for line in said if line.startswith("warning")]
+    trained = Trained.open(run.path)
+    assert len(trained.task.thresholds) == 3 and 0.05 <= trained.task.temperature <= 20
+    answers = tmp_path / "answers.jsonl"
+    assert predict(trained, path, answers, 5, said.append) == (16, 0)
+    for line, (_, labels) in zip(answers.read_text().splitlines(), OF_SEVERAL, strict=True):
+        answer = json.loads(line)
+        assert answer["labels"] == ["billing", "hardware", "software"]
+        pairs = zip(answer["labels"], answer["selected"], strict=True)
+        assert [name for name, selected in pairs if selected] == list(
+            filter(None, labels.split("|"))
+        )
+        assert answer["score"] == max(answer["probabilities"])
+    serve = trained.pipeline.signatures()["serving_default"]
+    for count in (0, 1, 17):
+        answer = serve(tf.constant([""] * count, tf.string))
+        shapes = {name: value.shape for name, value in answer.items()}
+        assert shapes == {
+            "label": (count,),
+            "score": (count,),
+            **dict.fromkeys(("probabilities", "labels", "selected"), (count, 3)),
+        }
+    said.clear()
+    finetune(settings, said.append)
+    assert len(said) == 1 and "nothing to do" in said[0]
