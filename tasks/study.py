@@ -107,7 +107,7 @@ def _table(report, output_dir):
         rate = f"learning rate {rate_name(setting['learning_rate'])}"
         count = len(setting["runs"])
         if setting["best"] is None:
-            yield f"{rate}: all {count} runs failed"
+            yield f"{rate}: failed: {', '.join(setting['failed'])}"
             continue
         best = report["runs"][setting["best"]]["score"]
         deviation = setting["standard_deviation"]

@@ -45,13 +45,13 @@ def assert_same(path, other):
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
-def test_each_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(settings, tmp_path):
+def test_a_later_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(
+    settings, tmp_path
+):
     said = []
     report = study(settings, said.append)
-    for seed in (1, 2):
-        alone = settings.runs()[f"seed-{seed}"]
-        alone = finetune(dataclasses.replace(alone, output_dir=str(tmp_path / f"alone-{seed}")))
-        assert_same(tmp_path / "study" / f"seed-{seed}", alone.path)
+    alone = dataclasses.replace(settings.runs()["seed-2"], output_dir=str(tmp_path / "alone"))
+    assert_same(tmp_path / "study" / "seed-2", finetune(alone).path)
     first, second = weights(tmp_path / "study/seed-1"), weights(tmp_path / "study/seed-2")
     assert any((first[name] != second[name]).any() for name in first)
 
@@ -62,7 +62,7 @@ def test_each_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(s
         assert report["runs"][name] == {
             "step": 4,
             "score": info["metrics"]["dev_accuracy"],
-            "degenerate": False,
+            "degenerate": bool(info["metrics"]["dev_degenerate"]),
             "metrics": info["metrics"],
         }
         scores.append(info["score"])
@@ -110,29 +110,29 @@ def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
     study(settings, said.append)
     assert any("seed-1: finished at step 4, nothing to do" in line for line in said)
     assert "resuming at step 2 of 4" in said
-    whole = dataclasses.replace(settings, output_dir=str(tmp_path / "whole"))
-    study(whole)
-    assert_same(tmp_path / "study/seed-2", tmp_path / "whole/seed-2")
-    for name in ("study", "whole"):
-        assert (tmp_path / name / "study.json").exists()
+    whole = dataclasses.replace(settings.runs()["seed-2"], output_dir=str(tmp_path / "whole"))
+    assert_same(tmp_path / "study" / "seed-2", finetune(whole).path)
+    assert (tmp_path / "study" / "study.json").exists()
 
 
 def test_a_grid_and_a_run_that_diverges(settings, tmp_path):
-    """A rate of 1e30 is too high: told, and the others go on."""
-    grid = dataclasses.replace(settings, learning_rates=("1e30", "2e-5"), warmup_proportion=0.0)
+    """A rate of 1e30 is too high: told, and the other goes on."""
+    grid = dataclasses.replace(
+        settings, seeds=("3",), learning_rates=("1e30", "2e-5"), warmup_proportion=0.0
+    )
     said = []
     report = study(grid, said.append)
-    runs = [f"learning_rate-{rate}-seed-{seed}" for rate in ("1e+30", "2e-5") for seed in (1, 2)]
+    runs = ["learning_rate-1e+30-seed-3", "learning_rate-2e-5-seed-3"]
     assert list(report["runs"]) == runs
     high, low = report["settings"]
     assert (high["learning_rate"], low["learning_rate"]) == (1e30, 2e-5)
-    assert (high["failed"], high["best"], high["mean"]) == (runs[:2], None, None)
-    assert high["standard_deviation"] is None
-    assert (low["failed"], low["runs"]) == ([], runs[2:])
+    assert (high["failed"], high["best"], high["mean"]) == (runs[:1], None, None)
+    assert (low["failed"], low["runs"], low["best"]) == ([], runs[1:], runs[1])
+    assert low["standard_deviation"] is None
     assert "not finite" in report["runs"][runs[0]]["failed"]
-    assert "learning rate 1e+30: all 2 runs failed" in said
-    assert len([line for line in said if line.endswith("in a new --output_dir")]) == 2
-    assert weights(tmp_path / "study" / runs[2])["step"] == 4
+    assert f"learning rate 1e+30: failed: {runs[0]}" in said
+    assert len([line for line in said if line.endswith("in a new --output_dir")]) == 1
+    assert weights(tmp_path / "study" / runs[1])["step"] == 4
 
 
 def scripted(monkeypatch, infos):
@@ -211,10 +211,10 @@ def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
     monkeypatch.setattr(Classification, "build_model", build)
     gc.disable()  # By itself the study has to leave nothing.
     try:
-        study(dataclasses.replace(settings, seeds=("1", "2", "3")))
+        study(settings)
     finally:
         gc.enable()
-    assert alive == [0, 0, 0]
+    assert alive == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_the_command(settings, run_command, tmp_path):
         for name, value in one.items()
         if value not in (None, ())
     ]
-    done = run_command("tasks.finetune", *flags, "--seeds=1,2")
+    done = run_command("tasks.finetune", *flags, "--seeds=4")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     lines = done.stderr.splitlines()
-    assert lines[0] == f"study: run 1 of 2, {tmp_path / 'study' / 'seed-1'}"
+    assert lines[0] == f"study: run 1 of 1, {tmp_path / 'study' / 'seed-4'}"
     assert lines[-2].startswith("learning rate 5e-5: accuracy mean ")
     done = run_command("tasks.finetune", *flags, "--seeds=1,2", "--seed=5")
     assert done.returncode == 2
