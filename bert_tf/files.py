@@ -3,6 +3,7 @@
 TensorFlow is imported for paths with "://" only.
 """
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -40,9 +41,7 @@ def replacing(path):
     After an error nothing is there that was not before.
     """
     with replacing_bytes(path) as stream:
-        lines = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-        yield lines
-        lines.flush()
+        yield codecs.getwriter("utf-8")(stream)
 
 
 @contextlib.contextmanager
