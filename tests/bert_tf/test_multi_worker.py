@@ -59,8 +59,8 @@ def test_two_workers_are_one(flags, tmp_path, run_command):
     assert done.returncode == 0, done.stderr
     one, two = (last_weights(tmp_path / name) for name in ("one", "two"))
     assert set(one) == set(two)
-    for name in one:
-        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-5, err_msg=name)
+    for name in one:  # Adam divides by small numbers: 1.3e-5 was seen on one kind of processor.
+        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5, err_msg=name)
     lines = [Run(tmp_path / name).metrics() for name in ("one", "two")]
     for first, second in zip(*lines, strict=True):
         for name in set(first) - {"tokens_per_second"}:

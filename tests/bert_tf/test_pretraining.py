@@ -168,7 +168,8 @@ def test_layers_computed_again_give_the_same_gradients(layout):
         operations += [node.op for part in graph.library.function for node in part.node_def]
         sizes.append(operations.count("StatelessRandomUniformV2"))
     (loss, plain), (loss_again, again) = results
-    assert float(loss) == float(loss_again)
+    # To the last digit but one: the two graphs' products may be joined otherwise.
+    np.testing.assert_allclose(loss, loss_again, rtol=2e-7)
     for one, other in zip(plain, again, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
     assert sizes[1] > sizes[0]  # Dropout is drawn twice.
