@@ -42,8 +42,12 @@ def start(module, flags, count=2):
     ]
 
 
-def finish(processes, timeout=120):
+def finish(processes, timeout=300):
     """-> what each wrote to stderr; asserts that all ended well."""
-    outputs = [process.communicate(timeout=timeout)[1] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=timeout)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # Where one is left that waits for the other.
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
     return outputs
