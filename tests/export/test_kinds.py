@@ -116,7 +116,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     model.head.kernel.assign(-model.head.kernel)
     pipeline = Pipeline(of_choices.task, of_choices.pipeline.tokenizer, model)
     wrong = dataclasses.replace(of_choices, pipeline=pipeline)
-    message = r"serving_default of prompt='.*', choices=\[.*\]: (choice|probabilities) is"
+    message = r"serving_default of prompt='.*', choices=\[.*: (choice|probabilities) is"
     with pytest.raises(UserError, match=f"not published: {message}"):
         publish(
             of_choices,
