@@ -104,7 +104,7 @@ def test_every_variable_of_a_model_has_its_layers_rate(config):
 
 def make_step(config, num_frozen=None, **options):
     keras.utils.set_random_seed(0)
-    task = Classification(("text",), "label", ("a", "b", "c"), 8)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(config)
     if num_frozen is not None:
         model.encoder.freeze(num_frozen)
@@ -149,7 +149,8 @@ def gradients_of(config, inputs_BL, num_frozen, recompute=False):
             outputs = encoder(inputs, training=True, seed=(1, 2))
             loss = tf.reduce_sum(outputs["pooled"] ** 2)
         wanted = {name: one.value for name, one in variables.items() if one.trainable}
-        return tape.gradient(loss, wanted)
+        found = tape.gradient(loss, wanted)
+        return {name: tf.convert_to_tensor(gradient) for name, gradient in found.items()}
 
     function = gradients.get_concrete_function(inputs_BL)
     operations = [operation.type for operation in function.graph.get_operations()]

@@ -94,6 +94,7 @@ def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypa
         assert lines_of(run) == lines
 
 
+@pytest.mark.slow
 def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored, monkeypatch):
     still = json.loads(folders["config"].read_text())
     still |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -31,6 +31,7 @@ from tests.corpus import (
 )
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, run_command):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
     flags = {"num_shards": 40, "dupe_factor": 20}

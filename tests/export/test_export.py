@@ -201,7 +201,13 @@ SABOTAGES = {
 }
 
 
-@pytest.mark.parametrize("name", SABOTAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "a weight" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SABOTAGES
+    ],
+)
 def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tmp_path, name):
     change, message = SABOTAGES[name]
     wrong = altered(trained, **change(trained))

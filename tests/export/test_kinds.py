@@ -108,6 +108,7 @@ def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
     assert counts == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     """The scores' signs are turned around."""
     model = of_choices.task.build_model(of_choices.run.config)
@@ -145,6 +146,7 @@ def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
             parity._compare("tokenize", inputs, "start", wanted, served)
 
 
+@pytest.mark.slow
 def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
     task = Regression(text_columns=("a", "b"), max_seq_length=12)
     run = trained(tmp_path, task, config, vocabulary)

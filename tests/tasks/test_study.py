@@ -45,6 +45,7 @@ def assert_same(path, other):
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_later_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_them(
     settings, tmp_path
 ):
@@ -91,6 +92,7 @@ def test_a_later_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_the
     assert longer["settings"][0]["runs"] == ["seed-1", "seed-2", "seed-3"]
 
 
+@pytest.mark.slow
 def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
     original, count = Loop._steps, []
 
@@ -115,6 +117,7 @@ def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
     assert (tmp_path / "study" / "study.json").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_and_a_run_that_diverges(settings, tmp_path):
     """A rate of 1e30 is too high: told, and the other goes on."""
     grid = dataclasses.replace(
@@ -199,6 +202,7 @@ def test_any_other_mistake_stops_it(settings, monkeypatch):
         study(dataclasses.replace(settings, seeds=("1", "2", "3")))
 
 
+@pytest.mark.slow
 def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
     original, models, alive = Classification.build_model, [], []
 

@@ -332,6 +332,7 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
             assert [list(pair) for pair in ends] == places
 
 
+@pytest.mark.slow
 def test_two_replicas_reach_the_same_run(settings, tmp_path, mirrored):
     """Windows of one replica are longer than those of the other, and hold more labels."""
     settings = dataclasses.replace(settings, global_batch_size=6, learning_rate=1e-3)
@@ -358,6 +359,7 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
     assert evaluator.metrics(data)["loss"] < 0.9 * wanted
 
 
+@pytest.mark.slow
 def test_wnut17_is_learned(data_dir, pretrained_dir):
     """All of its files make sense; a few steps of a real BERT on sentences with entities."""
     folder = data_dir / "ner" / "wnut17"
