@@ -69,7 +69,7 @@ class Padded:
 
     def first_rows(self, hidden_TH):
         """The row of each text's [CLS], [B, H]."""
-        return tf.gather(hidden_TH, tf.range(self.batch) * self.length)
+        return self.restore(hidden_TH)[:, 0]
 
     def restore(self, hidden_TH):
         """[T, H] -> [B, L, H], the shape the inputs had."""
