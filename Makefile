@@ -12,7 +12,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -m slow --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow --durations=10
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
