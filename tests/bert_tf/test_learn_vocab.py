@@ -175,7 +175,7 @@ def test_words_are_counted_alike_in_one_batch_and_in_many(monkeypatch):
 def test_over_the_cap_the_rarest_words_are_dropped_and_the_user_is_told(monkeypatch):
     monkeypatch.setattr(learning, "MAX_WORDS", 4)
     monkeypatch.setattr(learning, "BATCH_BYTES", 1)  # A line each.
-    assert count(["a a a b b", "c d"])[1][1:] == []
+    assert not any("dropped" in line for line in count(["a a a b b", "c d"])[1])
     # e is the fifth word and drops those seen once; so does d, which is new again.
     counts, said = count(["a a a b b", "c d e", "f g", "a d", "d"])
     assert counts == {"a": 4, "b": 2, "d": 1}
