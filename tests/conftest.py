@@ -1,5 +1,6 @@
 """What tests share: two logical processors, a tiny BERT, its vocabulary, the data folder."""
 
+import gc
 import os
 import pathlib
 import subprocess
@@ -39,6 +40,12 @@ WORDS = (
     "##aff ##able ! , ? a b c "
     "##s cafe 中 my"
 ).split()
+
+
+def pytest_collection_finish(session):
+    """No full garbage collections: each walks all of TensorFlow's objects, a tenth of the time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000_000)
 
 
 @pytest.fixture(scope="session")

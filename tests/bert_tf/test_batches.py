@@ -287,6 +287,7 @@ def test_an_example_is_described_as_text():
     ]
 
 
+@pytest.mark.slow
 def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     """Written feature by feature with protobuf, as google-research/bert does."""
     everything = rows(data_of(copy).evaluation_batches(50, examples_padded))

@@ -154,6 +154,7 @@ def novels(data_dir):
     return [document for document in documents if document]
 
 
+@pytest.mark.slow
 def test_real_text_is_distributed_as_by_the_released_rules(novels):
     documents, rng = tokenized(novels), random.Random(3)
     settings = {**SETTINGS, "short_seq_prob": 0.0, "dupe_factor": 20}

@@ -216,6 +216,7 @@ def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
     assert "[UNK] unknown: under 100 lines, none held out" in learn(write(text), size=9)[1][-1]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_any_process(run_command, tmp_path):
     """Many words, all equally frequent: only the order of the alphabet decides between them."""
     letters = "abcdefghijklmnopqrstuvwxyzéßжя"

@@ -49,6 +49,7 @@ def last_weights(path):
     return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
 
 
+@pytest.mark.slow
 def test_two_workers_are_one(flags, tmp_path, run_command):
     chief, other = finish(start_workers(flags, tmp_path / "two"))
     assert "step 10/10" in chief and other == ""  # One of them speaks.

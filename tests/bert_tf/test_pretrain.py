@@ -72,6 +72,7 @@ def test_it_learns_and_says_how(folders, tmp_path):
     assert again == [f"{run.path}: finished at step 120, nothing to do"]
 
 
+@pytest.mark.slow
 def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypatch):
     shards = ("shards", "longer")
     settings = settings_of(folders, tmp_path / "whole", shards, phase_steps=("5", "3"))
@@ -231,6 +232,7 @@ def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_ca
     assert "from example 12 in the order of seed 0" in message
 
 
+@pytest.mark.slow
 def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
     """Also where saves, lines and evaluations cut the calls short, and in what is counted."""
     changes = {"eval_shards": str(folders["held_out"]), "eval_every": 7, "log_every": 5}

@@ -54,6 +54,7 @@ def same_bits(first, second):
     assert first[1] == second[1]
 
 
+@pytest.mark.slow
 def test_12_steps_in_two_processes_are_the_same_bit_for_bit(flags, tmp_path, run_command):
     results = []
     for name in ("one", "two"):
@@ -64,6 +65,7 @@ def test_12_steps_in_two_processes_are_the_same_bit_for_bit(flags, tmp_path, run
     same_bits(*results)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_save_stays(flags, tmp_path, run_command):
     limits = arguments(flags, tmp_path / "run", num_train_steps=4, save_every=2)
     done = run_command("bert_tf.pretrain", *limits)

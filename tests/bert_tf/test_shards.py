@@ -144,25 +144,29 @@ def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_
     assert count > 200
 
 
-def test_one_two_four_workers_and_beam_write_the_same_bytes(corpus, tmp_path, run_command):
-    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param({"num_workers": 2}, id="two workers"),
+        pytest.param({"num_workers": 4}, id="four workers", marks=pytest.mark.slow),
+        pytest.param({"runner": "beam"}, id="beam", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_and_beam_write_the_same_bytes(corpus, tmp_path, run_command, flags):
+    if "runner" in flags:
+        pytest.importorskip("apache_beam", reason="apache-beam is not installed")
     here = write_here(settings_of(corpus, tmp_path / "here"))
     assert len(here) == 3 and all(here.values())
-    for name, flags in {
-        "two": {"num_workers": 2},
-        "four": {"num_workers": 4},
-        "beam": {"runner": "beam"},
-    }.items():
-        done = write_command(run_command, corpus, tmp_path / name, **flags)
-        assert contents(tmp_path / name) == here, name
-        manifest = Manifest.load(tmp_path / name)
-        manifest.check_files()
-        assert manifest.num_examples == sum(
-            1 for _ in tf.data.TFRecordDataset(sorted(map(str, (tmp_path / name).glob("*.tf*"))))
-        )
-        assert "padding" in done.stderr.splitlines()[-1]
-        left = {path.name for path in (tmp_path / name).iterdir()} - set(here)
-        assert left == {"manifest.json", "vocab.txt", ".lock"}
+    done = write_command(run_command, corpus, tmp_path / "there", **flags)
+    assert contents(tmp_path / "there") == here
+    manifest = Manifest.load(tmp_path / "there")
+    manifest.check_files()
+    assert manifest.num_examples == sum(
+        1 for _ in tf.data.TFRecordDataset(sorted(map(str, (tmp_path / "there").glob("*.tf*"))))
+    )
+    assert "padding" in done.stderr.splitlines()[-1]
+    left = {path.name for path in (tmp_path / "there").iterdir()} - set(here)
+    assert left == {"manifest.json", "vocab.txt", ".lock"}
 
 
 def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):

@@ -209,7 +209,13 @@ def assert_as_the_reference(texts, do_lower_case):
     unicodedata.unidata_version != unicode_tables.unicode_version(),
     reason=f"this Python has Unicode {unicodedata.unidata_version}",
 )
-@pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
+@pytest.mark.parametrize(
+    "do_lower_case",
+    [
+        pytest.param(True, id="uncased"),
+        pytest.param(False, id="cased", marks=pytest.mark.slow),
+    ],
+)
 def test_every_assigned_code_point_alone_inside_and_beside_letters(do_lower_case):
     assigned = (
         chr(code)

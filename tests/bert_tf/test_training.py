@@ -335,6 +335,7 @@ def test_keras_fit_gives_the_same_losses_and_weights():
     )
 
 
+@pytest.mark.slow
 def test_fit_on_two_replicas_gives_the_same_weights_as_on_one(mirrored):
     config = tiny_config(**NO_DROPOUT)
     results = []

@@ -94,6 +94,7 @@ def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_co
     Manifest.load(tmp_path / "shards").check_files()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_command):
     sizes = {
         name: len(data) for name, data in write_here(settings_of(corpus, tmp_path / "1")).items()
@@ -196,6 +197,7 @@ def test_text_that_changes_meanwhile_is_noticed(corpus, tmp_path, monkeypatch):
     assert not Manifest.load(tmp_path / "shards").values["complete"]
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
     pytest.importorskip("apache_beam", reason="apache-beam is not installed")
     (tmp_path / "empty.txt").write_text("\n\n".join(["\x01"] * 20))

@@ -53,6 +53,7 @@ def shapes_of(served, signature):
     return {name: (spec.dtype.name, spec.shape.rank) for name, spec in outputs.items()}
 
 
+@pytest.mark.slow
 def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     served = ServedDirectory(choices_dir)
     assert shapes_of(served, "serving_default") == {
@@ -79,6 +80,7 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     assert tokens["input_ids"] == [[[2, 5, 6, 3, 7, 9, 3], [0] * 7, [2, 5, 6, 3, 22, 3, 0]]]
 
 
+@pytest.mark.slow
 def test_wrong_requests_for_choices_are_told(choices_dir):
     served = ServedDirectory(choices_dir)
     with pytest.raises(UserError, match="the same number of values, got 2 of prompt, 1 of choices"):
@@ -87,6 +89,7 @@ def test_wrong_requests_for_choices_are_told(choices_dir):
         served.ask({"prompt": ["a"]})
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
     inputs = ("prompt=the bill", "choices=is high", "choices=broken")
     request.main(request.RequestSettings(str(choices_dir), inputs))

@@ -323,6 +323,7 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
         assert np.isfinite(answer["score"]).all()
 
 
+@pytest.mark.slow
 def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     """The vectors of a run that goes on are those of the encoder in its checkpoint."""
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))

@@ -213,7 +213,9 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
     np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
 def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtype):
     """As a notebook does it: compiled, fitted for a step, saved, loaded, fitted on."""
     task = Classification(labels=("no", "yes"), max_seq_length=12)
@@ -231,6 +233,7 @@ def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtyp
     loaded.fit(inputs_BL, labels, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_in_a_process_that_imports_the_task_alone(config, inputs_BL, tmp_path):
     model = Classification(labels=("no", "yes"), max_seq_length=12).build_model(config)
     model.compile(

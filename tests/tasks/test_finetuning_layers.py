@@ -68,6 +68,7 @@ def test_frozen_layers_stay_and_have_no_slots(settings):
     assert not os.path.exists(other.output_dir)
 
 
+@pytest.mark.slow
 def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
     settings, tmp_path, monkeypatch
 ):

@@ -176,6 +176,7 @@ def test_a_batch_holds_whole_questions(pipeline, layout):
     assert inputs["windows"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
 
 
+@pytest.mark.slow
 def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
     pipeline, signatures, mirrored
 ):

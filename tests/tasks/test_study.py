@@ -260,6 +260,7 @@ def test_a_run_is_no_study(settings):
     assert run.path == settings.output_dir
 
 
+@pytest.mark.slow
 def test_the_command(settings, run_command, tmp_path):
     one = dataclasses.asdict(dataclasses.replace(settings, seeds=()).runs()[""])
     flags = [
