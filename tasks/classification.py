@@ -297,7 +297,9 @@ class Classification(TextTask):
         labels, decision = data.labels["label"], self.decision(outputs)
         if self.multi_label:
             return classes.table_of_each(labels, decision.selected.numpy(), self.labels)
-        return classes.table_of_one(labels, decision.label.numpy(), self.labels)
+        return classes.table_of_one(
+            labels, decision.label.numpy(), decision.probabilities.numpy(), self.labels
+        )
 
     def warning(self, metrics):
         warnings = []

@@ -43,9 +43,13 @@ WORDS = (
 
 
 def pytest_collection_finish(session):
-    """No full garbage collections: each walks all of TensorFlow's objects, a tenth of the time."""
+    """No garbage collections: they walk all of TensorFlow's objects, and free its graphs slowly."""
+    gc.disable()
+
+
+def pytest_sessionfinish(session):
+    """Nor in the end: what is left goes with the process."""
     gc.freeze()
-    gc.set_threshold(50_000, 50, 1_000_000)
 
 
 @pytest.fixture(scope="session")

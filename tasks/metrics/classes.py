@@ -65,16 +65,22 @@ def figures_of_each(labels_NC, selected_NC, probabilities_NC, names):
     }
 
 
-def table_of_one(labels_N, predictions_N, names):
-    """{"labels", "per_label": {"precision", "recall", "f1", "support"}, "confusion_matrix"}.
+def table_of_one(labels_N, predictions_N, probabilities_NC, names):
+    """{"labels", "per_label": {figure: a list}, "confusion_matrix"}.
 
-    A row of the matrix is a label, its columns what that was taken for.
+    The figures are precision, recall, f1, support and pr_auc, that of the label's probability
+    against all others, 0 where the label does not stand. A row of the matrix is a label, its
+    columns what that was taken for.
     """
     figures = of_labels.per_class_f1(labels_N, predictions_N, len(names))
     matrix_CC = of_labels.confusion_matrix(labels_N, predictions_N, len(names))
+    pr_auc_C = _pr_auc_of_each(np.eye(len(names), dtype=bool)[labels_N], probabilities_NC)
     return {
         "labels": list(names),
-        "per_label": {name: values_C.tolist() for name, values_C in figures.items()},
+        "per_label": {
+            **{name: values_C.tolist() for name, values_C in figures.items()},
+            "pr_auc": pr_auc_C,
+        },
         "confusion_matrix": matrix_CC.tolist(),
     }
 
@@ -93,6 +99,11 @@ def table_of_each(labels_NC, selected_NC, names):
         },
         "confusion_matrix": [of_labels.confusion_matrix(*pair, 2).tolist() for pair in pairs],
     }
+
+
+def _pr_auc_of_each(labels_NC, scores_NC):
+    pairs = zip(labels_NC.T, np.transpose(scores_NC), strict=True)
+    return [pr_auc(labels, scores) if labels.any() else 0.0 for labels, scores in pairs]
 
 
 def _named(figure, values_C, names):

@@ -255,6 +255,7 @@ def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
         assert line == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypatch):
     """As on gs://; ram:// is TensorFlow's file system in memory."""
     local = recipe.pretrain(settings_of(folders, tmp_path / "run"))
@@ -303,6 +304,7 @@ def test_changed_flags_and_other_shards_are_refused(folders, tmp_path):
         recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(folders, tmp_path, run_command):
     done = run_command(
         "bert_tf.pretrain",

@@ -217,7 +217,7 @@ def many(config, count):
 
 
 @pytest.mark.parametrize("layout", [examples_padded, examples_flat])
-@pytest.mark.parametrize("size", [12, 10])
+@pytest.mark.parametrize("size", [pytest.param(12, marks=pytest.mark.slow), 10])
 def test_accumulated_batches_equal_the_big_one(layout, size):
     """The last window is of fewer batches where they do not come out even."""
     config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

@@ -207,6 +207,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(folders,
     assert_same_run(run, whole)
 
 
+@pytest.mark.slow
 def test_killed_before_the_last_evaluation_it_is_made_when_going_on(folders, tmp_path, monkeypatch):
     changes = {"num_train_steps": 2, "eval_shards": str(folders["held_out"])}
     settings = settings_of(folders, tmp_path / "run", **changes)

@@ -195,7 +195,9 @@ def test_rows_of_weight_zero_change_nothing():
     assert_weights_equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("labels", [("a", "b", "c"), ("no", "yes")])
+@pytest.mark.parametrize(
+    "labels", [("a", "b", "c"), pytest.param(("no", "yes"), marks=pytest.mark.slow)]
+)
 def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, labels):
     """10 steps; the replicas' shares hold 8 and 3 real rows; the norm is clipped at every step."""
     config = tiny_config(**NO_DROPOUT)
@@ -217,6 +219,7 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, label
     assert_weights_equal(one[1], two[1])
 
 
+@pytest.mark.slow
 def test_clipping_each_replica_before_the_sum_is_noticed(mirrored):
     """The negative control of the test above: Keras' order of clipping gives other weights."""
 
@@ -264,8 +267,15 @@ def without_gradient_on(replica, loss):
     return total
 
 
-@pytest.mark.parametrize("replica", [0, 1])
-@pytest.mark.parametrize("cause", ["weight", "gradient"])
+@pytest.mark.parametrize(
+    ("cause", "replica"),
+    [
+        ("weight", 1),
+        ("gradient", 0),
+        pytest.param("weight", 0, marks=pytest.mark.slow),
+        pytest.param("gradient", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_not_finite_on_one_replica_is_an_update_on_none(mirrored, cause, replica):
     step, weights = make_step(tiny_config(), mirrored), np.ones(16, np.float32)
     if cause == "weight":

@@ -75,6 +75,7 @@ def wait_until_writing(process, folder):
         assert time.monotonic() < deadline and process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_command):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
     flags = {"num_shards": 40, "dupe_factor": 20}

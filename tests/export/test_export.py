@@ -223,6 +223,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tm
     assert list((tmp_path / "models").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
     def write(right, directory):
         write_saved_model(right, directory)

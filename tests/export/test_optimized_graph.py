@@ -97,11 +97,13 @@ def test_products_sums_and_norms_are_joined(model, signature):
     assert not operations & {"_MklNativeFusedBatchNormV3", "BiasAdd", "Erfc", "Mean", "Rsqrt"}
 
 
+@pytest.mark.slow
 def test_the_tanh_gelu_is_joined_too(tmp_path, config, vocabulary):
     found = kernels(write_model(tmp_path, config, vocabulary, "gelu_new"), "serving_default")
     assert found[MATMUL, "BiasAdd", "GeluApproximate"] == NUM_LAYERS
 
 
+@pytest.mark.slow
 def test_the_test_can_fail(tmp_path, config, vocabulary, monkeypatch):
     """LayerNorm by its moments is not joined: what the counts above would then say."""
     from bert_tf.model.layers import LayerNorm

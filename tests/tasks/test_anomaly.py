@@ -347,6 +347,7 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     assert resumed.task == run.task
 
 
+@pytest.mark.slow
 def test_two_replicas_make_the_same_vectors_and_begin_alike(
     task, model, config, vocabulary, huggingface_dir, mirrored
 ):

@@ -47,6 +47,7 @@ def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_comman
     assert "finished at step 8, nothing to do" in again[0] and again[1] == ""
 
 
+@pytest.mark.slow
 def test_where_no_tpu_answers_one_line_says_so(flags, run_command, tmp_path):
     done = run_command(
         "tasks.finetune", *(f"--{name}={value}" for name, value in flags.items()), "--strategy=tpu"

@@ -103,10 +103,8 @@ def test_a_replica_that_has_nothing_left_gets_a_whole_batch_of_no_weight(encoded
     assert weights == [[1.0, 1.0]] * 5 + [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == KINDS[0] else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_the_step_is_one_program_and_trains_and_evaluates_as_without(encoded, kind):
     results, traces = [], []
     for one_shape in (True, False):

@@ -225,6 +225,8 @@ def test_figures_of_a_rare_class_by_hand():
             "recall": [1.0, 0.0, 1.0],
             "f1": [1.0, 0.0, 0.8],
             "support": [1, 1, 2],
+            # p(a) is 0.2, 0.5, 0.1, 0.8 and its row the last; of p(b) its row has the most.
+            "pr_auc": [1.0, 1.0, 1 / 2 + 1 / 2 * 2 / 3],
         },
         "confusion_matrix": [[1, 0, 0], [0, 0, 1], [0, 0, 2]],
     }
@@ -337,6 +339,7 @@ def imbalanced(path):
     return small.write_rows(path, rows)
 
 
+@pytest.mark.slow
 def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir, tmp_path, capsys):
     path = imbalanced(tmp_path / "rows.csv")
     changes = {"epochs": 2, "learning_rate": 2e-3, "global_batch_size": 16, "log_every": 100}
