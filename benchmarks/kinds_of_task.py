@@ -159,15 +159,16 @@ def _file(data, path, name, scratch):
 
 
 def _divided(train, scratch):
-    """Every tenth row, or article, of a training file is held out."""
+    """Every tenth row, or article, of a training file is held out; of fewer the last."""
     parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
     if train.suffix == ".json":
         whole = json.loads(train.read_text(encoding="utf-8"))
+        held_out = min(9, len(whole["data"]) - 1)
         for number, part in enumerate(parts):
             articles = [
                 article
                 for place, article in enumerate(whole["data"])
-                if (place % 10 == 9) == bool(number)
+                if (place % 10 == held_out) == bool(number)
             ]
             part.write_text(json.dumps({**whole, "data": articles}), encoding="utf-8")
         return parts
