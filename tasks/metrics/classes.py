@@ -47,15 +47,12 @@ def figures_of_each(labels_NC, selected_NC, probabilities_NC, names):
     decisions.
     """
     labels_NC = np.asarray(labels_NC, bool)
-    each = [
-        pr_auc(labels_NC[:, number], probabilities_NC[:, number])
-        for number in np.flatnonzero(labels_NC.any(0))
-    ]
+    pr_auc_C = _pr_auc_of_each(labels_NC, probabilities_NC)
     return {
         "micro_f1": of_labels.multi_label_micro_f1(labels_NC, selected_NC),
         "macro_f1": of_labels.multi_label_macro_f1(labels_NC, selected_NC),
         "exact_match": of_labels.exact_match_ratio(labels_NC, selected_NC),
-        "pr_auc": float(of_labels.ratio(np.sum(each), len(each))),
+        "pr_auc": float(of_labels.ratio(np.sum(pr_auc_C), labels_NC.any(0).sum())),
         **_named("f1", table_of_each(labels_NC, selected_NC, names)["per_label"]["f1"], names),
         "ece": expected_calibration_error(
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
@@ -86,7 +83,10 @@ def table_of_one(labels_N, predictions_N, probabilities_NC, names):
 
 
 def table_of_each(labels_NC, selected_NC, names):
-    """The same; a label's own matrix is [[neither, selected only], [labelled only, both]]."""
+    """The same without pr_auc.
+
+    A label's own matrix is [[neither, selected only], [labelled only, both]].
+    """
     pairs = [
         (np.int64(labels_N), np.int64(selected_N))
         for labels_N, selected_N in zip(np.transpose(labels_NC), selected_NC.T, strict=True)

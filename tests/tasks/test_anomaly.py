@@ -10,21 +10,18 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from sklearn.decomposition import PCA
 
-from bert_tf import AdamW, Tokenizer, UserError
+from bert_tf import UserError
 from bert_tf.checkpoints import read
-from bert_tf.text.packing import flat, pack, padded
+from bert_tf.text.packing import flat
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
-from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
 from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples, VectorExamples
+from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
-from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.trained import Trained
 from tests import small
@@ -46,13 +43,6 @@ def from_data(path, **changes):
 @pytest.fixture
 def task():
     return Anomaly(max_seq_length=12, code_size=3, ordinary_labels=("a", "b"))
-
-
-@pytest.fixture
-def model(task, config, huggingface_dir):
-    model = task.build_model(config)
-    read_pretrained(huggingface_dir).assign_to(model)
-    return model
 
 
 def test_rows_are_ordinary_or_not(tmp_path):
@@ -170,84 +160,6 @@ def test_what_does_not_beat_the_simple_ways_says_so(task):
     assert task.warning({**metrics, "pr_auc": 0.0}).startswith("no row of dev is unusual")
 
 
-def test_it_begins_as_pca_by_hand(model):
-    """Vectors in a plane are told by two numbers; one at a right angle to it not at all."""
-    axes = np.eye(12, dtype=np.float32)
-    vectors = np.stack([axes[0] + s * axes[1] + t * axes[2] for s in (-3, 3) for t in (-1, 1)])
-    model.adapt(vectors)  # Mean axes[0]; the squares of the rest are 9 + 1 each, over 12 places.
-    outputs = model({"vector": np.stack([vectors[0], axes[0] + 2 * axes[5]])})
-    np.testing.assert_allclose(outputs["mean_distance"], [10 / 10, 4 / 10], rtol=1e-6)
-    np.testing.assert_allclose(outputs["pca"], [0, 4 / 10], atol=1e-6)
-    np.testing.assert_allclose(outputs["score"], [0, 4 / 10], atol=1e-6)
-
-
-def test_pca_is_that_of_scikit_learn(model):
-    rng = np.random.default_rng(0)
-    train, test = rng.normal(1, np.arange(1, 13), (2, 40, 12)).astype(np.float32)
-    model.adapt(train)
-    outputs = model({"vector": test})
-    pca = PCA(3).fit(train)
-    left = test - pca.inverse_transform(pca.transform(test))
-    spread = np.mean((train - train.mean(0)) ** 2)
-    np.testing.assert_allclose(outputs["pca"], np.mean(left**2, axis=1) / spread, rtol=1e-4)
-    np.testing.assert_allclose(outputs["score"], outputs["pca"], rtol=1e-4)
-
-
-def test_equal_vectors_of_training_leave_finite_scores(model):
-    model.adapt(np.ones((3, 12), np.float32))
-    assert all(np.isfinite(values).all() for values in model({"vector": np.eye(12)}).values())
-
-
-def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
-    texts = tf.constant(ORDINARY)
-    packed = pack([Tokenizer(vocabulary, True).tokenize(texts)], vocabulary, 12)
-    inputs = padded(packed, vocabulary, 12)
-    outputs = model(inputs)
-    sequence = model.encoder(inputs)["sequence"].numpy()
-    for row, length in enumerate(inputs["input_mask"].numpy().sum(1)):
-        mean = sequence[row, :length].mean(0)
-        np.testing.assert_allclose(outputs["vector"][row], mean / np.linalg.norm(mean), atol=1e-5)
-    for other in (flat(packed, vocabulary), {"vector": outputs["vector"]}):
-        for name, values in model(other).items():
-            np.testing.assert_allclose(values, outputs[name], atol=1e-5, err_msg=name)
-
-
-def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
-    pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
-    examples = Examples({"text": ORDINARY}, [0] * len(ORDINARY))
-    encoded = EncodedExamples.encode(examples, pipeline, flat)
-    evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
-    wanted = evaluator.outputs(encoded)
-    on_vectors = VectorExamples(encoded, evaluator, said.append)
-    batches = list(on_vectors.training_batches(global_batch_size=4, num_epochs=2, seed=0))
-    assert [len(inputs["vector"]) for inputs, *_ in batches] == [4, 3, 4, 3]
-    order = np.random.default_rng([0, 0]).permutation(len(ORDINARY))
-    np.testing.assert_array_equal(batches[0][0]["vector"], wanted["vector"][order[:4]])
-    for name, values in evaluator.outputs(on_vectors).items():
-        np.testing.assert_allclose(values, wanted[name], atol=1e-6)
-    assert said == ["the encoder's vectors of 7 rows, made once"]
-
-
-def test_it_learns_what_pca_cannot(task, config):
-    """Vectors on a half circle are told by one number, but not by its distance along a line."""
-    model = dataclasses.replace(task, code_size=1).build_model(config)
-    angles = np.linspace(0, np.pi, 64)
-    circle = np.zeros((64, 12), np.float32)
-    circle[:, 0], circle[:, 1] = np.cos(angles), np.sin(angles)
-    model.adapt(circle)
-    before = model({"vector": circle})
-    np.testing.assert_allclose(before["score"], before["pca"], atol=1e-5)
-    of_all = {"score": np.ones(64, np.float32)}
-    batches = tf.data.Dataset.from_tensors(({"vector": circle}, of_all, of_all)).repeat(300)
-    step = TrainStep(model, task.losses, AdamW(1e-2), tf.distribute.get_strategy(), seed=0)
-    step(iter(batches), num_steps=tf.constant(300))
-    after = model({"vector": circle})
-    np.testing.assert_array_equal(after["pca"], before["pca"])
-    assert np.mean(after["score"]) < 0.1 * np.mean(after["pca"])
-    center = model({"vector": np.zeros((1, 12))})  # The one text that is nowhere on the circle.
-    assert center["score"][0] > 5 * np.max(after["score"])
-
-
 @pytest.fixture(scope="module")
 def settings(config, vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("anomaly")
@@ -345,26 +257,6 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     for name, values in read(resumed.checkpoints.folder(12)).items():
         np.testing.assert_array_equal(values, final[name], err_msg=name)
     assert resumed.task == run.task
-
-
-@pytest.mark.slow
-def test_two_replicas_make_the_same_vectors_and_begin_alike(
-    task, model, config, vocabulary, huggingface_dir, mirrored
-):
-    examples = Examples({"text": ORDINARY}, [0] * len(ORDINARY))
-    with mirrored.scope():
-        other = task.build_model(config)
-    read_pretrained(huggingface_dir).assign_to(other)
-    outputs = []
-    for one, strategy in ((model, tf.distribute.get_strategy()), (other, mirrored)):
-        pipeline = Pipeline(task, Tokenizer(vocabulary, True), one)
-        evaluator = Evaluator(task, one, strategy, 2)
-        encoded = EncodedExamples.encode(examples, pipeline, padded, one_shape=True)
-        encoded = VectorExamples(encoded, evaluator, lambda line: None)
-        task.prepare(one, encoded)
-        outputs.append(evaluator.outputs(encoded))
-    for name, values in outputs[0].items():
-        np.testing.assert_allclose(outputs[1][name], values, atol=1e-5, err_msg=name)
 
 
 def test_settings_want_dev_and_have_defaults_of_their_own(settings):
