@@ -1,5 +1,6 @@
 """The export: what is in the graph, what it answers, and that nothing wrong is ever published."""
 
+import base64
 import dataclasses
 import json
 import pathlib
@@ -24,6 +25,7 @@ from tasks.pipeline import Pipeline
 from tasks.trained import Trained
 from tests import small
 from tests.conftest import ROOT
+from tests.export import c_engine
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +272,24 @@ def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "billing"
+
+
+def test_the_published_version_answers_without_pythons_tensorflow(models, tmp_path):
+    """Loaded and run by what TF Serving loads and runs it with."""
+    texts = [text for texts in small.TEXTS.values() for text in texts]
+    encoded = [base64.b64encode(text.encode()).decode() for text in texts]
+    cases = [{"signature": "serving_default", "inputs": {"text": encoded}}]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, "-I", c_engine.__file__, models / "1", "cases.json", "results.npz"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wanted = ServedDirectory(models).ask({"text": texts})
+    with np.load(tmp_path / "results.npz") as results:
+        assert sorted(results.files) == [f"0/{name}" for name in sorted(wanted)]
+        assert results["0/label"].astype(str).tolist() == wanted["label"]
+        assert results["0/labels"].astype(str).tolist() == wanted["labels"]
+        for name in ("score", "probabilities"):
+            np.testing.assert_allclose(results[f"0/{name}"], wanted[name], atol=1e-6)
 
 
 def test_the_command_asks(models, run_command):
