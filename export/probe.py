@@ -3,8 +3,8 @@
     python -I probe.py MODEL CASES RESULTS
 
 CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}, or lists of lists of equal
-length; RESULTS becomes an .npz with the outputs of case i under "i/name". This file imports nothing
-of the project, and makes sure that nothing else does.
+length; RESULTS becomes an .npz, see `save`, with the outputs of case i under "i/name". This file
+imports nothing of the project, and makes sure that nothing else does.
 """
 
 import base64
@@ -26,17 +26,46 @@ def main(model_path, cases_path, results_path):
             name: tf.constant(decoded(values), tf.string) for name, values in case["inputs"].items()
         }
         for name, output in model.signatures[case["signature"]](**inputs).items():
-            # As fixed-width bytes, since numpy would store objects as a pickle.
-            results[f"{number}/{name}"] = (
-                output.numpy().astype("S") if output.dtype == tf.string else output.numpy()
-            )
+            results[f"{number}/{name}"] = output.numpy()
     ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
     assert not ours, f"the probe has imported {ours}"
-    np.savez(results_path, **results)
+    save(results_path, results)
 
 
 def decoded(value):
     return base64.b64decode(value) if isinstance(value, str) else [decoded(v) for v in value]
+
+
+def save(path, results):
+    """Writes {name: array}; of strings the lengths, and under name/bytes the bytes in a row.
+
+    numpy would store objects as a pickle, and fixed-width bytes each as large as the longest: of
+    thousands of entities the one of a megabyte.
+    """
+    arrays = {}
+    for name, array in results.items():
+        if array.dtype == object:
+            arrays[f"{name}/bytes"] = np.frombuffer(b"".join(array.flat), np.uint8)
+            array = np.vectorize(len, otypes=[np.int64])(array)
+        arrays[name] = array
+    np.savez(path, **arrays)
+
+
+def load(path):
+    """What `save` has written, strings as bytes in arrays of objects."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    results = {}
+    for name, array in arrays.items():
+        if f"{name}/bytes" in arrays:
+            data, end = arrays[f"{name}/bytes"].tobytes(), np.cumsum(array)
+            strings = np.empty(array.shape, object)
+            for place, (last, size) in enumerate(zip(end, array.flat, strict=True)):
+                strings.flat[place] = data[last - size : last]
+            results[name] = strings
+        elif not name.endswith("/bytes"):
+            results[name] = array
+    return results
 
 
 if __name__ == "__main__":

@@ -355,15 +355,25 @@ def main(model_path, cases_path, results_path, site_packages=None):
     for number, case in enumerate(cases):
         inputs = {name: _decoded(values) for name, values in case["inputs"].items()}
         for name, output in engine.ask(inputs, case["signature"]).items():
-            # As fixed-width bytes, since numpy would store objects as a pickle.
-            results[f"{number}/{name}"] = output.astype("S") if output.dtype == object else output
+            results[f"{number}/{name}"] = output
     foreign = {"tensorflow", "bert_tf", "tasks", "export"} & set(sys.modules)
     assert not foreign, f"the engine has imported {foreign}"
-    np.savez(results_path, **results)
+    _save(results_path, results)
 
 
 def _decoded(value):
     return base64.b64decode(value) if isinstance(value, str) else [_decoded(v) for v in value]
+
+
+def _save(path, results):
+    """As export/probe.py's."""
+    arrays = {}
+    for name, array in results.items():
+        if array.dtype == object:
+            arrays[f"{name}/bytes"] = np.frombuffer(b"".join(array.flat), np.uint8)
+            array = np.vectorize(len, otypes=[np.int64])(array)
+        arrays[name] = array
+    np.savez(path, **arrays)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from export import parity, request
+from export import parity, probe, request
 from export.publishing import publish
 from export.served import ServedDirectory
 from export.signatures import write_saved_model
@@ -135,8 +135,8 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     [
         (np.zeros([2, 3, 4], np.int32), np.zeros([2, 3, 5], np.int32), False),
         (np.zeros([2, 3, 4]), np.zeros([2, 2, 4]), False),
-        (np.array([[b"a"], [b""]]), np.array([[b"a", b""], [b"", b""]]), False),
-        (np.array([[b"a"], [b""]], object), np.array([[b"a"], [b""]]), True),
+        (np.array([[b"a"], [b""]], object), np.array([[b"a", b""], [b"", b""]], object), False),
+        (np.array([[b"a"], [b""]], object), np.array([[b"a"], [b""]], object), True),
         (np.full([2, 1, 3], 0.5), np.full([2, 1, 3], 0.500009), True),
     ],
 )
@@ -147,6 +147,23 @@ def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
     else:
         with pytest.raises(UserError, match=r"prompt='p', choices=\['c', '\ufffd'\]: start is"):
             parity._compare("tokenize", inputs, "start", wanted, served)
+
+
+def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):
+    """As fixed-width bytes these would take 300 GB."""
+    strings = np.full([3, 100_000], b"", object)
+    strings[0, 0], strings[1, 1], strings[2, 5] = (
+        b"x" * (1 << 20),
+        b"\x00end\x00",
+        "\u00e9".encode(),
+    )
+    answers = {"0/entity_text": strings, "0/none": strings[:, :0], "0/score": np.eye(3)}
+    probe.save(tmp_path / "results.npz", answers)
+    loaded = probe.load(tmp_path / "results.npz")
+    assert set(loaded) == set(answers)
+    for name, array in answers.items():
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
 
 
 @pytest.mark.slow
