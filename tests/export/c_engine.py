@@ -264,8 +264,8 @@ def library(site_packages=None):
         else pathlib.Path(importlib.util.find_spec(name).submodule_search_locations[0])
         for name in ("tensorflow", "tensorflow_text")
     )
-    ctypes.CDLL(str(tensorflow / "libtensorflow_framework.so.2"), ctypes.RTLD_GLOBAL)
-    loaded = ctypes.CDLL(str(tensorflow / "libtensorflow_cc.so.2"), ctypes.RTLD_GLOBAL)
+    # Not RTLD_GLOBAL: TensorFlow's Python, imported afterwards, would crash.
+    loaded = ctypes.CDLL(str(tensorflow / "libtensorflow_cc.so.2"))
     for name, (returns, *takes) in _FUNCTIONS.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = returns, takes
