@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from export import probe
+from export import probe, warmup
 
 TOLERANCE = 1e-5  # Of probabilities and vectors, float32.
 
@@ -44,15 +44,18 @@ ROWS_AT_A_TIME = 8
 WORDS_AT_A_TIME = 4096
 
 
-def check(directory, trained):
+def check(directory, trained, questions=()):
     """Compares the SavedModel in `directory` with the trained run it was made from.
 
     It is copied elsewhere, made read-only, and asked in a fresh, isolated Python that has none of
     our code: strings of every unpleasant kind through each signature, the words of the vocabulary
-    through the tokenizer. Raises UserError naming the first string on which ids or labels differ,
-    or a probability by more than TOLERANCE.
+    through the tokenizer, `questions` [(signature, {input: strings})], and its warm-up records,
+    which only have to be answered. Raises UserError naming the first string on which ids or labels
+    differ, or a probability by more than TOLERANCE; else returns what was answered to `questions`,
+    {signature: {output: array}}.
     """
-    cases = _cases(trained)
+    questions = [(signature, _as_bytes(inputs)) for signature, inputs in questions]
+    cases = [*questions, *_cases(trained)]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         moved = scratch / "moved"
@@ -66,7 +69,7 @@ def check(directory, trained):
                             "signature": signature,
                             "inputs": {name: _encoded(values) for name, values in inputs.items()},
                         }
-                        for signature, inputs in cases
+                        for signature, inputs in [*cases, *warmup.read(moved)]
                     ]
                 ),
                 encoding="ascii",
@@ -78,11 +81,20 @@ def check(directory, trained):
 
     functions = trained.pipeline.signatures()
     for number, (signature, inputs) in enumerate(cases):
-        wanted = functions[signature](
-            *(tf.constant(values, tf.string) for values in inputs.values())
+        function = functions[signature]
+        wanted = function(
+            *(tf.constant(inputs[spec.name], tf.string) for spec in function.input_signature)
         )
         for name, tensor in wanted.items():
             _compare(signature, inputs, name, tensor.numpy(), answers.get(f"{number}/{name}"))
+    return {
+        signature: {
+            name.partition("/")[2]: answer
+            for name, answer in answers.items()
+            if name.startswith(f"{number}/")
+        }
+        for number, (signature, _) in enumerate(questions)
+    }
 
 
 def _cases(trained):
@@ -108,6 +120,13 @@ def _cases(trained):
                 (signature, {name: values[start : start + size] for name, values in inputs.items()})
             )
     return cases
+
+
+def _as_bytes(inputs):
+    def encoded(value):
+        return value.encode() if isinstance(value, str) else [encoded(entry) for entry in value]
+
+    return {name: encoded(values) for name, values in inputs.items()}
 
 
 def _in_lists(values):

@@ -2,11 +2,10 @@
 
 import os
 import pathlib
-import shutil
 
 from bert_tf.errors import UserError
 from bert_tf.files import sync
-from export import parity
+from export import package, parity, unpublished
 from export.signatures import write_saved_model
 
 
@@ -21,18 +20,18 @@ def publish(trained, output_dir, say=lambda line: None, write=write_saved_model)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
     output_dir.mkdir(parents=True, exist_ok=True)
-    temporary = output_dir / f".writing-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    unpublished.remove_abandoned(output_dir, say)
+    with unpublished.folder(output_dir) as temporary:
         say(f"writing the SavedModel of {trained.checkpoint}")
         write(trained, temporary)
+        signatures = package.prepare(temporary, trained, say)
         say("asking it in a process of its own, and comparing")
-        parity.check(temporary, trained)
+        examples = [(signature.name, signature.example()) for signature in signatures]
+        answers = parity.check(temporary, trained, examples)
+        package.write_documents(temporary, _name(output_dir), trained, signatures, answers)
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
         return _rename_to_next_version(temporary, output_dir)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def versions(directory):
@@ -55,3 +54,8 @@ def _rename_to_next_version(temporary, output_dir):
             if not (output_dir / str(version)).exists():
                 raise
             version += 1  # Another export was quicker.
+
+
+def _name(output_dir):
+    """What the model is called: the name of its directory, as text."""
+    return output_dir.resolve().name.encode("utf-8", "replace").decode() or "model"

@@ -1,0 +1,82 @@
+"""What a SavedModel takes and gives, read from its file, and requests to show it with.
+
+Legend: B rows of a request.
+"""
+
+import dataclasses
+import pathlib
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import saved_model_pb2
+
+from bert_tf.errors import UserError
+
+EXAMPLES = {
+    "text": ["My invoice is wrong.", "The screen stays black."],
+    "text_a": ["The shop opens at nine.", "The bill is too high."],
+    "text_b": ["It is closed at eight.", "I like the colour."],
+    "question": ["When does the shop open?", "Who wrote the letter?"],
+    "context": ["The shop opens at nine and closes at six.", "The letter was written by Anna."],
+    "prompt": ["It was raining, so", "The lamp was off, so"],
+    "choices": [["he took his umbrella.", "he lay in the sun."], ["it was dark.", "it was hot."]],
+}
+MASKED = ["The capital of France is [MASK].", "He took his [MASK], since it was raining."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """The name, type and shape of an input or output; None is a size that is open."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """One signature of a SavedModel. Its inputs are strings, [B] or [B, C]."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def example(self):
+        """{input: values} of two rows in plain words."""
+        if "token" in {output.name for output in self.outputs}:
+            return {"text": MASKED}
+        plain = EXAMPLES["text"]
+        return {
+            tensor.name: EXAMPLES.get(tensor.name)
+            or ([[text] for text in plain] if len(tensor.shape) == 2 else plain)
+            for tensor in self.inputs
+        }
+
+
+def read_signatures(directory):
+    """The signatures of a SavedModel, serving_default first. Raises UserError if it is damaged."""
+    model = saved_model_pb2.SavedModel()
+    try:
+        model.ParseFromString((pathlib.Path(directory) / "saved_model.pb").read_bytes())
+    except DecodeError:
+        raise UserError(
+            "not published: the SavedModel cannot be asked on its own: saved_model.pb is damaged"
+        ) from None
+    definitions = model.meta_graphs[0].signature_def
+    return tuple(
+        Signature(name, _tensors(definitions[name].inputs), _tensors(definitions[name].outputs))
+        for name in sorted(definitions, key=lambda name: (name != "serving_default", name))
+        if not name.startswith("__")  # TensorFlow's own.
+    )
+
+
+def _tensors(infos):
+    order = {name: number for number, name in enumerate(EXAMPLES)}
+    return tuple(
+        Tensor(
+            name,
+            tf.as_dtype(infos[name].dtype).name,
+            tuple(None if dim.size < 0 else dim.size for dim in infos[name].tensor_shape.dim),
+        )
+        for name in sorted(infos, key=lambda name: (order.get(name, len(order)), name))
+    )

@@ -1,0 +1,54 @@
+"""What stands beside the graph in a published version, for those who run a server.
+
+assets.extra/tf_serving_warmup_requests    see warmup.py
+batching_parameters.txt, models.config     to start TF Serving with
+SIGNATURES.md                              requests, and this model's answers to them
+MODEL_CARD.md                              what it is, and where it is from
+"""
+
+import hashlib
+import pathlib
+
+from tensorflow.core.protobuf import fingerprint_pb2
+
+from export import warmup
+from export.interface import read_signatures
+from export.model_card import model_card
+from export.server_files import batching_parameters, models_config
+from export.signature_page import signature_page
+
+
+def prepare(directory, trained, say=lambda line: None):
+    """Adds to a SavedModel what a server reads of it; returns its signatures."""
+    signatures = read_signatures(directory)
+    settle_fingerprint(directory)
+    warmup.write(directory, signatures, trained, say)
+    return signatures
+
+
+def write_documents(directory, name, trained, signatures, answers):
+    """Adds the files for people; `answers` {signature: {output: array}} are to the examples."""
+    directory = pathlib.Path(directory)
+    for file_name, text in (
+        ("batching_parameters.txt", batching_parameters(signatures)),
+        ("models.config", models_config(name)),
+        ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, answers)),
+        ("MODEL_CARD.md", model_card(name, trained)),
+    ):
+        (directory / file_name).write_text(text, encoding="utf-8")
+
+
+def settle_fingerprint(directory):
+    """Gives a SavedModel an identifier that follows from what is in it.
+
+    TensorFlow draws it at random, the only thing in which two exports of one run differ. The other
+    fields are hashes of the graph, the signatures and the weights' index with their checksums.
+    """
+    path = pathlib.Path(directory) / "fingerprint.pb"
+    if not path.exists():
+        return  # TensorFlow can be told to write none.
+    fingerprint = fingerprint_pb2.FingerprintDef.FromString(path.read_bytes())
+    fingerprint.ClearField("uuid")
+    content = fingerprint.SerializeToString(deterministic=True)
+    fingerprint.uuid = str(int.from_bytes(hashlib.sha256(content).digest()[:16]))
+    path.write_bytes(fingerprint.SerializeToString(deterministic=True))

@@ -1,0 +1,183 @@
+"""SIGNATURES.md: for each signature what it takes and gives, and requests with their answers."""
+
+import json
+import shlex
+import urllib.parse
+
+import numpy as np
+
+from export import meanings
+from export.server_files import printable
+
+SHOWN = 4  # Numbers of a longer list that are shown.
+DIGITS = 4
+
+_PAGE = """\
+# Signatures of {name}
+
+Requests are UTF-8 strings, answers belong to the rows of the request in order. In shapes B is the
+number of rows, `*` a size that follows from the request: shorter rows are filled up. Characters are
+counted as Unicode has them (code points), from 0, in the string as it was sent.
+
+REST is at port 8501 of TF Serving, gRPC at 8500. A string that is not UTF-8 goes into JSON as
+`{{"b64": "..."}}`. In the row form all rows need lists of the same length.
+
+The answers below are this very model's. Numbers in them are rounded to {digits} digits; of longer
+lists the first {shown} entries are shown.
+{sections}
+## Python
+
+With `pip install grpcio tensorflow tensorflow-serving-api`; `request` is one of those above:
+
+```python
+import grpc
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+channel = grpc.insecure_channel("localhost:8500")
+stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+response = stub.Predict(request, timeout=30)
+for name, tensor in response.outputs.items():
+    print(name, tf.make_ndarray(tensor))
+```
+"""
+
+_SECTION = """
+## {signature}
+{about}
+| takes | type | shape | |
+|---|---|---|---|
+{inputs}
+
+| gives | type | shape | |
+|---|---|---|---|
+{outputs}
+
+REST, rows:
+
+```
+curl {url} -d {rows}
+```
+```json
+{rows_answer}
+```
+
+REST, columns:
+
+```
+curl {url} -d {columns}
+```
+```json
+{columns_answer}
+```
+
+gRPC:
+
+```python
+request = predict_pb2.PredictRequest()
+request.model_spec.name = {name!r}
+request.model_spec.signature_name = {signature!r}
+{assignments}
+```
+"""
+
+
+def signature_page(name, signatures, kind, answers):
+    """The page of a model called `name`; `answers` {signature: {output: array}} are to examples."""
+    sections = [
+        _section(name, signature, kind, answers[signature.name]) for signature in signatures
+    ]
+    return _PAGE.format(
+        name=printable(name), digits=DIGITS, shown=SHOWN, sections="".join(sections)
+    )
+
+
+def _section(name, signature, kind, answer):
+    inputs = signature.example()
+    known = meanings.of_outputs(kind, signature.name)
+    order = {output: number for number, output in enumerate(known)}
+    given = sorted(signature.outputs, key=lambda output: order.get(output.name, len(order)))
+    outputs = {output.name: _shown(answer[output.name].tolist()) for output in given}
+    named = {} if signature.name == "serving_default" else {"signature_name": signature.name}
+    # One input or output goes without its name.
+    rows = _rows(inputs) if len(inputs) > 1 else next(iter(inputs.values()))
+    answer_rows = _rows(outputs) if len(outputs) > 1 else next(iter(outputs.values()))
+    answer_columns = outputs if len(outputs) > 1 else next(iter(outputs.values()))
+    about = meanings.SIGNATURES.get(signature.name)
+    if signature.name == "serving_default":
+        about = meanings.TASKS.get(kind, about)
+    return _SECTION.format(
+        name=name,
+        signature=signature.name,
+        about=f"\n{about}\n" if about else "",
+        inputs=_table(signature.inputs, meanings.INPUTS),
+        outputs=_table(given, known),
+        url=shlex.quote(
+            f"http://localhost:8501/v1/models/{urllib.parse.quote(name, safe='')}:predict"
+        ),
+        rows=_as_argument({**named, "instances": rows}),
+        rows_answer=_json({"predictions": answer_rows}),
+        columns=_as_argument({**named, "inputs": inputs}),
+        columns_answer=_json({"outputs": answer_columns}),
+        assignments="\n".join(
+            f'request.inputs["{key}"].CopyFrom(tf.make_tensor_proto({_python(values)}, tf.string))'
+            for key, values in inputs.items()
+        ),
+    )
+
+
+def _rows(columns):
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _table(tensors, known):
+    return "\n".join(
+        f"| `{tensor.name}` | {tensor.dtype} | {_shape(tensor.shape)} | "
+        f"{known.get(tensor.name, '')} |"
+        for tensor in tensors
+    )
+
+
+def _shape(shape):
+    sizes = ["*" if size is None else str(size) for size in shape]
+    return f"[{', '.join(['B', *sizes[1:]])}]"
+
+
+def _shown(value, is_rows=True):
+    """A nested list as JSON can show it: text, rounded numbers, long rows cut."""
+    if isinstance(value, list):
+        shown = [_shown(entry, False) for entry in value]
+        if is_rows or len(shown) <= 2 * SHOWN:
+            return shown
+        return [*shown[:SHOWN], f"... {len(shown) - SHOWN} more"]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return (
+        float(np.format_float_positional(value, DIGITS, fractional=False))
+        if isinstance(value, float)
+        else value
+    )
+
+
+def _json(value):
+    """JSON of which every row, or column, is on a line of its own."""
+    ((key, content),) = value.items()
+    if isinstance(content, dict):
+        opening, closing = "{", "}"
+        lines = [f"{json.dumps(name)}: {_dumps(entry)}" for name, entry in content.items()]
+    else:
+        opening, closing = "[", "]"
+        lines = [_dumps(entry) for entry in content]
+    return f'{{"{key}": {opening}\n  ' + ",\n  ".join(lines) + f"\n{closing}}}"
+
+
+def _dumps(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_argument(value):
+    return shlex.quote(_dumps(value))
+
+
+def _python(values):
+    return json.dumps(values)
