@@ -24,10 +24,11 @@ REST is at port 8501 of TF Serving, gRPC at 8500. A string that is not UTF-8 goe
 
 The answers below are this very model's. Numbers in them are rounded to {digits} digits; of longer
 lists the first {shown} entries are shown.
-{sections}
-## Python
 
-With `pip install grpcio tensorflow tensorflow-serving-api`; `request` is one of those above:
+## Python, over gRPC
+
+With `pip install grpcio tensorflow tensorflow-serving-api`; what follows goes before each of the
+requests below.
 
 ```python
 import grpc
@@ -36,11 +37,8 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 channel = grpc.insecure_channel("localhost:8500")
 stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-response = stub.Predict(request, timeout=30)
-for name, tensor in response.outputs.items():
-    print(name, tf.make_ndarray(tensor))
 ```
-"""
+{sections}"""
 
 _SECTION = """
 ## {signature}
@@ -78,6 +76,8 @@ request = predict_pb2.PredictRequest()
 request.model_spec.name = {name!r}
 request.model_spec.signature_name = {signature!r}
 {assignments}
+response = stub.Predict(request, timeout=30)
+answer = {{name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}}
 ```
 """
 

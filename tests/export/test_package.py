@@ -1,0 +1,322 @@
+"""What is published beside the graph: warm-up records, files for a server, texts for people."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
+from google.protobuf import text_format
+from tensorflow.core.protobuf import fingerprint_pb2
+
+from bert_tf import Vocabulary, read_pretrained
+from export import package, parity, server_files, warmup
+from export.interface import Signature, Tensor, read_signatures
+from export.model_card import without_paths
+from export.signatures import write_saved_model
+from tasks.classification import Classification
+from tasks.multiple_choice import MultipleChoice
+from tasks.regression import Regression
+from tasks.span_qa import SpanQA
+from tasks.tagging import Tagging
+from tasks.trained import Trained
+from tests import small
+from tests.conftest import WORDS
+
+NAME = 'a "name"\\ of\n ünusual kind: #1'
+
+
+def trained_as(folder, task, config, vocabulary):
+    """A run of a task with new weights, in folders whose names no file may tell."""
+    weights = small.write_huggingface(folder / "builders-weights" / "tiny", config, vocabulary)
+    source = read_pretrained(str(weights))
+    return Trained.create(folder / "builders-run" / "run", source, task, task.build_model(config))
+
+
+def packaged(trained, directory, name=NAME):
+    """A version as it is published, less the gate: (signatures, loaded; answers to examples)."""
+    write_saved_model(trained, directory)
+    signatures = package.prepare(directory, trained)
+    served = tf.saved_model.load(str(directory)).signatures
+    answers = {
+        signature.name: asked(served, signature.name, signature.example())
+        for signature in signatures
+    }
+    package.write_documents(directory, name, trained, signatures, answers)
+    return served, answers
+
+
+def asked(served, signature, inputs):
+    inputs = {name: tf.constant(values, tf.string) for name, values in inputs.items()}
+    return {name: value.numpy() for name, value in served[signature](**inputs).items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, config, vocabulary):
+    config = dataclasses.replace(config, num_hidden_layers=1)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    return trained_as(tmp_path_factory.mktemp("builders-folder"), task, config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def version(trained, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("builders-models") / "version"
+    served, answers = packaged(trained, directory)
+    return types.SimpleNamespace(directory=directory, served=served, answers=answers)
+
+
+def text_of(version, name):
+    return (version.directory / name).read_text(encoding="utf-8")
+
+
+def test_every_signature_is_warmed_up_with_few_and_many_rows(version):
+    records = warmup.read(version.directory)
+    assert len(records) <= 100
+    assert {signature for signature, _ in records} == set(version.served)
+    for name in version.served:
+        batches = [inputs["text"] for signature, inputs in records if signature == name]
+        assert {1, 4, 16} <= {len(texts) for texts in batches}
+        assert len({len(texts[0].split()) for texts in batches}) > 1
+    for signature, inputs in records:
+        assert asked(version.served, signature, inputs)
+
+
+def test_the_gate_asks_every_record(version, trained, monkeypatch):
+    """One that fails keeps a server from loading the version at all."""
+    seen = []
+
+    def run_probe(moved, scratch):
+        seen.extend(json.loads((scratch / "cases.json").read_text()))
+        raise RuntimeError("asked")
+
+    monkeypatch.setattr(parity, "_run_probe", run_probe)
+    with pytest.raises(RuntimeError, match="asked"):
+        parity.check(version.directory, trained)
+    records = [
+        {"signature": signature, "inputs": {"text": parity._encoded(inputs["text"])}}
+        for signature, inputs in warmup.read(version.directory)
+    ]
+    assert len(records) > 10 and seen[-len(records) :] == records
+
+
+def test_without_the_serving_extra_it_is_said_and_no_record_written(
+    version, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
+    (tmp_path / "assets.extra").mkdir()
+    said = []
+    warmup.write(tmp_path, read_signatures(version.directory), trained, said.append)
+    assert said == [
+        "no warm-up records written: they need tensorflow-serving-api; "
+        "pip install 'bert_tf[serving]'"
+    ]
+    assert not list((tmp_path / "assets.extra").iterdir()) and warmup.read(tmp_path) == []
+
+
+@pytest.mark.parametrize(("layers", "hidden"), [(2, 128), (12, 768), (24, 1024)])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_records_are_bounded_by_what_a_model_computes(layers, hidden, rank):
+    config = types.SimpleNamespace(
+        num_hidden_layers=layers, hidden_size=hidden, intermediate_size=4 * hidden
+    )
+    trained = types.SimpleNamespace(
+        run=types.SimpleNamespace(config=config, vocabulary=Vocabulary(WORDS)),
+        task=types.SimpleNamespace(max_seq_length=512),
+    )
+    inputs = (Tensor("prompt", "string", (None,)), Tensor("choices", "string", (None,) * rank))
+    signatures = [Signature(name, inputs, ()) for name in ("serving_default", "tokenize", "embed")]
+    found = warmup.requests(signatures, trained)
+    texts = [
+        np.ravel(values)
+        for _, given in found
+        for values in (given["prompt"] if rank == 1 else [], given["choices"])
+    ]
+    tokens = sum(len(text.split()) for values in texts for text in values)
+    assert len(found) <= 100
+    assert tokens * layers * 12 * hidden**2 <= warmup.BUDGET * 1.05
+    longest = max(len(given["prompt"][0].split()) for _, given in found)
+    assert longest >= (128 if rank == 2 and layers == 24 else 250)  # And a choice as long.
+
+
+@pytest.mark.parametrize("name", ["complaints", NAME, "'", "a\\x", "日本"])
+def test_models_config_is_a_server_configuration_for_any_name(name):
+    config_pb2 = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
+    text = server_files.models_config(name)
+    models = text_format.Parse(text, config_pb2.ModelServerConfig()).model_config_list.config
+    assert [(model.name, model.base_path, model.model_platform) for model in models] == [
+        (name, f"/models/{name}", "tensorflow")
+    ]
+
+
+def test_batching_parameters_keep_the_rules_of_servers(version):
+    def settings(text):
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return [
+            re.fullmatch(r"(\w+)(?::? \{ value)?: (\d+)(?: \})?", line).groups() for line in lines
+        ]
+
+    found = settings(text_of(version, "batching_parameters.txt"))
+    sizes = [int(value) for name, value in found if name == "allowed_batch_sizes"]
+    others = {name: int(value) for name, value in found if name != "allowed_batch_sizes"}
+    assert sizes == sorted(set(sizes)) and sizes[0] == 1
+    assert others == {
+        "max_batch_size": sizes[-1],
+        "batch_timeout_micros": 0,
+        "max_enqueued_batches": 100,
+        "num_batch_threads": 4,
+    }
+    lists = Signature("serving_default", (Tensor("choices", "string", (None, None)),), ())
+    text = server_files.batching_parameters([lists])
+    assert settings(text) == found and "# choices: a list a row" in text
+
+
+def blocks(text, language):
+    found = re.findall(r"```(\w*)\n(.*?)\n```\n", text, re.DOTALL)
+    return [content for name, content in found if name == language]
+
+
+def test_the_signature_page_shows_what_this_model_answers(version):
+    page = text_of(version, "SIGNATURES.md")
+    curls = [shlex.split(block) for block in blocks(page, "")]
+    answers = [json.loads(block) for block in blocks(page, "json")]
+    assert len(curls) == len(answers) == 2 * len(version.served)
+    for curl, answer in zip(curls, answers, strict=True):
+        assert curl[1].endswith(
+            "/v1/models/a%20%22name%22%5C%20of%0A%20%C3%BCnusual%20kind%3A%20%231:predict"
+        )
+        request = json.loads(curl[3])
+        wanted = version.answers[request.get("signature_name", "serving_default")]
+        texts = request["instances"] if "instances" in request else request["inputs"]["text"]
+        assert texts == ["My invoice is wrong.", "The screen stays black."]
+        if "predictions" in answer:
+            columns = {name: [row[name] for row in answer["predictions"]] for name in wanted}
+        else:
+            columns = answer["outputs"]
+        assert set(columns) == set(wanted)
+        for name, rows in columns.items():
+            for shown, right in zip(rows, wanted[name].tolist(), strict=True):
+                if isinstance(shown, list) and str(shown[-1]).startswith("..."):
+                    assert shown[-1] == f"... {len(right) - 4} more"
+                    shown, right = shown[:4], right[:4]
+                if wanted[name].dtype == object:
+                    assert shown == np.array(right).astype(str).tolist()
+                else:
+                    np.testing.assert_allclose(shown, right, rtol=1e-3)
+    assert "| `probabilities` | float32 | [B, 3] | the probability of each label" in page
+
+
+def test_the_python_of_the_signature_page_asks(version, monkeypatch):
+    grpc = pytest.importorskip("grpc")
+    prediction_service_pb2_grpc = pytest.importorskip(
+        "tensorflow_serving.apis.prediction_service_pb2_grpc"
+    )
+    from tensorflow_serving.apis import predict_pb2
+
+    class Stub:
+        def __init__(self, channel):
+            assert channel == "localhost:8500"
+
+        def Predict(self, request, timeout):
+            assert request.model_spec.name == NAME
+            inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+            response = predict_pb2.PredictResponse()
+            answer = asked(version.served, request.model_spec.signature_name, inputs)
+            for name, value in answer.items():
+                response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+            return response
+
+    monkeypatch.setattr(grpc, "insecure_channel", lambda address: address)
+    monkeypatch.setattr(prediction_service_pb2_grpc, "PredictionServiceStub", Stub)
+    client, *requests = blocks(text_of(version, "SIGNATURES.md"), "python")
+    assert len(requests) == len(version.served)
+    for request in requests:
+        names = {}
+        exec(f"{client}\n{request}", names)
+        wanted = version.answers[names["request"].model_spec.signature_name]
+        assert set(names["answer"]) == set(wanted)
+        for name, values in names["answer"].items():
+            np.testing.assert_array_equal(values, wanted[name])
+
+
+def test_the_model_card_tells_what_the_run_recorded(version, trained):
+    card = text_of(version, "MODEL_CARD.md")
+    for line in (
+        "3 labels, in order: a, b, c.",
+        f"{len(WORDS)} entries, uncased, sha256 {trained.run.vocabulary.sha256}",
+        "- origin: Hugging Face directory tiny\n",
+        "- max_seq_length: 12 (",
+        "The exported checkpoint was not evaluated in its run.",
+        f"| tensorflow | {tf.__version__} | {tf.__version__} |",
+        "licence of the origin's weights: not recorded",
+        "- checkpoint: step-00000000\n",
+    ):
+        assert line in card
+    assert card.splitlines()[0] == '# a "name"\\ of? ünusual kind: #1'
+
+
+@pytest.mark.parametrize(
+    ("origin", "shown"),
+    [
+        ("run /home/Ann B/x y/checkpoints/step-00000012", "run x y, step-00000012"),
+        (
+            "run RUN/checkpoints/step-00000012 (not used: a/b)",
+            "run RUN, step-00000012 (not used: b)",
+        ),
+        ("run gs://bucket/RUN/checkpoints/step-00000012", "run RUN, step-00000012"),
+        ("keras-nlp preset /home/me/bert_tiny", "keras-nlp preset bert_tiny"),
+        ("Hugging Face directory model", "Hugging Face directory model"),
+    ],
+)
+def test_origins_are_told_without_paths(origin, shown):
+    assert without_paths(origin) == shown
+
+
+def test_no_file_tells_of_the_machine_that_built_it(version):
+    secrets = ("builders-", str(pathlib.Path.home()), "site-packages", str(pathlib.Path.cwd()))
+    paths = [path for path in version.directory.rglob("*") if path.is_file()]
+    assert len(paths) >= 12
+    for path in paths:
+        content = path.read_bytes()
+        assert not [secret for secret in secrets if secret.encode() in content], path
+
+
+def test_a_fingerprint_follows_from_what_is_in_a_model(version, tmp_path):
+    path = tmp_path / "fingerprint.pb"
+    given = (version.directory / "fingerprint.pb").read_bytes()
+    path.write_bytes(given)
+    package.settle_fingerprint(tmp_path)
+    assert path.read_bytes() == given
+    other = fingerprint_pb2.FingerprintDef.FromString(given)
+    was = other.uuid
+    other.checkpoint_hash += 1
+    path.write_bytes(other.SerializeToString())
+    package.settle_fingerprint(tmp_path)
+    assert fingerprint_pb2.FingerprintDef.FromString(path.read_bytes()).uuid not in ("", was)
+
+
+OTHER_TASKS = {
+    "several labels": Classification(labels=("a", "b"), multi_label=True, max_seq_length=12),
+    "regression": Regression(text_columns=("a", "b"), max_seq_length=12),
+    "tagging": Tagging(labels=("O", "B-x", "I-x"), stride=4, max_seq_length=12),
+    "span_qa": SpanQA(stride=4, max_query_length=4, max_seq_length=16),
+    "multiple_choice": MultipleChoice(max_seq_length=12),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_TASKS)
+def test_every_kind_is_packaged(name, tmp_path, config, vocabulary):
+    trained = trained_as(tmp_path, OTHER_TASKS[name], config, vocabulary)
+    served, _ = packaged(trained, tmp_path / "version", "model")
+    for signature, inputs in warmup.read(tmp_path / "version"):
+        assert asked(served, signature, inputs)
+    page = (tmp_path / "version" / "SIGNATURES.md").read_text()
+    assert not re.findall(r"\|  \|$", page, re.MULTILINE)  # All is explained.
+    for block in blocks(page, "json"):
+        json.loads(block)
