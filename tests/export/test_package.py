@@ -22,7 +22,6 @@ from export.model_card import without_paths
 from export.signatures import write_saved_model
 from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
-from tasks.regression import Regression
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
 from tasks.trained import Trained
@@ -34,6 +33,7 @@ NAME = 'a "name"\\ of\n ünusual kind: #1'
 
 def trained_as(folder, task, config, vocabulary):
     """A run of a task with new weights, in folders whose names no file may tell."""
+    config = dataclasses.replace(config, num_hidden_layers=1)
     weights = small.write_huggingface(folder / "builders-weights" / "tiny", config, vocabulary)
     source = read_pretrained(str(weights))
     return Trained.create(folder / "builders-run" / "run", source, task, task.build_model(config))
@@ -59,7 +59,6 @@ def asked(served, signature, inputs):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, config, vocabulary):
-    config = dataclasses.replace(config, num_hidden_layers=1)
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
     return trained_as(tmp_path_factory.mktemp("builders-folder"), task, config, vocabulary)
 
@@ -302,7 +301,6 @@ def test_a_fingerprint_follows_from_what_is_in_a_model(version, tmp_path):
 
 OTHER_TASKS = {
     "several labels": Classification(labels=("a", "b"), multi_label=True, max_seq_length=12),
-    "regression": Regression(text_columns=("a", "b"), max_seq_length=12),
     "tagging": Tagging(labels=("O", "B-x", "I-x"), stride=4, max_seq_length=12),
     "span_qa": SpanQA(stride=4, max_query_length=4, max_seq_length=16),
     "multiple_choice": MultipleChoice(max_seq_length=12),
