@@ -35,7 +35,7 @@ EXTRAS = {
         "scikit-learn>=1.5",  # An independent opinion on the metrics, as the two below.
         "scipy>=1.13",  # On correlations.
         "seqeval==1.2.2",  # On entities.
-        "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered.
+        "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered; files read.
     ],
 }
 

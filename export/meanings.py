@@ -7,6 +7,7 @@ TASKS = {
     "span_qa": "The answer to a question, cut from a text that may hold it.",
     "multiple_choice": "Which of several choices goes best with a prompt.",
     "anomaly": "Whether a text is unlike the ordinary ones that the model was trained on.",
+    "pretrained": "What stands at the first [MASK] of a text.",
 }
 SIGNATURES = {
     "serving_default": "The model's answer.",
@@ -77,6 +78,7 @@ _OUTPUTS = {
         "score": "how unusual the text is: the error of reconstruction",
         "is_anomaly": "whether that reaches the threshold",
     },
+    "pretrained": _MASKED_LM,
 }
 # Those whose outputs mean the same in every model.
 _OF_SIGNATURES = {

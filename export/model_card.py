@@ -141,15 +141,16 @@ def _task(trained):
 
 
 def _data(train):
-    hashes = train.get("data")
-    if not hashes:
-        return NOT_RECORDED
-    settings = train.get("settings", {})
-    used_for = {settings.get("train"): "trained on"} if settings.get("train") else {}
-    used_for |= dict.fromkeys(settings.get("dev") or (), "evaluated on")
-    return _list(
-        f"{_base(path)}, {used_for.get(path, 'used')}, sha256 {digest}"
-        for path, digest in hashes.items()
+    settings, recorded = train.get("settings", {}), train.get("data") or {}
+    if not isinstance(recorded, dict):  # Pretraining: the manifests of its shards.
+        recorded = dict(zip(settings.get("shards", ()), recorded, strict=False))
+    used_for = dict.fromkeys(settings.get("dev") or (), "evaluated on")
+    return (
+        _list(
+            f"{_base(path)}, {used_for.get(path, 'trained on')}, sha256 {digest}"
+            for path, digest in recorded.items()
+        )
+        or NOT_RECORDED
     )
 
 

@@ -54,7 +54,6 @@ def check(directory, trained, questions=()):
     differ, or a probability by more than TOLERANCE; else returns what was answered to `questions`,
     {signature: {output: array}}.
     """
-    questions = [(signature, _as_bytes(inputs)) for signature, inputs in questions]
     cases = [*questions, *_cases(trained)]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -122,13 +121,6 @@ def _cases(trained):
     return cases
 
 
-def _as_bytes(inputs):
-    def encoded(value):
-        return value.encode() if isinstance(value, str) else [encoded(entry) for entry in value]
-
-    return {name: encoded(values) for name, values in inputs.items()}
-
-
 def _in_lists(values):
     """Lists of each value and none to two of those behind it, filled up with "" to three."""
     lists = (values[first : first + 1 + first % 3] for first in range(len(values)))
@@ -136,9 +128,9 @@ def _in_lists(values):
 
 
 def _encoded(value):
-    """Bytes, or lists of them, as JSON takes them."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
+    """Strings, or lists of them, as JSON takes them."""
+    if isinstance(value, bytes | str):
+        return base64.b64encode(tf.compat.as_bytes(value)).decode("ascii")
     return [_encoded(entry) for entry in value]
 
 

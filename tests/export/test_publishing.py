@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -14,12 +15,13 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf import UserError, read_pretrained
-from export import package, parity, publishing, unpublished
+from export import package, parity, probe, publishing, unpublished, warmup
 from export.publishing import publish, versions
 from tasks.classification import Classification
 from tasks.trained import Trained
 from tests import small
 from tests.conftest import ROOT
+from tests.export import c_engine
 
 # Publishes in processes of its own, each killed at another moment.
 KILLED = """
@@ -208,6 +210,29 @@ def test_no_file_tells_of_the_building_machine(exported_twice, run_dir):
             content = path.read_bytes() if path.is_file() else b""
             for secret in (*secrets, str(pathlib.Path(run_dir).parent.name), "site-packages"):
                 assert secret.encode() not in content, (path, secret)
+
+
+@pytest.mark.slow
+def test_what_servers_run_graphs_with_answers_every_warm_up_record(exported_twice, tmp_path):
+    cases = [
+        {
+            "signature": signature,
+            "inputs": {name: parity._encoded(values) for name, values in inputs.items()},
+        }
+        for signature, inputs in warmup.read(exported_twice[0])
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-I", c_engine.__file__, str(exported_twice[0])),
+            *(str(tmp_path / name) for name in ("cases.json", "results.npz")),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answered = {name.partition("/")[0] for name in probe.load(tmp_path / "results.npz")}
+    assert len(answered) == len(cases) > 10
 
 
 @pytest.mark.slow
