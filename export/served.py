@@ -1,4 +1,4 @@
-"""A published model, opened as a client sees it."""
+"""A published model, loaded from its directory into this process."""
 
 import pathlib
 
@@ -7,12 +7,13 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.errors import UserError
 from export.publishing import versions
+from export.served_model import ServedModel, Signature, TensorSpec
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
 
-class ServedDirectory:
-    """The newest version of a published model, loaded into this process."""
+class ServedDirectory(ServedModel):
+    """The newest version of a published model."""
 
     def __init__(self, model_dir):
         path = pathlib.Path(model_dir)
@@ -28,35 +29,23 @@ class ServedDirectory:
             self._model = tf.saved_model.load(str(self.path))
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
-
-    def ask(self, inputs, signature="serving_default"):
-        """{input: strings} -> {output: nested lists}. Raises UserError at wrong names.
-
-        An input [B, C] takes lists of strings, of any length each; strings alone are one such list.
-        """
-        signatures = self._model.signatures
-        if signature not in signatures:
-            raise UserError(f"--signature={signature}: there are {', '.join(sorted(signatures))}")
-        specs = signatures[signature].structured_input_signature[1]
-        if sorted(inputs) != sorted(specs):
-            raise UserError(
-                f"--input: {signature} wants {', '.join(sorted(specs))}, got "
-                f"{', '.join(sorted(inputs)) or 'none'}"
+        self.signatures = {
+            name: Signature(
+                _specs(function.structured_input_signature[1]), _specs(function.structured_outputs)
             )
-        inputs = {
-            name: [values] if specs[name].shape.rank == 2 and _are_strings(values) else values
-            for name, values in inputs.items()
+            for name, function in self._model.signatures.items()
         }
-        if len({len(values) for values in inputs.values()}) > 1:
-            raise UserError(
-                "--input: every name wants the same number of values, got "
-                + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
+
+    def _answer(self, inputs, signature):
+        specs = self.signatures[signature].inputs
+        try:
+            answer = self._model.signatures[signature](
+                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()}
             )
-        answer = signatures[signature](
-            **{name: as_tensor(values, specs[name].shape.rank) for name, values in inputs.items()}
-        )
-        return {name: jsonable(answer[name]) for name in sorted(answer)}
+        except tf.errors.OpError as error:
+            raise UserError(f"{self.path}: {error.message}") from None
+        return {name: jsonable(values) for name, values in answer.items()}
 
 
-def _are_strings(values):
-    return bool(values) and isinstance(values[0], str | bytes)
+def _specs(specs):
+    return {name: TensorSpec(spec.dtype.name, spec.shape.rank) for name, spec in specs.items()}

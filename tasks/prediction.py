@@ -3,6 +3,8 @@
 import itertools
 import json
 
+import numpy as np
+
 from bert_tf.errors import UserError
 from bert_tf.files import replacing
 from tasks.examples import as_tensor
@@ -91,11 +93,11 @@ def _answers(task, answer, rows):
 
 
 def jsonable(tensor):
-    """A tensor as nested lists of what JSON has; strings as text."""
+    """A tensor or array as nested lists of what JSON has; strings as text, bad UTF-8 as U+FFFD."""
 
     def text(value):
         if isinstance(value, list):
             return [text(entry) for entry in value]
-        return value.decode("utf-8") if isinstance(value, bytes) else value
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
-    return text(tensor.numpy().tolist())
+    return text(np.asarray(tensor).tolist())

@@ -317,8 +317,8 @@ def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
     with pytest.raises(UserError, match="serving_default wants text, got more, text"):
         served.ask({"text": ["a"], "more": ["b"]})
     with pytest.raises(UserError, match="--input=text: wanted NAME=VALUE"):
-        RequestSettings("m", ("text",))
-    assert RequestSettings("m", ("a=1", "b=2=3", "a=")).inputs() == {
+        RequestSettings(("text",), "m")
+    assert RequestSettings(("a=1", "b=2=3", "a="), "m").inputs() == {
         "a": [b"1", b""],
         "b": [b"2=3"],
     }

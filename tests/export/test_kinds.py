@@ -92,7 +92,7 @@ def test_wrong_requests_for_choices_are_told(choices_dir):
 @pytest.mark.slow
 def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
     inputs = ("prompt=the bill", "choices=is high", "choices=broken")
-    request.main(request.RequestSettings(str(choices_dir), inputs))
+    request.main(request.RequestSettings(inputs, str(choices_dir)))
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["choice"]) == 1 and len(answer["probabilities"][0]) == 2
 

@@ -1,0 +1,82 @@
+"""A published model behind TF Serving's gRPC API."""
+
+import os
+import re
+
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from export.served_model import ServedModel, Signature, TensorSpec, is_askable
+from tasks.examples import as_tensor
+from tasks.prediction import jsonable
+
+
+class ServedGrpc(ServedModel):
+    """The newest version of a model of a server, HOST:PORT."""
+
+    def __init__(self, address, model, timeout=60.0):
+        """Reads the signatures; `timeout` is in seconds."""
+        if not re.fullmatch(r"[^/\s]+:\d+", address):
+            raise UserError(f"--grpc={address}: wanted HOST:PORT")
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors are told once, by us.
+        try:
+            import grpc
+            from tensorflow_serving.apis import (
+                get_model_metadata_pb2,
+                predict_pb2,
+                prediction_service_pb2_grpc,
+            )
+        except ImportError as error:
+            raise UserError(
+                f"--grpc={address}: {error.name} is missing: pip install 'bert_tf[serving]'"
+            ) from None
+        self._grpc, self._predict_pb2 = grpc, predict_pb2
+        self.address, self.model, self.timeout = address, model, timeout
+        self._service = prediction_service_pb2_grpc.PredictionServiceStub(
+            grpc.insecure_channel(
+                address,
+                [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+            )
+        )
+        request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+        request.model_spec.name = model
+        response = self._called(self._service.GetModelMetadata, request)
+        found = get_model_metadata_pb2.SignatureDefMap()
+        response.metadata["signature_def"].Unpack(found)
+        self.signatures = {
+            name: Signature(_specs(definition.inputs), _specs(definition.outputs))
+            for name, definition in found.signature_def.items()
+            if is_askable(name)
+        }
+
+    def _answer(self, inputs, signature):
+        request = self._predict_pb2.PredictRequest()
+        request.model_spec.name, request.model_spec.signature_name = self.model, signature
+        for name, values in inputs.items():
+            tensor = as_tensor(values, self.signatures[signature].inputs[name].rank)
+            request.inputs[name].CopyFrom(tf.make_tensor_proto(tensor.numpy()))
+        response = self._called(self._service.Predict, request)
+        return {name: jsonable(tf.make_ndarray(proto)) for name, proto in response.outputs.items()}
+
+    def _called(self, method, request):
+        try:
+            return method(request, timeout=self.timeout)
+        except self._grpc.RpcError as error:
+            code, message = error.code(), error.details()
+        if code == self._grpc.StatusCode.DEADLINE_EXCEEDED:
+            message = f"no answer within {self.timeout:g} seconds"
+        elif code == self._grpc.StatusCode.UNAVAILABLE:
+            message = f"no server answers there: {message}"
+        elif code == self._grpc.StatusCode.UNIMPLEMENTED:
+            message = f"no TF Serving answers there: {message}"
+        raise UserError(f"--grpc={self.address}: {message}")
+
+
+def _specs(infos):
+    return {
+        name: TensorSpec(
+            tf.as_dtype(info.dtype).name,
+            None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim),
+        )
+        for name, info in infos.items()
+    }

@@ -1,0 +1,145 @@
+"""A published model behind TF Serving's REST API, asked with nothing but Python's own library."""
+
+import base64
+import ctypes
+import http.client
+import json
+import re
+import urllib.error
+import urllib.request
+
+from bert_tf.errors import UserError
+from export.served_model import ServedModel, Signature, TensorSpec, is_askable
+
+MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
+# TF Serving writes no other type as JSON.
+DTYPES = {
+    "DT_BOOL": "bool",
+    "DT_DOUBLE": "float64",
+    "DT_FLOAT": "float32",
+    "DT_INT8": "int8",
+    "DT_INT16": "int16",
+    "DT_INT32": "int32",
+    "DT_INT64": "int64",
+    "DT_STRING": "string",
+    "DT_UINT8": "uint8",
+    "DT_UINT16": "uint16",
+    "DT_UINT32": "uint32",
+    "DT_UINT64": "uint64",
+}
+
+
+class ServedRest(ServedModel):
+    """A model of a server: http://HOST:PORT/v1/models/NAME, and /versions/N if not the newest."""
+
+    def __init__(self, url, timeout=60.0):
+        """Reads the signatures; `timeout` is in seconds."""
+        if not MODEL_URL.fullmatch(url.rstrip("/")):
+            raise UserError(f"--url={url}: wanted http://HOST:PORT/v1/models/NAME")
+        self.url, self.timeout = url.rstrip("/"), timeout
+        self.signatures = self._read("/metadata", None, _signatures)
+
+    def _answer(self, inputs, signature):
+        specs = self.signatures[signature]
+        columns = {
+            name: [_as_json(value) for value in _filled_up(values)]
+            for name, values in inputs.items()
+        }
+        # Columns, not rows: those could be neither none nor lists of different lengths.
+        request = {"signature_name": signature, "inputs": columns}
+        return self._read(":predict", request, lambda answer: _answer(answer, specs.outputs))
+
+    def _read(self, path, request, read):
+        """What `read` makes of the server's JSON. Raises UserError at any other answer."""
+        status, kind, body = self._exchanged(path, request)
+        try:
+            answer = json.loads(body.decode("utf-8", "replace"))
+            if status == 200:
+                return read(answer)
+            message = str(answer["error"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(
+                f"--url={self.url}: no TF Serving answers there: HTTP status {status}, {kind}"
+            ) from None
+        raise UserError(f"--url={self.url}: {message}")
+
+    def _exchanged(self, path, request):
+        """(status, content type, body) of the server's answer, whatever its status."""
+        data = None if request is None else json.dumps(request).encode("ascii")
+        try:
+            try:
+                answer = urllib.request.urlopen(
+                    urllib.request.Request(
+                        self.url + path, data, {"Content-Type": "application/json"}
+                    ),
+                    timeout=self.timeout,
+                )
+            except urllib.error.HTTPError as error:
+                answer = error  # An answer as well.
+            with answer:
+                return answer.status, answer.headers.get_content_type(), answer.read()
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise UserError(
+                    f"--url={self.url}: no answer within {self.timeout:g} seconds"
+                ) from None
+            told = getattr(reason, "strerror", None) or reason or type(reason).__name__
+            if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+                told = "what came is not HTTP"  # Its text would be all bytes that came.
+            raise UserError(f"--url={self.url}: no server answers there: {told}") from None
+
+
+def _signatures(answer):
+    return {
+        name: Signature(_specs(definition["inputs"]), _specs(definition["outputs"]))
+        for name, definition in answer["metadata"]["signature_def"]["signature_def"].items()
+        if is_askable(name)
+    }
+
+
+def _specs(infos):
+    specs = {}
+    for name, info in infos.items():
+        shape = info["tensor_shape"]
+        specs[name] = TensorSpec(
+            DTYPES.get(info["dtype"], info["dtype"]),
+            None if shape["unknown_rank"] else len(shape["dim"]),
+        )
+    return specs
+
+
+def _answer(answer, specs):
+    outputs = answer["outputs"]
+    if len(specs) == 1:
+        outputs = dict.fromkeys(specs, outputs)  # One output comes without its name.
+    return {name: _value(outputs[name], specs[name].dtype) for name in specs}
+
+
+def _value(value, dtype):
+    """What another client would have got: a float32 comes in as few digits as tell it."""
+    if isinstance(value, list):
+        return [_value(entry, dtype) for entry in value]
+    if dtype == "float32":
+        return ctypes.c_float(value).value
+    if isinstance(value, dict):  # Of outputs whose name ends in "_bytes".
+        return base64.b64decode(value["b64"]).decode("utf-8", "replace")
+    return value
+
+
+def _filled_up(values):
+    """Lists of strings as long as the longest, as JSON's have to be."""
+    longest = max((len(value) for value in values if isinstance(value, list)), default=0)
+    return [
+        value + [b""] * (longest - len(value)) if isinstance(value, list) else value
+        for value in values
+    ]
+
+
+def _as_json(value):
+    if isinstance(value, list):
+        return [_as_json(entry) for entry in value]
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode("ascii")}

@@ -1,0 +1,313 @@
+"""A published model, asked from its directory, by REST and by gRPC: one answer, clear errors."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError
+from export import request
+from export.request import RequestSettings
+from export.served import ServedDirectory
+from export.served_grpc import ServedGrpc
+from export.served_rest import ServedRest
+from tests.conftest import ROOT
+from tests.export.server import serving
+from tests.export.test_optimized_graph import write_model
+
+TEXTS = (
+    "the bill is too high",
+    "",
+    'caf\u00e9 \U0001f600\n"\\\u2028',
+    b"\xff\xe9 bad",
+    "x" * 70000,
+)
+
+
+@pytest.fixture(scope="module")
+def url(addresses):
+    return f"{addresses.rest}/v1/models/echo"
+
+
+@pytest.fixture(scope="module")
+def targets(echo_dir, addresses, url):
+    """{flags of a target: the model behind it}."""
+    return {
+        f"--model_dir={echo_dir}": ServedDirectory(echo_dir),
+        f"--url={url}": ServedRest(url),
+        f"--grpc={addresses.grpc} --model=echo": ServedGrpc(addresses.grpc, "echo"),
+    }
+
+
+@pytest.fixture
+def closed_port():
+    """A port that is taken and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port():
+    """A port where one may connect and is never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture
+def stranger():
+    """The address of a web server that is no TF Serving, and its {path: (status, type, body)}."""
+    pages = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, kind, body = pages.get(self.path, (404, "text/html", b"<h1>Not found</h1>"))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}", pages
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("signature", "inputs"),
+    [
+        ("serving_default", {"text": TEXTS}),
+        ("serving_default", {"text": []}),
+        ("tokenize", {"text": TEXTS[:4]}),
+        ("choose", {"prompt": ["a", "b"], "choices": [["c", b"\xff", "ee"], ["d"]]}),
+        ("choose", {"prompt": ["a"], "choices": ["c", "\u00e9"]}),
+        ("one", {"text": ["0.1", "-7", "nan", "inf", "-inf", "3e38", "1e-42", "16777217"]}),
+        ("raw", {"text": TEXTS}),
+        ("numbers", {"text": ["a", "b"]}),
+        ("single", {"text": ["a"]}),
+    ],
+)
+def test_the_three_give_one_answer(targets, signature, inputs):
+    directory, *others = (model.ask(inputs, signature) for model in targets.values())
+    for other in others:
+        assert json.dumps(other) == json.dumps(directory)
+    assert list(directory) == sorted(targets[next(iter(targets))].signatures[signature].outputs)
+
+
+def test_bytes_arrive_as_they_are(targets):
+    for model in targets.values():
+        answer = model.ask({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
+        assert answer["length"] == [1, 2, 2]
+        assert answer["text"] == ["\ufffd", "\u00e9", "\ufffd"]
+
+
+def test_signatures_are_the_same(targets):
+    directory, *others = (model.signatures for model in targets.values())
+    assert others == [directory, directory]
+    assert "twice" in directory and not [name for name in directory if name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("signature", "inputs", "message"),
+    [
+        ("sing", {"text": ["a"]}, "--signature=sing: there are choose, number"),
+        ("one", {"texts": ["a"]}, "--input: one wants text, got texts"),
+        ("one", {"text": ["a"], "more": ["b"]}, "--input: one wants text, got more, text"),
+        ("choose", {"prompt": ["a"]}, "--input: choose wants choices, prompt, got prompt"),
+        (
+            "choose",
+            {"prompt": ["a", "b"], "choices": ["c", "d"]},
+            "the same number of values, got 2 of prompt, 1 of choices",
+        ),
+        ("twice", {"x": ["a"]}, "--signature=twice: x is float32 of rank 2; only strings"),
+        ("one", {"text": ["many"]}, "could not correctly convert string: many"),
+    ],
+)
+def test_a_wrong_request_is_told_alike(targets, signature, inputs, message):
+    for model in targets.values():
+        with pytest.raises(UserError, match=message):
+            model.ask(inputs, signature)
+
+
+def test_the_command_asks_each_target(targets, capsys):
+    printed = set()
+    for flags in targets:
+        target = dict(flag.removeprefix("--").split("=", 1) for flag in flags.split())
+        inputs = ("prompt=the bill", "choices=is high", "choices=broken")
+        request.main(RequestSettings(inputs, signature="choose", **target))
+        printed.add(capsys.readouterr().out)
+    assert len(printed) == 1
+    assert json.loads(printed.pop()) == {
+        "choice": [0],
+        "joined": [["the billis high", "the billbroken"]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "wanted one of --model_dir, --url and --grpc"),
+        ({"model_dir": "m", "url": "u"}, "wanted one of --model_dir, --url and --grpc"),
+        ({"grpc": "localhost:8500"}, "--grpc and --model go together"),
+        ({"model_dir": "m", "model": "n"}, "--grpc and --model go together"),
+        ({"model_dir": "m", "timeout": 0.0}, "--timeout=0: wanted a number above 0"),
+    ],
+)
+def test_wrong_flags_are_told(settings, message):
+    with pytest.raises(UserError, match=message):
+        RequestSettings(("text=a",), **settings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "localhost:8501",
+        "http://localhost:8501",
+        "http://h/v1/models/",
+        "http://h/v1/models/a:predict",
+    ),
+)
+def test_a_wrong_address_is_told(url):
+    with pytest.raises(UserError, match=f"--url={url}: wanted http://HOST:PORT/v1/models/NAME"):
+        ServedRest(url)
+    with pytest.raises(UserError, match="--grpc=http://h:8500: wanted HOST:PORT"):
+        ServedGrpc("http://h:8500", "name")
+
+
+def test_a_version_is_asked_for_in_the_address(url):
+    assert ServedRest(f"{url}/versions/3/").ask({"text": ["1"]}, "one") == {"value": [1.0]}
+    with pytest.raises(UserError, match=r"Servable not found for request: Specific\(echo, 1\)"):
+        ServedRest(f"{url}/versions/1")
+
+
+def test_a_model_that_is_not_there_is_told(addresses):
+    with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
+        ServedRest(f"{addresses.rest}/v1/models/other")
+    with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
+        ServedGrpc(addresses.grpc, "other")
+
+
+def test_a_server_that_is_not_there_or_silent_is_told(closed_port, silent_port):
+    with pytest.raises(UserError, match="no server answers there: Connection refused"):
+        ServedRest(f"http://127.0.0.1:{closed_port}/v1/models/echo")
+    with pytest.raises(UserError, match=r"no server answers there: .*Connection refused"):
+        ServedGrpc(f"127.0.0.1:{closed_port}", "echo")
+    with pytest.raises(UserError, match="no answer within 0.1 seconds"):
+        ServedRest(f"http://127.0.0.1:{silent_port}/v1/models/echo", 0.1)
+    with pytest.raises(UserError, match="no answer within 0.1 seconds"):
+        ServedGrpc(f"127.0.0.1:{silent_port}", "echo", 0.1)
+
+
+def test_a_server_of_something_else_is_told(stranger, addresses):
+    address, pages = stranger
+    path = "/v1/models/echo/metadata"
+    for status, kind, body in (
+        (404, "text/html", b"<h1>Not found</h1>"),
+        (200, "text/html", b"<h1>Welcome</h1>"),
+        (200, "application/json", b'{"metadata": {}}'),
+        (502, "application/json", b"[]"),
+    ):
+        pages[path] = status, kind, body
+        with pytest.raises(UserError, match=f"no TF Serving answers there: HTTP status {status}, "):
+            ServedRest(f"http://{address}/v1/models/echo")
+    with pytest.raises(UserError, match="no (server|TF Serving) answers there"):
+        ServedGrpc(address, "echo")
+    with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):  # gRPC's port.
+        ServedRest(f"http://{addresses.grpc}/v1/models/echo")
+    with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as answer:
+        pages[path] = 200, "application/json", answer.read()
+    pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
+    with pytest.raises(UserError, match="no TF Serving answers there: HTTP status 200"):
+        ServedRest(f"http://{address}/v1/models/echo").ask({"text": ["a"]})
+
+
+def test_a_package_that_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
+    with pytest.raises(UserError, match=r"is missing: pip install 'bert_tf\[serving\]'"):
+        ServedGrpc("localhost:8500", "name")
+
+
+def test_by_rest_the_command_does_without_tensorflow_and_fails_in_a_line(url, closed_port):
+    code = """import runpy, sys
+try:
+    runpy.run_module("export.request", run_name="__main__", alter_sys=True)
+finally:
+    print(sorted({"tensorflow", "numpy", "grpc"} & set(sys.modules)))"""
+
+    def run(url, value):
+        flags = [f"--url={url}", "--signature=one", "--input", f"text={value}"]
+        return subprocess.run(
+            [sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True
+        )
+
+    done = run(url, "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == '{\n  "value": [\n    2.0\n  ]\n}\n[]\n'
+    done = run(url, "two")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "could not correctly convert string: two" in done.stderr
+    done = run(f"http://127.0.0.1:{closed_port}/v1/models/echo", "2")
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert done.stderr.endswith("/v1/models/echo: no server answers there: Connection refused\n")
+
+
+def answers_strings(url):
+    """Asks each signature of a server two rows, as columns and as rows; returns their names."""
+    model = ServedRest(url)
+    for name, signature in model.signatures.items():
+        inputs = {
+            key: [["the bill", "a"], ["b", b"\xff"]] if spec.rank == 2 else ["the bill", b"\xff"]
+            for key, spec in signature.inputs.items()
+        }
+        answer = model.ask(inputs, name)
+        assert set(answer) == set(signature.outputs)
+        assert {len(values) for values in answer.values()} == {2}
+        row = {key: "a" if spec.rank == 1 else ["a"] for key, spec in signature.inputs.items()}
+        body = json.dumps({"signature_name": name, "instances": [row]}).encode()
+        with urllib.request.urlopen(f"{model.url}:predict", body, timeout=60) as response:
+            [prediction] = json.load(response)["predictions"]
+        assert len(signature.outputs) == 1 or set(prediction) == set(signature.outputs)
+    return set(model.signatures)
+
+
+def test_a_real_tf_serving_answers():
+    """BERT_TF_SERVING_URL is of a model that export.export_saved_model published."""
+    if "BERT_TF_SERVING_URL" not in os.environ:
+        pytest.skip("BERT_TF_SERVING_URL is not set: no TF Serving to ask")
+    assert answers_strings(os.environ["BERT_TF_SERVING_URL"]) >= {"serving_default", "tokenize"}
+
+
+@pytest.mark.slow
+def test_a_bert_gives_one_answer(tmp_path, config, vocabulary):
+    version = tmp_path / "models" / "bert" / "1"
+    version.parent.mkdir(parents=True)
+    write_model(tmp_path, config, vocabulary).rename(version)
+    with serving(version.parent) as addresses:
+        url = f"{addresses.rest}/v1/models/bert"
+        assert answers_strings(url) == {"serving_default", "tokenize", "embed"}
+        directory = ServedDirectory(version.parent)
+        rest, grpc = ServedRest(url), ServedGrpc(addresses.grpc, "bert")
+        for signature in rest.signatures:
+            answer = rest.ask({"text": TEXTS}, signature)
+            assert json.dumps(grpc.ask({"text": TEXTS}, signature)) == json.dumps(answer)
+            wanted = directory.ask({"text": TEXTS}, signature)
+            assert list(wanted) == list(answer)
+            for name, spec in rest.signatures[signature].outputs.items():
+                if spec.dtype == "float32":  # Another graph is optimized in another way.
+                    np.testing.assert_allclose(answer[name], wanted[name], atol=1e-6)
+                else:
+                    assert answer[name] == wanted[name]
