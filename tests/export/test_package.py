@@ -27,6 +27,7 @@ from tasks.tagging import Tagging
 from tasks.trained import Trained
 from tests import small
 from tests.conftest import WORDS
+from tests.export import c_engine, rest_json
 
 NAME = 'a "name"\\ of\n ünusual kind: #1'
 
@@ -316,5 +317,25 @@ def test_every_kind_is_packaged(name, tmp_path, config, vocabulary):
         assert asked(served, signature, inputs)
     page = (tmp_path / "version" / "SIGNATURES.md").read_text()
     assert not re.findall(r"\|  \|$", page, re.MULTILINE)  # All is explained.
-    for block in blocks(page, "json"):
-        json.loads(block)
+    # By the grammar of TF Serving's REST interface.
+    engine = c_engine.Engine(tmp_path / "version")
+    requests = [shlex.split(block)[3] for block in blocks(page, "")]
+    for request, shown in zip(requests, blocks(page, "json"), strict=True):
+        answer = json.loads(rest_json.predicted(engine, request.encode()))
+        ((form, shown),) = json.loads(shown).items()
+        assert_shows(shown, answer[form])
+
+
+def assert_shows(shown, right):
+    if isinstance(right, dict):
+        assert set(shown) == set(right)
+        for name, value in shown.items():
+            assert_shows(value, right[name])
+    elif isinstance(right, list):
+        if len(right) > 8 and isinstance(shown[-1], str) and len(shown) == 5:
+            assert shown.pop() == f"... {len(right) - 4} more"
+            right = right[:4]
+        for value, wanted in zip(shown, right, strict=True):
+            assert_shows(value, wanted)
+    else:
+        assert shown == (pytest.approx(right, rel=1e-3) if isinstance(right, float) else right)
