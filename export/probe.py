@@ -17,9 +17,17 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 
 def main(model_path, cases_path, results_path):
-    model = tf.saved_model.load(model_path)
     with open(cases_path, encoding="ascii") as file:
         cases = json.load(file)
+    results = ask(model_path, cases)
+    ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
+    assert not ours, f"the probe has imported {ours}"
+    save(results_path, results)
+
+
+def ask(model_path, cases):
+    """{"i/name": array} of a SavedModel's answers; cases as in the file."""
+    model = tf.saved_model.load(model_path)
     results = {}
     for number, case in enumerate(cases):
         inputs = {
@@ -27,9 +35,7 @@ def main(model_path, cases_path, results_path):
         }
         for name, output in model.signatures[case["signature"]](**inputs).items():
             results[f"{number}/{name}"] = output.numpy()
-    ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
-    assert not ours, f"the probe has imported {ours}"
-    save(results_path, results)
+    return results
 
 
 def decoded(value):

@@ -11,11 +11,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.run import Run
-from export import parity, probe
+from export import parity
 from export.publishing import publish, versions
 from export.request import RequestSettings
 from export.served import ServedDirectory
@@ -26,7 +25,7 @@ from tasks.prediction import jsonable
 from tasks.trained import Trained
 from tests import small
 from tests.conftest import ROOT
-from tests.export import c_engine
+from tests.export import engines, serving_operations
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +50,6 @@ def models(run_dir, tmp_path_factory, run_command):
     done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={folder}")
     assert (done.returncode, done.stdout) == (0, f"{folder / '1'}\n"), done.stderr
     return folder
-
-
-def graph_of(directory):
-    """The (operation, attribute names) of every node of a SavedModel, functions included."""
-    model = saved_model_pb2.SavedModel()
-    model.ParseFromString((pathlib.Path(directory) / "saved_model.pb").read_bytes())
-    graph = model.meta_graphs[0].graph_def
-    nodes = [
-        *graph.node,
-        *(node for function in graph.library.function for node in function.node_def),
-    ]
-    return {node.op for node in nodes}, graph
 
 
 def test_the_signatures_have_their_fixed_names_types_and_shapes(models):
@@ -93,17 +80,8 @@ def test_the_signatures_have_their_fixed_names_types_and_shapes(models):
         } == {"text": "string"}
 
 
-def test_the_graph_holds_no_python_no_xla_no_file_and_nothing_that_servers_lack(models):
-    operations, graph = graph_of(models / "1")
-    assert not {
-        operation for operation in operations if "Py" in operation or "File" in operation
-    } - {"MergeV2Checkpoints", "ShardedFilename"}
-    assert not [operation for operation in operations if "RoundRobin" in operation]
-    assert not [
-        function.signature.name
-        for function in graph.library.function
-        if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
-    ]
+def test_the_graph_holds_nothing_that_servers_lack_and_no_path_of_here(models):
+    assert serving_operations.problems(models / "1") == []
     data = (models / "1" / "saved_model.pb").read_bytes()
     for path in (str(ROOT), str(pathlib.Path.home()), "site-packages"):
         assert path.encode() not in data
@@ -275,17 +253,14 @@ def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models
     assert done.stdout.split()[0] == "billing"
 
 
-def test_the_published_version_answers_without_pythons_tensorflow(models, tmp_path):
+@pytest.mark.parametrize("engine", ["session", "C API"])
+def test_the_published_version_is_served_by_other_engines(models, tmp_path, engine):
     """Loaded and run by what TF Serving loads and runs it with."""
     texts = [text for texts in small.TEXTS.values() for text in texts]
-    encoded = [base64.b64encode(text.encode()).decode() for text in texts]
-    cases = [{"signature": "serving_default", "inputs": {"text": encoded}}]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, "-I", c_engine.__file__, models / "1", "cases.json", "results.npz"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    inputs = {"text": [base64.b64encode(text.encode()).decode() for text in texts]}
+    cases = [{"signature": "serving_default", "inputs": inputs}]
+    results = engines.ask(engines.commands()[engine], models / "1", cases, tmp_path)
     wanted = ServedDirectory(models).ask({"text": texts})
-    results = probe.load(tmp_path / "results.npz")
     assert sorted(results) == [f"0/{name}" for name in sorted(wanted)]
     for name in ("label", "labels"):
         assert jsonable(tf.constant(results[f"0/{name}"])) == wanted[name]

@@ -1,0 +1,97 @@
+"""Engines for a SavedModel beside tf.saved_model.load, each a command; and what they are asked."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+from export import parity, probe
+from tests.export import c_engine, serving_operations, session_probe
+
+TOLERANCE = 1e-5
+ROWS_AT_A_TIME = 8
+OTHER = "BERT_TF_OTHER_PYTHON"  # An interpreter with another TensorFlow and TF Text.
+
+
+def commands():
+    """{engine: the command in front of MODEL CASES RESULTS}."""
+    engines = {
+        "session": (sys.executable, "-I", session_probe.__file__),
+        "C API": (sys.executable, "-I", c_engine.__file__),
+    }
+    if OTHER in os.environ:
+        engines["other TensorFlow"] = (os.environ[OTHER], "-I", probe.__file__)
+        packages = versions(os.environ[OTHER])[0]
+        engines["other TensorFlow, C API"] = (*engines["C API"], packages)
+    return engines
+
+
+@functools.cache
+def versions(python):
+    """(site-packages, versions of TensorFlow and of TF Text) of an interpreter."""
+    code = (
+        "import importlib.metadata as m; t = m.distribution('tensorflow');"
+        "print(t.locate_file(''), t.version, m.version('tensorflow-text'), sep='\\n')"
+    )
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return tuple(done.stdout.split("\n")[:3])
+
+
+def cases_of(directory, texts):
+    """Requests to each signature of a SavedModel, as probes take them: of texts, and of none."""
+    cases = []
+    signatures = serving_operations.read(directory).signature_def
+    for signature in sorted(set(signatures) - {"__saved_model_init_op"}):
+        specs = sorted(signatures[signature].inputs.items())
+        ranks = [len(tensor.tensor_shape.dim) for _, tensor in specs]
+        inputs = {}
+        for number, ((name, _), rank) in enumerate(zip(specs, ranks, strict=True)):
+            turned = [*texts[number:], *texts[:number]]  # No pair of a text and itself.
+            inputs[name] = turned if rank == 1 else parity._in_lists(turned)
+        starts = range(0, len(texts), ROWS_AT_A_TIME)
+        parts = [slice(start, start + ROWS_AT_A_TIME) for start in starts]
+        if max(ranks) == 1:  # Else JSON could not say how many columns no rows have.
+            parts.append(slice(0, 0))
+        cases += [
+            {
+                "signature": signature,
+                "inputs": {name: parity._encoded(rows[part]) for name, rows in inputs.items()},
+            }
+            for part in parts
+        ]
+    return cases
+
+
+def ask(command, directory, cases, scratch):
+    """{"i/output": array} of a command's answers; raises AssertionError with what it said."""
+    requests, results = pathlib.Path(scratch, "cases.json"), pathlib.Path(scratch, "results.npz")
+    requests.write_text(json.dumps(cases), encoding="ascii")
+    results.unlink(missing_ok=True)
+    model, packages, probe_of = directory, command[3:], command[:3]
+    done = subprocess.run(
+        [*probe_of, model, requests, results, *packages],
+        capture_output=True,
+        text=True,
+        cwd=scratch,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return probe.load(results)
+
+
+def differences(wanted, answers):
+    """{"i/output": what differs} between two engines' answers."""
+    found = dict.fromkeys(set(wanted) ^ set(answers), "only one has it")
+    for name in set(wanted) & set(answers):
+        want, got = wanted[name], answers[name]
+        if (want.dtype, want.shape) != (got.dtype, got.shape):
+            found[name] = f"{got.dtype}{list(got.shape)} for {want.dtype}{list(want.shape)}"
+        elif want.dtype.kind == "f":
+            if not np.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE):
+                found[name] = f"differs by {np.abs(got - want).max()}"
+        elif not np.array_equal(got, want):
+            found[name] = f"{np.count_nonzero(got != want)} of {want.size} differ"
+    return found

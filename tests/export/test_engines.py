@@ -1,0 +1,118 @@
+"""What our exports are to engines other than tf.saved_model.load of this very TensorFlow.
+
+Which operations servers know is read from the file; that they answer alike is asked: in a Session,
+through the C API, and in another TensorFlow, of the interpreter that BERT_TF_OTHER_PYTHON names.
+`make test-slow` makes one of TensorFlow 2.20, which TF Serving 2.20 is linked with.
+"""
+
+import functools
+import itertools
+import os
+
+import pytest
+import tensorflow as tf
+
+from export import parity, probe
+from tasks.catalog import KINDS
+from tests.export import engines, kinds, serving_operations
+
+LIGHT = tuple(text for text in parity.NASTY if len(text) < 5000)
+ASKED = ("classification_pair", "span_qa", "tagging", "multiple_choice")
+ENGINES = ("C API", "other TensorFlow", "other TensorFlow, C API")
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory, config, vocabulary):
+    """kind -> a SavedModel of it, written once."""
+
+    @functools.cache
+    def write(kind, **changes):
+        return kinds.write_model(tmp_path_factory.mktemp(kind), kind, config, vocabulary, **changes)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def answers_of(model_of):
+    """(kind, texts) -> (requests, the answers of this process)."""
+
+    @functools.cache
+    def ask(kind, texts):
+        cases = engines.cases_of(model_of(kind), texts)
+        return cases, probe.ask(str(model_of(kind)), cases)
+
+    return ask
+
+
+def command_of(engine):
+    if engine.startswith("other") and engines.OTHER not in os.environ:
+        pytest.skip(f"{engines.OTHER} names no interpreter with another TensorFlow")
+    return engines.commands()[engine]
+
+
+def test_what_servers_do_not_take_is_told(tmp_path):
+    """Of a SavedModel by hand, with operations and outputs that ours shall never have."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def of_python(text):
+        half = tf.numpy_function(lambda x: x, [tf.ones([2])], tf.float16)
+        return {"half": half, "text_bytes": tf.identity(text), "rows": tf.size(text)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], jit_compile=True)
+    def compiled(x):
+        return {"y": tf.matmul(x[:, None], x[:, None], grad_a=True)}
+
+    module = tf.Module()
+    tf.saved_model.save(module, str(tmp_path), {"of_python": of_python, "compiled": compiled})
+    found = serving_operations.problems(tmp_path)
+    assert "no signature serving_default" in found
+    assert "of_python: half is half, which JSON cannot say" in found
+    assert "of_python: text_bytes would be sent as base64" in found
+    assert "of_python: rows does not begin with the rows of a request" in found
+    for generation in serving_operations.SERVERS:
+        assert f"{generation}: PyFunc: no such operation in the list" in found
+    assert "2.12: MatMul: no attribute grad_a" in found
+    assert "2.20: MatMul: no attribute grad_a" not in found
+    assert any(line.endswith("is compiled by XLA") for line in found)
+
+
+def test_a_model_of_every_kind_is_asked_for():
+    assert {task.kind for task in kinds.TASKS.values()} == set(KINDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", kinds.TASKS)
+def test_servers_know_all_operations(model_of, kind):
+    assert serving_operations.problems(model_of(kind)) == []
+
+
+@pytest.mark.slow
+def test_the_other_tensorflow_is_another():
+    command_of("other TensorFlow")
+    _, *others = engines.versions(os.environ[engines.OTHER])
+    assert others[0] != tf.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [*itertools.product(ASKED, ENGINES), ("span_qa", "session"), ("multiple_choice", "session")],
+)
+def test_answers_are_the_same(model_of, answers_of, tmp_path, kind, engine):
+    command = command_of(engine)
+    cases, wanted = answers_of(kind, LIGHT)
+    for name, array in wanted.items():
+        inputs = cases[int(name.split("/")[0])]["inputs"]
+        assert len(array) == len(next(iter(inputs.values()))), name
+    answers = engines.ask(command, model_of(kind), cases, tmp_path)
+    assert engines.differences(wanted, answers) == {}
+    # Equal because it is asked, and not because nothing is.
+    assert any(len(set(array.ravel().tolist())) > 5 for array in wanted.values())
+
+
+@pytest.mark.slow
+def test_answers_to_a_megabyte_are_the_same(model_of, answers_of, tmp_path):
+    command = command_of("other TensorFlow, C API")
+    cases, wanted = answers_of("tagging", parity.NASTY)
+    answers = engines.ask(command, model_of("tagging"), cases, tmp_path)
+    assert engines.differences(wanted, answers) == {}
