@@ -15,6 +15,11 @@ from bert_tf import command
 class ExportSettings:
     run: str = command.setting("run directory")
     output_dir: str = command.setting("directory of versions; the next number is made in it")
+    precision: str = command.setting(
+        "float32, or bfloat16: for processors with AVX512-BF16 or AMX; outputs stay float32",
+        "float32",
+        choices=("float32", "bfloat16"),
+    )
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
@@ -24,9 +29,8 @@ def main(settings):
     from export.publishing import publish
     from tasks.trained import Trained
 
-    print(
-        publish(Trained.open(settings.run, settings.checkpoint), settings.output_dir, command.say)
-    )
+    trained = Trained.open(settings.run, settings.checkpoint)
+    print(publish(trained, settings.output_dir, command.say, settings.precision))
 
 
 if __name__ == "__main__":

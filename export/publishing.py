@@ -9,12 +9,18 @@ from export import package, parity, unpublished
 from export.signatures import write_saved_model
 
 
-def publish(trained, output_dir, say=lambda line: None, write=write_saved_model):
+def publish(
+    trained,
+    output_dir,
+    say=lambda line: None,
+    precision="float32",
+    write=write_saved_model,
+):
     """Publishes a trained run as the next version under `output_dir`; returns its path.
 
-    `write(trained, directory)` makes the files. They come to stand under a name that no server
-    reads, on the same file system, pass the parity gate, and are renamed. Raises UserError, with
-    nothing published, if they do not pass.
+    `write(trained, directory, precision)` makes the files. They come to stand under a name that no
+    server reads, on the same file system, pass the parity gate, and are renamed. Raises UserError,
+    with nothing published, if they do not pass.
     """
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
@@ -23,11 +29,11 @@ def publish(trained, output_dir, say=lambda line: None, write=write_saved_model)
     unpublished.remove_abandoned(output_dir, say)
     with unpublished.folder(output_dir) as temporary:
         say(f"writing the SavedModel of {trained.checkpoint}")
-        write(trained, temporary)
+        write(trained, temporary, precision)
         signatures = package.prepare(temporary, trained, say)
         say("asking it in a process of its own, and comparing")
         examples = [(signature.name, signature.example()) for signature in signatures]
-        answers = parity.check(temporary, trained, examples)
+        answers = parity.check(temporary, trained, precision, examples)
         package.write_documents(temporary, _name(output_dir), trained, signatures, answers)
         for path in (*temporary.rglob("*"), temporary):
             sync(path)

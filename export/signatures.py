@@ -3,27 +3,36 @@
 Legend: B texts.
 """
 
+import contextlib
 import json
 import pathlib
 
+import keras
 import tensorflow as tf
 
 from bert_tf.text import unicode_tables
 
 
-def write_saved_model(trained, directory):
-    """Writes a fine-tuned run as a SavedModel: strings in, the task's answer out.
+def write_saved_model(trained, directory, precision="float32"):
+    """Writes a run as a SavedModel: strings in, the task's answer out.
 
     Signatures serving_default (the task's inputs -> its answer), tokenize (the same inputs -> what
-    the model sees) and embed (text -> pooled, mean); inputs are [B] UTF-8 strings, outputs dicts
-    with fixed names. The weights stand once, in variables/: TensorFlow joins kernels as it does of
-    constants, but those are copied dozens of times while a server loads them. vocab.txt,
-    config.json, task.json and tokenizer.json go to assets.extra, for people; the graph needs no
-    file.
+    the model sees), embed (text -> pooled, mean) and what else the pipeline serves; inputs are [B]
+    UTF-8 strings, outputs dicts with fixed names. vocab.txt, config.json, task.json and
+    tokenizer.json go to assets.extra, for people; the graph needs no file.
+
+    In float32 the weights stand in variables/: TensorFlow joins kernels as it does of constants,
+    but those are copied dozens of times while a server loads them. In "bfloat16" products and what
+    stands between them are computed in that, outputs are float32, and the weights are constants of
+    the graph, which oneDNN lays out once instead of at each product.
     """
     module = tf.Module(name="servable")  # Holds variables and functions, and nothing of Keras.
-    module.weights = [variable.value for variable in trained.pipeline.model.variables]
-    module.functions = trained.pipeline.signatures()
+    if precision == "float32":
+        pipeline = trained.pipeline
+        module.weights = [variable.value for variable in pipeline.model.variables]
+    else:
+        pipeline = _in_bfloat16(trained)
+    module.functions = pipeline.signatures()
     tf.saved_model.save(module, str(directory), signatures=module.functions)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
@@ -39,3 +48,34 @@ def write_saved_model(trained, directory):
         (extra / name).write_text(
             json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
+
+
+def _in_bfloat16(trained):
+    """The trained pipeline with its products in bfloat16 and its weights as constants."""
+    model = trained.task.build_model(trained.run.config, "mixed_bfloat16")
+    rounded = {
+        id(variable)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Dense) and layer.compute_dtype == "bfloat16"
+        for variable in (layer.kernel, layer.bias)
+    }
+    variables = [
+        (variable, value.numpy(), tf.bfloat16 if id(variable) in rounded else variable.dtype)
+        for variable, value in zip(model.variables, trained.pipeline.model.variables, strict=True)
+    ]
+
+    # A function of its own, so that they stand in the file once for all signatures.
+    @tf.function(input_signature=[], autograph=False)
+    def constants():
+        return [tf.constant(value, dtype) for _, value, dtype in variables]
+
+    @contextlib.contextmanager
+    def weights():
+        scope = keras.StatelessScope()
+        for (variable, *_), value in zip(variables, constants(), strict=True):
+            # Not as its argument, which would turn it into the variable's float32.
+            scope.add_update((variable, value))
+        with scope:
+            yield
+
+    return type(trained.pipeline)(trained.task, trained.pipeline.tokenizer, model, weights)

@@ -7,6 +7,7 @@ threshold on it is an alarm. Legend: B texts, N examples.
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train.losses import given_error
@@ -181,6 +182,10 @@ class Anomaly(TextTask):
 
     def answer(self, texts, windows, outputs):
         return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
+
+    def margin(self, answer, windows, outputs):
+        """By the score's part of the threshold, since it is no probability."""
+        return tf.abs(answer["score"] / self.threshold - 1.0)
 
     def description(self):
         if not self.ordinary_labels:

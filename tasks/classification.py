@@ -249,6 +249,9 @@ class Classification(TextTask):
         }
         return {**answer, "selected": decision.selected} if self.multi_label else answer
 
+    def margin(self, answer, windows, outputs):
+        return self.decision(outputs).margin
+
     def tuned(self, data, outputs):
         labels, task = data.labels["label"], self
         if self.calibrate:

@@ -14,6 +14,7 @@ most of a text.
 import tensorflow as tf
 
 from bert_tf.text.tokenizer import Tokens
+from tasks.decisions import lead
 from tasks.entity_labels import NO_LABEL
 
 
@@ -66,6 +67,17 @@ def entities(texts, windows, logits, bio):
             tf.ones_like(owner_M, tf.int32), owner_M, num_texts
         ),
     }
+
+
+def least_lead(windows, logits, num_texts):
+    """Logits [W, L, C] -> [num_texts]: of a text's tokens the least lead of the likeliest label.
+
+    In probability; infinite for a text without tokens.
+    """
+    places_T, owners_T = _best_places(windows)
+    lead_T = lead(tf.nn.softmax(_at_places(windows, logits, places_T)))
+    least = tf.math.unsorted_segment_min(lead_T, owners_T, num_texts)
+    return tf.where(least > 1, float("inf"), least)
 
 
 def in_windows(windows, labels_T):

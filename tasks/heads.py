@@ -75,10 +75,13 @@ class ChoiceModel(_Model):
         windows_QC = tf.cast(inputs.pop("windows"), tf.int32)
         seed = self.encoder.dropout_seed(training, seed)
         pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
-        scores_B = self.scores(pooled_BH, seed)[:, 0]
-        # One more in front, for choices that there are not.
-        scores_B = tf.pad(scores_B, [[1, 0]], constant_values=MASKED_SCORE)
-        return {"choice": tf.gather(scores_B, windows_QC + 1)}
+        return {"choice": on_grid(self.scores(pooled_BH, seed)[:, 0], windows_QC)}
+
+
+def on_grid(scores_B, windows_QC):
+    """A score a text -> [Q, C], MASKED_SCORE where `windows_QC` is -1."""
+    scores_B = tf.pad(scores_B, [[1, 0]], constant_values=MASKED_SCORE)
+    return tf.gather(scores_B, windows_QC + 1)
 
 
 class _TokenWise(_Model):

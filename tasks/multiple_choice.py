@@ -15,6 +15,7 @@ from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.packing import pack
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.train.losses import softmax_cross_entropy
+from tasks.decisions import lead
 from tasks.examples import Example
 from tasks.forms.choices import read_choices
 from tasks.forms.records import BadRow
@@ -100,3 +101,7 @@ class MultipleChoice(Task):
             "choice": tf.where(first_B < count, first_B, -1),
             "probabilities": probabilities_BC,
         }
+
+    def margin(self, answer, windows, outputs):
+        # Two more, for questions of less than two choices.
+        return lead(tf.pad(answer["probabilities"], [[0, 0], [0, 2]]))

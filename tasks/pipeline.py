@@ -3,20 +3,32 @@
 Legend: B texts, W windows (token sequences made of them), L tokens, C choices, H hidden size.
 """
 
+import contextlib
+
 import tensorflow as tf
 
-from bert_tf.text.packing import flat, pack
+from bert_tf.text.byte_limit import first_bytes
+from bert_tf.text.packing import pack
+from tasks.heads import on_grid
+from tasks.parts import in_parts
 from tasks.pooling import mean_of_tokens
 
 
 class Pipeline(tf.Module):
-    """A task's tokenizer and model, joined; its methods take and return tensors."""
+    """A task's tokenizer and model, joined; its methods take and return tensors.
 
-    def __init__(self, task, tokenizer, model):
+    Of each string the first MAX_BYTES (bert_tf.text.byte_limit) are read. `weights()` is a context
+    in which the model is called, where its weights are to come from elsewhere than its variables.
+    """
+
+    def __init__(self, task, tokenizer, model, weights=contextlib.nullcontext):
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
+        self.weights = weights
         self.vocabulary = tokenizer.vocabulary
-        self._encode = self._traced(self._windows, task.input_names)
+        self._encode = self._traced(
+            lambda **texts: self._windows(**_limited(texts)), task.input_names
+        )
 
     def encode(self, **texts):
         """{input name: strings} -> Windows; for encoding a data set."""
@@ -24,19 +36,30 @@ class Pipeline(tf.Module):
 
     def answer(self, **texts):
         """{input name: strings} -> the task's answer, a dict of [B, ...]."""
+        texts = _limited(texts)
         windows = self._windows(**texts)
-        inputs = flat(windows.packed, self.vocabulary)
-        if windows.choice_W is not None:
-            inputs["windows"] = _grid(windows, texts)
-        return self.task.answer(texts, windows, self.model(inputs))
+        return self.task.answer(texts, windows, self._outputs(windows, texts))
+
+    def margin(self, **texts):
+        """{input name: strings} -> [B]: how much of probability another answer was short."""
+        texts = _limited(texts)
+        windows = self._windows(**texts)
+        outputs = self._outputs(windows, texts)
+        return self.task.margin(self.task.answer(texts, windows, outputs), windows, outputs)
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        packed = pack([self.tokenizer.tokenize(text)], self.vocabulary, self.task.max_seq_length)
-        inputs = flat(packed, self.vocabulary)
-        encoded = self.model.encoder(inputs)
-        mean_BH = mean_of_tokens(encoded["sequence"], inputs)
-        return {"pooled": tf.cast(encoded["pooled"], tf.float32), "mean": mean_BH}
+        tokens = self.tokenizer.tokenize(first_bytes(text))
+        packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
+
+        def vectors(inputs):
+            encoded = self.model.encoder(inputs)
+            return {
+                "pooled": tf.cast(encoded["pooled"], tf.float32),
+                "mean": mean_of_tokens(encoded["sequence"], inputs),
+            }
+
+        return self._in_parts(vectors, packed)
 
     def tokenize(self, **texts):
         """{input name: strings} -> what the model sees, and from which characters.
@@ -45,6 +68,7 @@ class Pipeline(tf.Module):
         start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and
         padding.
         """
+        texts = _limited(texts)
         windows = self.task.encode(texts, self.tokenizer.tokenize_with_offsets, self.vocabulary)
         count = tf.shape(texts[self.task.input_names[0]])[0]
         packed = windows.packed
@@ -83,6 +107,25 @@ class Pipeline(tf.Module):
         )
         return self.task.encode(texts, tokenize, self.vocabulary)
 
+    def _outputs(self, windows, texts):
+        """The model's outputs, {name: [W, ...]}, or [B, C] of choices."""
+        if windows.choice_W is None:
+            return self._in_parts(self.model, windows.packed, self.task.has_windows)
+
+        def scores(inputs):
+            each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
+            return self.model({**inputs, "windows": each_alone})
+
+        scores_W = self._in_parts(scores, windows.packed)["choice"][:, 0]
+        return {"choice": on_grid(scores_W, _grid(windows, texts))}
+
+    def _in_parts(self, function, packed, of_tokens=False):
+        def under_weights(inputs):
+            with self.weights():
+                return function(inputs)
+
+        return in_parts(under_weights, packed, self.vocabulary, of_tokens)
+
     def _traced(self, function, names):
         def call(*texts):
             return function(**dict(zip(names, texts, strict=True)))
@@ -93,6 +136,10 @@ class Pipeline(tf.Module):
             for name, rank in zip(names, ranks, strict=True)
         ]
         return tf.function(call, input_signature=specs, autograph=False)
+
+
+def _limited(texts):
+    return {name: first_bytes(values) for name, values in texts.items()}
 
 
 def _grid(windows, texts):

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train.losses import half_softmax_cross_entropy
+from tasks.decisions import lead
 from tasks.examples import Example
 from tasks.forms.records import BadRow, strict
 from tasks.forms.squad import read_questions
@@ -191,6 +192,14 @@ class SpanQA(Task):
     def answer(self, texts, windows, outputs):
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
         return decide(best, self._threshold)
+
+    def margin(self, answer, windows, outputs):
+        margin_N = lead(tf.pad(answer["nbest_score"], [[0, 0], [0, 1]]))
+        if not self.may_be_impossible:
+            return margin_N
+        # Of no answer beside the best one, were the threshold 0 of their difference.
+        is_none_N = tf.tanh((answer["no_answer_score"] - self._threshold) / 2)
+        return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
 
     def trimmed(self, row):
         count = sum(start >= 0 for start in row["nbest_start"])

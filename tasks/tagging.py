@@ -22,7 +22,7 @@ from tasks.entity_labels import (
     label_words,
     word_predictions,
 )
-from tasks.entity_spans import entities, in_text_order, in_windows, texts_tokens
+from tasks.entity_spans import entities, in_text_order, in_windows, least_lead, texts_tokens
 from tasks.examples import Example
 from tasks.forms.records import BadRow, strict
 from tasks.forms.tagged import TaggedSentence, read_tagged
@@ -144,6 +144,9 @@ class Tagging(Task):
 
     def answer(self, texts, windows, outputs):
         return entities(texts["text"], windows, outputs["tag"], self.bio)
+
+    def margin(self, answer, windows, outputs):
+        return least_lead(windows, outputs["tag"], tf.size(answer["num_entities"]))
 
     def trimmed(self, row):
         return {

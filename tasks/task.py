@@ -24,6 +24,7 @@ class Task:
         build_model(config, dtype)          the Keras model, built
         metrics(data, outputs)              {name: figure} over a whole EncodedExamples
         answer(texts, windows, outputs)     the served answer, in the graph, {name: [N, ...]}
+        margin(answer, windows, outputs)    [N]: how much of probability another answer was short
 
     A unit is what a batch counts: a window, or where windows are choices an example with all of
     them. What is decided after training, on the first dev file, are the fields `to_decide`, None

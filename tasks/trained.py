@@ -9,6 +9,7 @@ from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
 from tasks.catalog import task_from_dict
 from tasks.pipeline import Pipeline
+from tasks.pretrained import Pretrained, PretrainedPipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,31 +23,34 @@ class Trained:
 
     @classmethod
     def open(cls, path, checkpoint=None):
-        """Opens a fine-tuned run; `checkpoint`, a folder's name, overrides best or newest.
+        """Opens a run; `checkpoint`, a folder's name, overrides best or newest.
 
-        Raises UserError if it is no run, or one without a task.
+        One without a task, which was only pretrained, is Pretrained: it has the pretraining heads.
+        Raises UserError if it is no run.
         """
         run = Run.open(path)
         if run.task is None:
-            raise UserError(
-                f"{run.path}: pretrained, but not fine-tuned for a task; run tasks.finetune "
-                f"--init_from={run.path}"
-            )
-        task = task_from_dict(run.task)
+            task = Pretrained(max_seq_length=run.config.max_position_embeddings)
+            make_pipeline = PretrainedPipeline
+        else:
+            task, make_pipeline = task_from_dict(run.task), Pipeline
         folder = (
             os.path.join(run.checkpoints.directory, checkpoint)
             if checkpoint
             else run.checkpoints.folder(run.checkpoints.chosen_step())
         )
         model = task.build_model(run.config)
+        values = checkpoints.read(folder)
+        if run.task is None and not any(name.startswith("masked_lm/") for name in values):
+            raise UserError(
+                f"{run.path}: neither fine-tuned for a task nor with the heads of pretraining; run "
+                f"tasks.finetune --init_from={run.path}"
+            )
         checkpoints.assign(
-            checkpoints.model_variables(model),
-            checkpoints.read(folder),
-            folder,
-            ignore=checkpoints.TRAINING_ONLY,
+            checkpoints.model_variables(model), values, folder, ignore=checkpoints.TRAINING_ONLY
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
-        return cls(run, task, Pipeline(task, tokenizer, model), folder)
+        return cls(run, task, make_pipeline(task, tokenizer, model), folder)
 
     @classmethod
     def create(cls, path, pretrained, task, model):

@@ -198,7 +198,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tm
         publish(
             trained,
             tmp_path / "models",
-            write=lambda right, directory: write_saved_model(wrong, directory),
+            write=lambda right, *rest: write_saved_model(wrong, *rest),
         )
     assert str(raised.value).startswith("not published: ") and "text=" in str(raised.value)
     assert list((tmp_path / "models").iterdir()) == []
@@ -206,7 +206,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tm
 
 @pytest.mark.slow
 def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
-    def write(right, directory):
+    def write(right, directory, precision):
         write_saved_model(right, directory)
         (directory / "saved_model.pb").write_bytes(b"damaged")
 
@@ -228,9 +228,7 @@ def test_an_unaltered_copy_is_published_as_the_version_after_those_there(trained
     for name in ("7", "12", "notes", ".writing-1"):
         (tmp_path / name).mkdir()
     same = altered(trained)
-    path = publish(
-        trained, tmp_path, write=lambda right, directory: write_saved_model(same, directory)
-    )
+    path = publish(trained, tmp_path, write=lambda right, *rest: write_saved_model(same, *rest))
     assert path == tmp_path / "13"
     assert versions(tmp_path) == [7, 12, 13]
 
@@ -303,5 +301,5 @@ def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):
     from bert_tf import read_pretrained
 
     read_pretrained(huggingface_dir).save(tmp_path / "pretrained")
-    with pytest.raises(UserError, match="pretrained, but not fine-tuned for a task"):
+    with pytest.raises(UserError, match="neither fine-tuned for a task nor with the heads"):
         Trained.open(tmp_path / "pretrained")

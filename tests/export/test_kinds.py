@@ -98,13 +98,13 @@ def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
 
 
 def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
-    for signature, inputs in parity._cases(of_choices):
+    for signature, inputs in parity._cases(of_choices, of_choices.pipeline.signatures()):
         if signature != "embed":
             assert len(inputs["prompt"]) == len(inputs["choices"])
             assert {len(choices) for choices in inputs["choices"]} == {3}
     counts = {
         sum(choice != b"" for choice in choices)
-        for signature, inputs in parity._cases(of_choices)
+        for signature, inputs in parity._cases(of_choices, of_choices.pipeline.signatures())
         if signature == "serving_default"
         for choices in inputs["choices"]
     }
@@ -125,7 +125,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
         publish(
             of_choices,
             tmp_path / "models",
-            write=lambda right, directory: write_saved_model(wrong, directory),
+            write=lambda right, *rest: write_saved_model(wrong, *rest),
         )
     assert list((tmp_path / "models").iterdir()) == []
 
@@ -142,11 +142,12 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
 )
 def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
     inputs = {"prompt": [b"p", b"q"], "choices": [[b"c", b"\xff"], [b"d", b""]]}
+    case = parity._Case("tokenize", inputs, "start")
     if is_same:
-        parity._compare("tokenize", inputs, "start", wanted, served)
+        parity._compare(case, wanted, served)
     else:
         with pytest.raises(UserError, match=r"prompt='p', choices=\['c', '\ufffd'\]: start is"):
-            parity._compare("tokenize", inputs, "start", wanted, served)
+            parity._compare(case, wanted, served)
 
 
 def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):

@@ -1,0 +1,107 @@
+"""A pretrained run as it is: what stands at a [MASK], and whether one text follows another.
+
+Legend: B texts, N of them in a part, T tokens of a part, L tokens of its longest text, H hidden
+size, V vocabulary, K answers.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.text.byte_limit import first_bytes
+from bert_tf.text.packing import pack
+from tasks.decisions import lead
+from tasks.examples import Example
+from tasks.forms.records import BadRow
+from tasks.forms.rows import read_rows
+from tasks.masked_text import MASK, tokenize_masked
+from tasks.pipeline import Pipeline
+from tasks.task import Task
+from tasks.windows import one_each
+
+NUM_ANSWERS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrained(Task):
+    """Masked language model: the likeliest entries at a text's first [MASK]."""
+
+    kind = "pretrained"
+    input_names = ("text",)
+
+    def rows(self, path, labelled):
+        if labelled:
+            raise UserError(
+                f"{path}: the run is pretrained only, and has no task to be measured in; "
+                "bert_tf.pretrain --eval_shards measures it"
+            )
+        for row in read_rows(path, ("text",)):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield Example({"text": row.values["text"]}, None, row.where)
+
+    def encode(self, texts, tokenize, vocabulary):
+        tokens = tokenize_masked(texts["text"], tokenize, vocabulary)
+        return one_each(pack([tokens], vocabulary, self.max_seq_length))
+
+    def build_model(self, config, dtype="float32"):
+        return PretrainingModel(config, dtype=dtype)
+
+    def answer(self, texts, windows, outputs):
+        return outputs
+
+    def margin(self, answer, windows, outputs):
+        """Of the first entry; without a [MASK] nothing is decided."""
+        margin_N = lead(answer["score"])
+        return tf.where(answer["score"][:, 0] > 0, margin_N, float("inf"))
+
+
+class PretrainedPipeline(Pipeline):
+    """Serves both heads: masked_lm, which is the default, and next_sentence."""
+
+    def signatures(self):
+        signatures = super().signatures()
+        return {
+            **signatures,
+            "masked_lm": signatures["serving_default"],
+            "next_sentence": self._traced(self.next_sentence, ("text_a", "text_b")),
+        }
+
+    def next_sentence(self, text_a, text_b):
+        """[B] string each -> {"is_next": [B]}, the probability that B goes on where A ends."""
+        segments = [self.tokenizer.tokenize(first_bytes(text)) for text in (text_a, text_b)]
+        packed = pack(segments, self.vocabulary, self.task.max_seq_length)
+
+        def is_next(inputs):
+            pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]
+            return {"is_next": tf.nn.softmax(self.model.next_sentence(pooled_NH))[:, 0]}
+
+        return self._in_parts(is_next, packed)
+
+    def _outputs(self, windows, texts):
+        """{"token" string, "score" float32} [B, K]; "" and 0 where a text shows no [MASK]."""
+        outputs = self._in_parts(self._at_first_mask, windows.packed)
+        entries_V = tf.constant(self.vocabulary.entries)
+        has_mask_B1 = outputs["score"][:, :1] > 0
+        return {
+            "token": tf.where(has_mask_B1, tf.gather(entries_V, outputs["id"]), ""),
+            "score": outputs["score"],
+        }
+
+    def _at_first_mask(self, inputs):
+        """Flat inputs -> {"id" int32, "score" float32} [N, K], the scores 0 without a [MASK]."""
+        splits, ids_T = inputs["row_splits"], inputs["input_ids"]
+        count = tf.size(splits) - 1
+        (mask_M,) = tf.unstack(tf.where(ids_T[: splits[-1]] == self.vocabulary[MASK]), axis=1)
+        text_M = tf.searchsorted(splits, tf.cast(mask_M, tf.int32), side="right") - 1
+        # A text without a mask is asked at its [CLS], and what comes out is not looked at.
+        first_N = tf.math.unsorted_segment_min(mask_M, text_M, count)
+        has_mask_N = first_N < tf.size(ids_T, tf.int64)
+        place_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])
+        logits_NV = self.model({**inputs, "masked_lm_positions": place_N[:, tf.newaxis]})
+        probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
+        score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_ANSWERS)
+        return {"id": id_NK, "score": tf.where(has_mask_N[:, tf.newaxis], score_NK, 0.0)}

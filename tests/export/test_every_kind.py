@@ -1,0 +1,179 @@
+"""Every kind of task through the parity gate, in both precisions, and asked in any batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.run import Run
+from export.publishing import publish
+from export.served import ServedDirectory
+from export.signatures import write_saved_model
+from tasks.anomaly import Anomaly
+from tasks.classification import Classification
+from tasks.multiple_choice import MultipleChoice
+from tasks.regression import Regression
+from tasks.span_qa import SpanQA
+from tasks.tagging import Tagging
+from tasks.trained import Trained
+from tests import small
+from tests.export.test_kinds import trained
+
+LABELS = ("billing", "hardware", "software")
+WINDOWED = {"max_seq_length": 12, "stride": 3}
+TASKS = {
+    "classification": Classification(labels=LABELS, max_seq_length=12),
+    "binary pairs": Classification(labels=("no", "yes"), text_columns=("a", "b"), max_seq_length=9),
+    "several labels": Classification(
+        labels=LABELS,
+        max_seq_length=12,
+        multi_label=True,
+        aim="f1",
+        calibrate=True,
+        thresholds=(0.2, 0.5, 0.7),
+        temperature=1.7,
+    ),
+    "a rare label": Classification(
+        labels=LABELS, max_seq_length=12, rare_label="hardware", aim="f1", thresholds=(0.25,)
+    ),
+    "regression": Regression(max_seq_length=12),
+    "tagging": Tagging(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), **WINDOWED),
+    "span_qa": SpanQA(max_query_length=4, **WINDOWED),
+    "span_qa with no answer": SpanQA(
+        max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
+    ),
+    "multiple_choice": MultipleChoice(max_seq_length=12),
+    "anomaly": Anomaly(max_seq_length=12, code_size=4, threshold=1.25),
+}
+SENTENCES = [text for texts in small.TEXTS.values() for text in texts]
+TEXTS = ["", " ", "a", *SENTENCES, "cafe\u0301 \U0001f600 the bill, unaffable!", "my app 中 " * 40]
+
+
+def of_task(name, folder, config, vocabulary):
+    """A run of one of TASKS with weights that make answers differ."""
+    if name == "anomaly":
+        return of_anomaly(folder, config, vocabulary)
+    return trained(folder, TASKS[name], config, vocabulary)
+
+
+def of_anomaly(folder, config, vocabulary):
+    from bert_tf import read_pretrained
+
+    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    source, task = read_pretrained(str(weights), None), TASKS["anomaly"]
+    model = task.build_model(config)
+    source.assign_to(model)
+    model.adapt(np.random.default_rng(0).normal(size=(64, config.hidden_size)))
+    return Trained.create(folder / "run", source, task, model)
+
+
+def of_pretraining(folder, config, vocabulary):
+    """A pretrained run of random weights."""
+    model = PretrainingModel(config)
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        if variable.dtype == "float32":
+            is_gain = variable.path.endswith("gamma")
+            variable.assign(rng.normal(1.0 if is_gain else 0.0, 0.3, variable.shape))
+    from bert_tf.checkpoints import model_variables
+
+    run = Run.create(folder / "run", config, vocabulary, {"origin": "random"}, None)
+    run.checkpoints.save(0, model_variables(model))
+    return Trained.open(run.path)
+
+
+def inputs_of(task, texts):
+    """The same texts in another order for a second input; of choices two a question."""
+    columns = {}
+    for number, name in enumerate(task.input_names):
+        turned = [*texts[number:], *texts[:number]]
+        if task.INPUT_RANKS.get(name) == 2:
+            turned = [[text, other] for text, other in zip(turned, turned[::-1], strict=True)]
+        columns[name] = turned
+    return columns
+
+
+def of_rows(columns, rows):
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def assert_same(answer, wanted, trimmed):
+    """Answers by rows, less what a batch's padding is; floats within 1e-5."""
+    for row, wanted_row in zip(by_rows(answer), by_rows(wanted), strict=True):
+        row, wanted_row = trimmed(row), trimmed(wanted_row)
+        for name, value in row.items():
+            if np.asarray(value).dtype.kind == "f":
+                np.testing.assert_allclose(value, wanted_row[name], rtol=1e-5, atol=1e-5)
+            else:
+                assert value == wanted_row[name], name
+
+
+def by_rows(answer):
+    return [dict(zip(answer, row, strict=True)) for row in zip(*answer.values(), strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, config, vocabulary):
+    run = of_task(name, tmp_path, config, vocabulary)
+    publish(run, tmp_path / "models")
+    served = ServedDirectory(tmp_path / "models")
+    columns = inputs_of(run.task, TEXTS)
+    whole = served.ask(columns)
+    for rows in (slice(0, 0), slice(0, 1), slice(3, 10), slice(14, 15)):
+        part = {key: values[rows] for key, values in whole.items()}
+        assert_same(served.ask(of_rows(columns, rows)), part, run.task.trimmed)
+    many = served.ask(inputs_of(run.task, (TEXTS * 80)[:1000]))
+    expected = {key: (values * 80)[:1000] for key, values in whole.items()}
+    if len(columns) == 1:  # Else the turned second column meets other rows at the end.
+        assert_same(many, expected, run.task.trimmed)
+    assert {len(values) for values in many.values()} == {1000}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["several labels", "tagging", "span_qa with no answer", "anomaly", "pretrained"]
+)
+def test_it_passes_the_gate_in_bfloat16(name, tmp_path, config, vocabulary):
+    if name == "pretrained":
+        run = of_pretraining(tmp_path, config, vocabulary)
+    else:
+        run = of_task(name, tmp_path, config, vocabulary)
+    publish(run, tmp_path / "models", precision="bfloat16")
+    served = ServedDirectory(tmp_path / "models")
+    for signature in served._model.signatures.values():
+        for output in signature.structured_outputs.values():
+            assert output.dtype in (tf.float32, tf.int32, tf.string, tf.bool)
+
+
+def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
+    tmp_path, config, vocabulary
+):
+    """The served model gives each text the next best label."""
+    run = of_task("classification", tmp_path, config, vocabulary)
+    turned = dataclasses.replace(run.task, labels=(*LABELS[1:], LABELS[0]))
+
+    def write(right, directory, precision):
+        pipeline = type(right.pipeline)(turned, right.pipeline.tokenizer, right.pipeline.model)
+        wrong = dataclasses.replace(right, task=turned, pipeline=pipeline)
+        write_saved_model(wrong, directory)
+
+    with pytest.raises(UserError, match="not published: serving_default of text=.*: label is"):
+        publish(run, tmp_path / "models", precision="bfloat16", write=write)
+
+
+@pytest.mark.slow
+def test_a_pretrained_run_serves_both_heads(tmp_path, config, vocabulary):
+    run = of_pretraining(tmp_path, config, vocabulary)
+    publish(run, tmp_path / "models")
+    served = ServedDirectory(tmp_path / "models")
+    answer = served.ask({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]}, "masked_lm")
+    assert np.shape(answer["token"]) == np.shape(answer["score"]) == (3, 5)
+    assert answer["token"][1] == [""] * 5 and answer["score"][1] == [0] * 5
+    assert answer == served.ask({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]})
+    answer = served.ask({"text_a": ["the bill", ""], "text_b": ["is high", "a"]}, "next_sentence")
+    assert np.shape(answer["is_next"]) == (2,) and all(0 < p < 1 for p in answer["is_next"])
+    assert served.ask({"text": []}, "masked_lm") == {"score": [], "token": []}

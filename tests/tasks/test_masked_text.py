@@ -1,0 +1,60 @@
+"""Texts with the literal [MASK]: split there before they are tokenized."""
+
+import pytest
+import tensorflow as tf
+
+from bert_tf import Tokenizer
+from tasks.masked_text import tokenize_masked
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return Tokenizer(vocabulary, do_lower_case=True)
+
+
+def ids(texts, tokenizer):
+    texts = tf.constant(texts, tf.string)
+    return tokenize_masked(texts, tokenizer.tokenize, tokenizer.vocabulary).ids.to_list()
+
+
+def test_a_mask_is_one_token_wherever_it_stands(tokenizer):
+    mask, a, b = (tokenizer.vocabulary[entry] for entry in ("[MASK]", "a", "b"))
+    texts = ["a [MASK] b", "a[MASK]b", "[MASK]", "[MASK][MASK]", "", "a b", "b[MASK]"]
+    wanted = [[a, mask, b], [a, mask, b], [mask], [mask, mask], [], [a, b], [b, mask]]
+    assert ids(texts, tokenizer) == wanted
+    assert ids([], tokenizer) == []
+
+
+def test_what_is_no_literal_mask_is_text_as_ever(tokenizer):
+    texts = ["[mask]", "[ MASK ]", "[MASK", "[CLS] [SEP]"]
+    plain = tokenizer.tokenize(tf.constant(texts)).ids.to_list()
+    assert ids(texts, tokenizer) == plain
+    assert all(tokenizer.vocabulary["[MASK]"] not in row for row in plain)
+
+
+def test_offsets_count_characters_of_the_text_as_sent(tokenizer):
+    texts = ["The cafe\u0301[MASK], 中", "\U0001f600 [MASK] unaffable [MASK]", "[MASK]"]
+    tokens = tokenize_masked(
+        tf.constant(texts), tokenizer.tokenize_with_offsets, tokenizer.vocabulary
+    )
+    covered = [
+        [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        for text, starts, ends in zip(
+            texts, tokens.starts.to_list(), tokens.ends.to_list(), strict=True
+        )
+    ]
+    assert covered == [
+        ["The", "cafe\u0301", "[MASK]", ",", "中"],
+        ["\U0001f600", "[MASK]", "un", "aff", "able", "[MASK]"],
+        ["[MASK]"],
+    ]
+
+
+def test_bytes_that_are_no_text_are_counted_as_python_counts_them(tokenizer):
+    text = b"\xff\xe2\x82 [MASK] a"
+    tokens = tokenize_masked(
+        tf.constant([text]), tokenizer.tokenize_with_offsets, tokenizer.vocabulary
+    )
+    start = text.decode("utf-8", "replace").index("[MASK]")
+    place = tokens.ids.to_list()[0].index(tokenizer.vocabulary["[MASK]"])
+    assert tokens.starts.to_list()[0][place:] == [start, start + 7]
