@@ -34,7 +34,7 @@ run, whole, output_dir = sys.argv[1:]
 def kill(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def write(trained, directory):
+def write(trained, directory, *rest):
     shutil.copytree(whole, directory, dirs_exist_ok=True)
     if module is None:
         (directory / "saved_model.pb").write_bytes(b"half")
@@ -62,7 +62,7 @@ for module, name in (
 def fake(content=b"model"):
     """Writes what is no SavedModel, in two steps."""
 
-    def write(trained, directory):
+    def write(trained, directory, *rest):
         for name in ("first", "last"):
             (directory / name).write_bytes(content)
 
@@ -73,7 +73,7 @@ def fake(content=b"model"):
 def without_tensorflow(monkeypatch):
     """Publishing alone: nothing is added to what was written, and nothing asked."""
     monkeypatch.setattr(package, "prepare", lambda directory, trained, say: ())
-    monkeypatch.setattr(parity, "check", lambda directory, trained, questions: {})
+    monkeypatch.setattr(parity, "check", lambda *arguments: {})
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
 
 
@@ -132,7 +132,7 @@ def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
 def test_the_folder_being_written_is_held(tmp_path, without_tensorflow):
     own = tmp_path / f".writing-{os.getpid()}"
 
-    def write(trained, directory):
+    def write(trained, directory, *rest):
         assert directory == own and not unpublished._is_free(own)
         with pytest.raises(UserError, match="another export is at work there"):
             publish(Nothing, tmp_path, write=fake())
@@ -254,7 +254,7 @@ def test_a_poller_can_load_every_version_that_it_sees(
         publish(
             trained,
             tmp_path,
-            write=lambda trained, directory: shutil.copytree(
+            write=lambda trained, directory, *rest: shutil.copytree(
                 exported_twice[0], directory, dirs_exist_ok=True
             ),
         )
