@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -78,6 +79,23 @@ def test_what_servers_do_not_take_is_told(tmp_path):
 
 def test_a_model_of_every_kind_is_asked_for():
     assert {task.kind for task in kinds.TASKS.values()} == set(KINDS)
+
+
+def test_differences_are_found():
+    strings = np.array([b"a", b"b\x00"], object)
+    answers = {"0/label": strings, "0/score": np.float32([0.5, 20]), "0/start": np.int32([1, 2])}
+    near = {**answers, "0/score": np.float32([0.500009, 20.0001])}
+    assert engines.differences(answers, near) == {}
+    for name, other in (
+        ("0/label", np.array([b"a", b"b"], object)),
+        ("0/score", np.float32([0.5001, 20])),
+        ("0/score", np.float32([np.nan, 20])),
+        ("0/start", np.int64([1, 2])),
+        ("0/start", np.int32([[1, 2]])),
+        ("0/start", np.int32([1, 3])),
+        ("0/end", np.int32([1, 2])),
+    ):
+        assert set(engines.differences(answers, {**answers, name: other})) == {name}
 
 
 @pytest.mark.slow

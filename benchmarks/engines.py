@@ -1,0 +1,64 @@
+"""Asks SavedModels from several engines and prints the answers side by side.
+
+    python -m benchmarks.engines MODEL...        (a minute each)
+
+MODEL is a version that was exported, MODELS/name/1. Every signature is asked three rows: by
+tf.saved_model.load in this process, in a Session, through TensorFlow's C API and, if
+BERT_TF_OTHER_PYTHON names an interpreter, in its TensorFlow, by Python and through the C API.
+"equal" is said of strings and integers that are the same and of floats within 1e-5.
+"""
+
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+
+from export import probe
+from tests.export import engines
+
+TEXTS = (b"Where is Caf\xc3\xa9 Anna? My bill is too high.", b"the [MASK] is broken", b"")
+WIDTH = 60
+
+
+def main(models):
+    commands = engines.commands()
+    if engines.OTHER in os.environ:
+        print("other TensorFlow:", *engines.versions(os.environ[engines.OTHER])[1:])
+    for model in models:
+        print(f"\n{model}, TensorFlow {tf.__version__}\n")
+        print("| signature | output | engine | answer | equal |\n|---|---|---|---|---|")
+        cases = [case for case in engines.cases_of(model, TEXTS) if _has_rows(case)]
+        answers = {"tf.saved_model.load": probe.ask(model, cases)}
+        with tempfile.TemporaryDirectory() as scratch:
+            for engine, command in commands.items():
+                answers[engine] = engines.ask(command, os.path.abspath(model), cases, scratch)
+        wanted = answers["tf.saved_model.load"]
+        differing = {engine: engines.differences(wanted, of) for engine, of in answers.items()}
+        for name in wanted:
+            number, output = name.split("/")
+            for engine, of_engine in answers.items():
+                cells = (
+                    cases[int(number)]["signature"],
+                    output,
+                    engine,
+                    _shortened(of_engine[name]) if name in of_engine else "none",
+                    differing[engine].get(name, "yes"),
+                )
+                print("|", " | ".join(cells), "|")
+
+
+def _has_rows(case):
+    return all(case["inputs"].values())
+
+
+def _shortened(array):
+    text = str(array.astype(float).round(5).tolist() if array.dtype.kind == "f" else array.tolist())
+    text = text.replace("|", "\\|")
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
