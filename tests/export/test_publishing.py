@@ -119,13 +119,13 @@ def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
     # A process of another container: its number says nothing here, but its lock does.
     lock = os.open(tmp_path / f".writing-{held}", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    publish(Nothing, tmp_path, lines.append, fake())
+    publish(Nothing, tmp_path, lines.append, write=fake())
     assert {path.name for path in tmp_path.iterdir()} == {"1", *names[1:]}
     assert [line for line in lines if "killed" in line] == [
         f"{tmp_path / names[0]}: removed, left by an export that was killed"
     ]
     os.close(lock)
-    publish(Nothing, tmp_path, lines.append, fake())
+    publish(Nothing, tmp_path, lines.append, write=fake())
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2", *names[2:]}
 
 
@@ -277,6 +277,6 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
     )
     assert done.returncode == 0, done.stderr
     lines = []
-    publish(Nothing, tmp_path, lines.append, fake())
+    publish(Nothing, tmp_path, lines.append, write=fake())
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     assert sum("left by an export that was killed" in line for line in lines) == 1
