@@ -1,0 +1,104 @@
+"""Compares a published model's answers with predict's, row by row, and times the former.
+
+    python benchmarks/served_answers.py --run=RUN --model_dir=MODELS/name --data=FILE [--rows=N]
+
+Predict takes the rows in order, 64 at a time; the server gets them in an order of chance and 17 at
+a time, so that a row meets other rows than it met in predict. Prints a JSON line: rows, how many
+answers differ (strings and whole numbers at all, other numbers by more than 1e-5), rows a second
+of the served model 32 at a time, and its milliseconds of one row alone, for up to 300 rows.
+"""
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from export.served import ServedDirectory
+from tasks.examples import as_tensor
+from tasks.forms.records import BadRow
+from tasks.prediction import in_batches, jsonable
+from tasks.trained import Trained
+
+TOLERANCE = 1e-5
+
+
+def main(run, model_dir, data, num_rows):
+    trained, served = Trained.open(run), ServedDirectory(model_dir)
+    rows = [row for row in trained.task.rows(data, labelled=False) if not isinstance(row, BadRow)]
+    rows = rows[:num_rows]
+    answer = trained.pipeline.signatures()["serving_default"]
+    predicted = []
+    for batch in in_batches(rows, 64):
+        texts = texts_of(batch, trained.task)
+        outputs = answer(*(as_tensor(values) for values in texts.values()))
+        predicted += by_rows({name: jsonable(values) for name, values in outputs.items()})
+
+    order = np.random.default_rng(0).permutation(len(rows))
+    different = []
+    for batch in in_batches(order, 17):
+        texts = texts_of([rows[number] for number in batch], trained.task)
+        for number, row in zip(batch, by_rows(served.ask(texts)), strict=True):
+            if not is_same(trained.task.trimmed(row), trained.task.trimmed(predicted[number])):
+                different.append(int(number))
+
+    begin = time.perf_counter()
+    for batch in in_batches(rows, 32):
+        served.ask(texts_of(batch, trained.task))
+    seconds = time.perf_counter() - begin
+    alone = []
+    for row in [rows[number] for number in order[:300]]:
+        begin = time.perf_counter()
+        served.ask(texts_of([row], trained.task))
+        alone.append(1000 * (time.perf_counter() - begin))
+    print(
+        json.dumps(
+            {
+                "task": trained.task.kind,
+                "rows": len(rows),
+                "different": len(different),
+                "first_different": rows[different[0]].where if different else None,
+                "rows_per_second": round(len(rows) / seconds, 1),
+                "p50_ms": round(float(np.percentile(alone, 50)), 1),
+                "p99_ms": round(float(np.percentile(alone, 99)), 1),
+            }
+        )
+    )
+
+
+def texts_of(rows, task):
+    return {name: [row.texts[name] for row in rows] for name in task.input_names}
+
+
+def by_rows(answer):
+    return [dict(zip(answer, values, strict=True)) for values in zip(*answer.values(), strict=True)]
+
+
+def is_same(row, other):
+    """Whether two answers are the same; a batch's padding is off both."""
+    for name, value in other.items():
+        got = np.asarray(row[name])
+        want = np.asarray(value)
+        if want.dtype.kind == "f":
+            size = min(got.shape[-1:], want.shape[-1:])  # Of choices the batch's padding.
+            got, want = (array[..., : size[0]] if size else array for array in (got, want))
+            if not np.allclose(
+                got, want, rtol=0, atol=TOLERANCE * max(1, np.abs(want).max(initial=0))
+            ):
+                return False
+        elif got.tolist() != want.tolist():
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--model_dir", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--rows", type=int)
+    options = parser.parse_args()
+    main(options.run, options.model_dir, options.data, options.rows)
