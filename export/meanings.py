@@ -63,7 +63,7 @@ _OUTPUTS = {
         "answer": 'the answer; "" where there is none',
         "start": "its first character in the context; -1 where there is none",
         "end": "the character behind its last; -1 likewise",
-        "score": "the sum of the two logits of its first and last token",
+        "score": "its probability among the best answers, and no answer where there may be none",
         "no_answer_score": "the higher, the more likely there is no answer",
         "nbest_answer": "the best answers, best first",
         "nbest_start": "their first characters; -1 behind the last of them",

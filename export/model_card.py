@@ -36,6 +36,11 @@ _SETTINGS = (
     "precision",
 )
 
+_PRECISIONS = {
+    "float32": "float32",
+    "bfloat16": "bfloat16, for processors with AVX512-BF16 or AMX, others are slow with it; "
+    "outputs are float32, probabilities within 0.02 of the trained model's",
+}
 _CARD = """\
 # {name}
 
@@ -71,6 +76,7 @@ What it takes and gives in detail: SIGNATURES.md.
 - size: {parameters:,} parameters; {layers} layers of {hidden}
 - licence of the origin's weights: not recorded; ask the origin
 - checkpoint: {checkpoint}
+- served in: {precision}
 
 ## Versions
 
@@ -86,7 +92,7 @@ tested that the served model answers as the trained one, not that the answers ar
 """
 
 
-def model_card(name, trained):
+def model_card(name, trained, precision):
     """The card of a Trained that is published as `name`. It names no path of this machine."""
     run, config, model = trained.run, trained.run.config, trained.pipeline.model
     keeps = config.strip_accents is False or (
@@ -115,6 +121,7 @@ def model_card(name, trained):
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         checkpoint=_base(trained.checkpoint),
+        precision=_PRECISIONS[precision],
         versions=_versions(run.train.get("versions", {})),
     )
 

@@ -26,14 +26,14 @@ def prepare(directory, trained, say=lambda line: None):
     return signatures
 
 
-def write_documents(directory, name, trained, signatures, answers):
+def write_documents(directory, name, trained, precision, signatures, answers):
     """Adds the files for people; `answers` {signature: {output: array}} are to the examples."""
     directory = pathlib.Path(directory)
     for file_name, text in (
         ("batching_parameters.txt", batching_parameters(signatures)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, answers)),
-        ("MODEL_CARD.md", model_card(name, trained)),
+        ("MODEL_CARD.md", model_card(name, trained, precision)),
     ):
         (directory / file_name).write_text(text, encoding="utf-8")
 

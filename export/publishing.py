@@ -34,7 +34,9 @@ def publish(
         say("asking it in a process of its own, and comparing")
         examples = [(signature.name, signature.example()) for signature in signatures]
         answers = parity.check(temporary, trained, precision, examples)
-        package.write_documents(temporary, _name(output_dir), trained, signatures, answers)
+        package.write_documents(
+            temporary, _name(output_dir), trained, precision, signatures, answers
+        )
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
         return _rename_to_next_version(temporary, output_dir)

@@ -49,7 +49,7 @@ def packaged(trained, directory, name=NAME):
         signature.name: asked(served, signature.name, signature.example())
         for signature in signatures
     }
-    package.write_documents(directory, name, trained, signatures, answers)
+    package.write_documents(directory, name, trained, "float32", signatures, answers)
     return served, answers
 
 
