@@ -127,14 +127,18 @@ class Pipeline(tf.Module):
         return in_parts(under_weights, packed, self.vocabulary, of_tokens)
 
     def _traced(self, function, names):
+        specs = [
+            tf.TensorSpec([None] * self.task.INPUT_RANKS.get(name, 1), tf.string, name=name)
+            for name in names
+        ]
+
         def call(*texts):
+            # A server's Session looks at no shape: it would answer [2, 2] texts as four.
+            texts = [
+                tf.ensure_shape(text, spec.shape) for text, spec in zip(texts, specs, strict=True)
+            ]
             return function(**dict(zip(names, texts, strict=True)))
 
-        ranks = (self.task.INPUT_RANKS.get(name, 1) for name in names)
-        specs = [
-            tf.TensorSpec([None] * rank, tf.string, name=name)
-            for name, rank in zip(names, ranks, strict=True)
-        ]
         return tf.function(call, input_signature=specs, autograph=False)
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from export.signatures import write_saved_model
 from tasks.classification import Classification
 from tasks.span_qa import SpanQA
+from tests.export import c_engine
 from tests.export.test_kinds import trained
 
 
@@ -148,3 +149,12 @@ def test_contexts_of_one_to_twenty_thousand_words_are_answered_with_their_own_ch
                 found += 1
     assert found >= 30  # Equal texts count once.
     assert answer["nbest_start"].numpy()[3].tolist() == [-1] * 20 and len(contexts[2]) > 80_000
+
+
+def test_inputs_of_a_wrong_rank_are_refused_where_no_shape_is_looked_at(labels_dir):
+    """As in a Session, and so in TF Serving: [2, 2] texts were answered as four."""
+    engine = c_engine.Engine(labels_dir)
+    assert len(engine.ask({"text": np.array([b"a", b"b"], object)})["label"]) == 2
+    for texts in (np.array([[b"a", b"b"], [b"c", b"d"]], object), np.array(b"a", object)):
+        with pytest.raises(c_engine.EngineError, match="not compatible with expected shape"):
+            engine.ask({"text": texts})
