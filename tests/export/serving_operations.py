@@ -36,10 +36,10 @@ LISTED = re.compile(
     # Of functions, loops and lists.
     r"(Stateful)?PartitionedCall|(Stateless)?(If|While|Case)|TensorList\w+|TensorArray\w*V3|"
     # Of strings and ragged rows.
-    r"String\w+|StaticRegex\w+|Substr|Unicode\w+|AsString|Ragged\w+|"
+    r"String\w+|Decode\w*Raw|StaticRegex\w+|Substr|Unicode\w+|AsString|Ragged\w+|"
     # Of shapes and places.
     r"Const|Placeholder|NoOp|Identity\w*|Assert|Cast|Bitcast|Shape\w*|Size|Rank|Reshape|Squeeze|"
-    r"ExpandDims|Pack|Unpack|Concat\w*|Split\w*|Slice|StridedSlice|Tile|Fill|BroadcastTo|Pad\w*|"
+    r"ExpandDims|EnsureShape|Pack|Unpack|Concat\w*|Split\w*|Slice|StridedSlice|Tile|Fill|BroadcastTo|Pad\w*|"
     r"Transpose|Gather\w*|Scatter\w*|TensorScatter\w*|Where|Select\w*|Range|OneHot|Unique\w*|TopK\w*|"
     r"ReverseV2|ReverseSequence|InvertPermutation|LowerBound|UpperBound|(Zeros|Ones)Like|"
     # Of numbers.
