@@ -14,11 +14,13 @@ import pytest
 import tensorflow as tf
 
 from export import parity, probe
+from export.signatures import write_saved_model
 from tasks.catalog import KINDS
-from tests.export import engines, kinds, serving_operations
+from tests.export import engines, serving_operations
+from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 
 LIGHT = tuple(text for text in parity.NASTY if len(text) < 5000)
-ASKED = ("classification_pair", "span_qa", "tagging", "multiple_choice")
+ASKED = ("binary pairs", "span_qa with no answer", "tagging", "multiple_choice", "pretrained")
 ENGINES = ("C API", "other TensorFlow", "other TensorFlow, C API")
 
 
@@ -27,8 +29,14 @@ def model_of(tmp_path_factory, config, vocabulary):
     """kind -> a SavedModel of it, written once."""
 
     @functools.cache
-    def write(kind, **changes):
-        return kinds.write_model(tmp_path_factory.mktemp(kind), kind, config, vocabulary, **changes)
+    def write(kind, precision="float32"):
+        folder = tmp_path_factory.mktemp("of_a_kind")
+        if kind == "pretrained":
+            run = of_pretraining(folder, config, vocabulary)
+        else:
+            run = of_task(kind, folder, config, vocabulary)
+        write_saved_model(run, folder / "model", precision)
+        return folder / "model"
 
     return write
 
@@ -78,7 +86,7 @@ def test_what_servers_do_not_take_is_told(tmp_path):
 
 
 def test_a_model_of_every_kind_is_asked_for():
-    assert {task.kind for task in kinds.TASKS.values()} == set(KINDS)
+    assert {task.kind for task in TASKS.values()} == set(KINDS)
 
 
 def test_differences_are_found():
@@ -99,9 +107,15 @@ def test_differences_are_found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", kinds.TASKS)
+@pytest.mark.parametrize("kind", [*TASKS, "pretrained"])
 def test_servers_know_all_operations(model_of, kind):
     assert serving_operations.problems(model_of(kind)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["several labels", "pretrained"])
+def test_servers_know_all_operations_in_bfloat16(model_of, kind):
+    assert serving_operations.problems(model_of(kind, "bfloat16")) == []
 
 
 @pytest.mark.slow
@@ -114,7 +128,7 @@ def test_the_other_tensorflow_is_another():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "engine"),
-    [*itertools.product(ASKED, ENGINES), ("span_qa", "session"), ("multiple_choice", "session")],
+    [*itertools.product(ASKED, ENGINES), ("tagging", "session"), ("multiple_choice", "session")],
 )
 def test_answers_are_the_same(model_of, answers_of, tmp_path, kind, engine):
     command = command_of(engine)
