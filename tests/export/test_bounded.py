@@ -151,6 +151,7 @@ def test_contexts_of_one_to_twenty_thousand_words_are_answered_with_their_own_ch
     assert answer["nbest_start"].numpy()[3].tolist() == [-1] * 20 and len(contexts[2]) > 80_000
 
 
+@pytest.mark.slow
 def test_inputs_of_a_wrong_rank_are_refused_where_no_shape_is_looked_at(labels_dir):
     """As in a Session, and so in TF Serving: [2, 2] texts were answered as four."""
     engine = c_engine.Engine(labels_dir)

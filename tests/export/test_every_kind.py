@@ -149,6 +149,7 @@ def test_it_passes_the_gate_in_bfloat16(name, tmp_path, config, vocabulary):
             assert output.dtype in (tf.float32, tf.int32, tf.string, tf.bool)
 
 
+@pytest.mark.slow
 def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
     tmp_path, config, vocabulary
 ):
