@@ -77,6 +77,7 @@ def state(step):
     return {variable.path: variable.numpy() for variable in variables}
 
 
+@pytest.mark.slow
 def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tmp_path):
     """XLA leaves check_numerics out: then the norm says it, and the update is left out."""
     shards = write_shards(tmp_path / "shards")

@@ -163,6 +163,7 @@ def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary
         encoder(flat(random_texts(lengths, config), vocabulary))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_labels", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_labels):
     """Five steps of the one loop's step, batches of different lengths, clipping active."""

@@ -34,6 +34,7 @@ def folders(tmp_path_factory):
     return make_folders(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_how(folders, tmp_path):
     said = []
     settings = settings_of(
@@ -142,6 +143,7 @@ def given(folders, output_dir, init_from, **changes):
     return settings_of(folders, output_dir, config=None, init_from=str(init_from), **changes)
 
 
+@pytest.mark.slow
 def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
     first = recipe.pretrain(settings_of(folders, tmp_path / "first"))
     said = []

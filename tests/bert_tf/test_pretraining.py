@@ -216,6 +216,7 @@ def many(config, count):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [examples_padded, examples_flat])
 @pytest.mark.parametrize("size", [pytest.param(12, marks=pytest.mark.slow), 10])
 def test_accumulated_batches_equal_the_big_one(layout, size):
@@ -254,6 +255,7 @@ def test_accumulated_batches_equal_the_big_one(layout, size):
     assert_weights_equal(weights, weights_accumulated)
 
 
+@pytest.mark.slow
 def test_losses_of_20_steps_equal_an_independent_implementation():
     """keras-nlp's backbone, heads in plain functions, its own gradients, AdamW in float64 numpy."""
     keras_nlp = pytest.importorskip("keras_nlp", reason="keras-nlp is not installed")
@@ -354,6 +356,7 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
         np.testing.assert_allclose(last[name], array, rtol=0, atol=3e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_fit_gives_the_same_losses_and_weights():
     """20 steps of Keras' own loop on the same batches, padded as it wants them."""
     config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

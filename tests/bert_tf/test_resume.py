@@ -90,6 +90,7 @@ def test_restored_at_any_step_the_rest_is_the_same_bit_for_bit(
     assert_same_run(run, whole)
 
 
+@pytest.mark.slow
 def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
     folders, runs, tmp_path, monkeypatch
 ):

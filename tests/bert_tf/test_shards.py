@@ -144,6 +144,7 @@ def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_
     assert count > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -169,6 +170,7 @@ def test_workers_and_beam_write_the_same_bytes(corpus, tmp_path, run_command, fl
     assert left == {"manifest.json", "vocab.txt", ".lock"}
 
 
+@pytest.mark.slow
 def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):
     here = write_here(settings_of(corpus, tmp_path / "here"))
     text = pathlib.Path(corpus["input"]).read_text()

@@ -205,6 +205,7 @@ def assert_as_the_reference(texts, do_lower_case):
         assert got == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     unicodedata.unidata_version != unicode_tables.unicode_version(),
     reason=f"this Python has Unicode {unicodedata.unidata_version}",
@@ -241,6 +242,7 @@ def test_random_strings_of_what_depends_on_context(do_lower_case):
     )
 
 
+@pytest.mark.slow
 def test_the_tables_are_what_this_pythons_unicode_makes_of_them():
     """Under another Unicode version the code points that differ are listed, and may only be new
     ones."""

@@ -215,6 +215,7 @@ def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
         writing.write_shards(settings_of(one, tmp_path / "shards", num_shards=1))
 
 
+@pytest.mark.slow
 def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path, run_command):
     folder = tmp_path / "shards"
     write_command(run_command, corpus, folder)

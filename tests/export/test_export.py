@@ -184,13 +184,8 @@ SABOTAGES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "a weight" else pytest.param(name, marks=pytest.mark.slow)
-        for name in SABOTAGES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
 def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tmp_path, name):
     change, message = SABOTAGES[name]
     wrong = altered(trained, **change(trained))
@@ -233,6 +228,7 @@ def test_an_unaltered_copy_is_published_as_the_version_after_those_there(trained
     assert versions(tmp_path) == [7, 12, 13]
 
 
+@pytest.mark.slow
 def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models, tmp_path):
     shutil.copytree(models / "1", tmp_path / "moved")
     done = subprocess.run(
@@ -251,6 +247,7 @@ def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models
     assert done.stdout.split()[0] == "billing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["session", "C API"])
 def test_the_published_version_is_served_by_other_engines(models, tmp_path, engine):
     """Loaded and run by what TF Serving loads and runs it with."""
@@ -266,6 +263,7 @@ def test_the_published_version_is_served_by_other_engines(models, tmp_path, engi
         np.testing.assert_allclose(results[f"0/{name}"], wanted[name], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_asks(models, run_command):
     texts = ("the bill is too high", "broken screen !")
     inputs = [f"--input=text={text}" for text in texts]

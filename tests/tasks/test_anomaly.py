@@ -209,6 +209,7 @@ def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, setti
     assert len(again) == 1 and "finished at step 12, nothing to do" in again[0]
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
     trained = Trained.open(run.path)
     assert 0 < trained.task.threshold == run.task["threshold"]
@@ -267,6 +268,7 @@ def test_settings_want_dev_and_have_defaults_of_their_own(settings):
     assert (changed.epochs, changed.learning_rate, changed.global_batch_size) == (20, 3e-3, 128)
 
 
+@pytest.mark.slow
 def test_sixteen_real_complaints_of_one_kind_are_told_from_the_others(pretrained_dir, tmp_path):
     """Bills are ordinary; what it has not seen of them it should find less odd than the rest."""
     with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:

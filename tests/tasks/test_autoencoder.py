@@ -74,6 +74,7 @@ def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
             np.testing.assert_allclose(values, outputs[name], atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))

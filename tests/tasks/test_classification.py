@@ -195,6 +195,7 @@ def test_batches_hold_the_packed_ids(numbered, vocabulary):
     assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([8, 9], [1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replica_batch_size", [1, 3, 64])
 def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
     pipeline, encoded, mirrored, replica_batch_size
@@ -213,6 +214,7 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
     np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )

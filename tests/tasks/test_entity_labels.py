@@ -125,6 +125,7 @@ def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
     ]
 
 
+@pytest.mark.slow
 def test_all_entities_of_wnut17_come_back(data_dir):
     get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
     sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")

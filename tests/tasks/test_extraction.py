@@ -135,6 +135,7 @@ def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
             ExtractSettings(**{**good, **changes})
 
 
+@pytest.mark.slow
 def test_the_command(huggingface_dir, complaints, run_command, tmp_path):
     flags = [
         f"--model={huggingface_dir}",

@@ -53,6 +53,7 @@ def flags(settings, **changes):
     ]
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_run_directory_says_how(settings):
     said = []
     run = finetune(dataclasses.replace(settings, epochs=6), said.append)
@@ -71,6 +72,7 @@ def test_it_learns_and_the_run_directory_says_how(settings):
     )
 
 
+@pytest.mark.slow
 def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, monkeypatch):
     is_flat = []
 
@@ -95,6 +97,7 @@ def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
     }
 
 
+@pytest.mark.slow
 def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path, monkeypatch):
     whole = finetune(settings)
     final = read(whole.checkpoints.folder(8))
@@ -167,6 +170,7 @@ def test_two_replicas_reach_the_same_run(settings, huggingface_dir, tmp_path, mi
         assert first == pytest.approx(second, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
     finetune(settings)
     said = []
@@ -184,6 +188,7 @@ def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
         finetune(settings)
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_run_gives_its_encoder_to_the_next(settings, tmp_path):
     first = finetune(dataclasses.replace(settings, epochs=1))
     second = finetune(
@@ -271,6 +276,7 @@ def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
     finetune(settings)  # What has saved nothing is not in the way of a better choice.
 
 
+@pytest.mark.slow
 def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mirrored):
     with pytest.raises(UserError, match="--global_batch_size=3: does not divide by the 2 replicas"):
         finetune(dataclasses.replace(settings, global_batch_size=3), strategy=mirrored)
@@ -283,6 +289,7 @@ def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mir
     finetune(settings)
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_and_keeps_float32_weights(settings):
     run = finetune(dataclasses.replace(settings, precision="bfloat16", epochs=1))
     assert {

@@ -201,6 +201,7 @@ def test_the_diagnostic_set_is_answered_by_a_task_of_mnli(tmp_path):
     assert (tmp_path / "AX.tsv").read_text() == "index\tprediction\n5\tneutral\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cola", "stsb", pytest.param("mnli", marks=pytest.mark.slow)])
 def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
     devs = [write_labelled(tmp_path / f"{part}.tsv", name) for part in ("matched", "mismatched")]

@@ -126,6 +126,7 @@ OF_SEVERAL = [
 ]
 
 
+@pytest.mark.slow
 def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_dir, tmp_path):
     path = small.write_rows(tmp_path / "several.csv", OF_SEVERAL)
     files = {"train": small.write_rows(tmp_path / "train.csv", OF_SEVERAL * 128), "dev": path}

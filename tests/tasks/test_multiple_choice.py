@@ -201,6 +201,7 @@ def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
         assert metrics["accuracy"] == right.mean()
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir, tmp_path):
     """Orders of the choices double the questions to 16: a place alone cannot be learned."""
     reversed_ones = [(p, c[::-1], len(c) - 1 - label) for p, c, label in QUESTIONS]
@@ -237,6 +238,7 @@ def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir
     assert answers[-1] == {"error": f"{files['dev']}:9: 1 choices, wanted two or more"}
 
 
+@pytest.mark.slow
 def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, tmp_path):
     """As real files have them: no choices in the row, or an answer that is none of them."""
     path = tmp_path / "arc.csv"

@@ -49,6 +49,7 @@ def test_metrics_and_answer_by_hand():
     }
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
     values = {"billing": "-1", "hardware": "0.5", "software": "2"}
     rows = [(text, values[label]) for label, texts in small.TEXTS.items() for text in texts]

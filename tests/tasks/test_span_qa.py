@@ -221,6 +221,7 @@ def test_answers_that_no_window_holds_are_told(pipeline):
     assert pipeline.task.remarks(encoded) == told
 
 
+@pytest.mark.slow
 def test_what_is_served(pipeline):
     task = dataclasses.replace(pipeline.task, null_threshold=10.0)
     pipeline = Pipeline(task, pipeline.tokenizer, pipeline.model)
@@ -289,6 +290,7 @@ def test_only_answers_that_stand_in_the_context_are_learned_from():
         task.to_learn_from(examples_of(rows[0]))
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path, vocabulary):
     """Sixteen questions, each on the word before the answer, or on one that is not there."""
     rng, rows = np.random.default_rng(0), []

@@ -137,6 +137,7 @@ def test_the_best_spans_of_eight_words():
         assert sometimes["no_answer_score"] == -5
 
 
+@pytest.mark.slow
 def test_random_spans_as_the_released_selection_has_them():
     """Windows of no more than n_best tokens, where that one misses none; lengths and texts vary."""
     rng = np.random.default_rng(0)
@@ -168,6 +169,7 @@ def test_random_spans_as_the_released_selection_has_them():
                 assert answers["no_answer_score"][example] == difference
 
 
+@pytest.mark.slow
 def test_of_long_windows_no_span_is_missed():
     rng = np.random.default_rng(1)
     num_better = 0
@@ -233,6 +235,7 @@ def test_examples_without_any_span_have_no_answer(null_threshold):
     assert json.dumps(answers["no_answer_score"], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_one_graph_of_texts_of_any_number_is_exported(tmp_path, vocabulary):
     tokenizer = Tokenizer(vocabulary, True)
     texts = tf.TensorSpec([None], tf.string)

@@ -197,6 +197,7 @@ def test_the_figures_by_hand(settings, tmp_path, monkeypatch):
     assert (of_one["mean"], of_one["standard_deviation"]) == (0.5, None)
 
 
+@pytest.mark.slow
 def test_any_other_mistake_stops_it(settings, monkeypatch):
     scripted(monkeypatch, [scored(0.5), UserError("train.csv: no such file"), scored(0.5)])
     with pytest.raises(UserError, match="no such file"):
@@ -251,6 +252,7 @@ def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settin
     assert list(rates.runs()) == ["learning_rate-5e-5-seed-3"]
 
 
+@pytest.mark.slow
 def test_a_run_is_no_study(settings):
     run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
     with pytest.raises(UserError, match="--output_dir=.*: a single run is there"):

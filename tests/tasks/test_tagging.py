@@ -160,6 +160,7 @@ def test_targets_by_hand(tmp_path, encoded_of):
         assert getattr(same, name)["tag"].to_list() == getattr(data, name)["tag"].to_list()
 
 
+@pytest.mark.slow
 def test_what_labels_cannot_say_is_told(tmp_path, encoded_of):
     path = write_columns(
         tmp_path / "a.conll", [[("Anna", "B-PER"), ("\u200b", "O")], [("in", "O")]]
@@ -245,6 +246,7 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
     ] == [entities_of(tags) for tags in predicted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [flat, padded])
 def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout):
     """Batches of windows of different lengths; each window as if it were alone."""
@@ -263,6 +265,7 @@ def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, la
             np.testing.assert_allclose(outputs[number, :length], alone[:length], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
     _, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
     texts = ["", " ", "\x00", *(" ".join(word for word, _ in s) for s in SENTENCES)] * 2
@@ -284,6 +287,7 @@ def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
         assert ids.shape.rank == 3 and ids.shape[0] == count
 
 
+@pytest.mark.slow
 def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
     """16 sentences, the second half as spans; predict's lines hold their own entities alone."""
     write_columns(tmp_path / "train.conll", SENTENCES * 2)
@@ -346,6 +350,7 @@ def test_two_replicas_reach_the_same_run(settings, tmp_path, mirrored):
         assert first == pytest.approx(second, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), padded)
     model, task = pipeline.model, pipeline.task
