@@ -219,14 +219,17 @@ def _compare(case, wanted, served):
     if served is None:
         raise UserError(f"not published: signature {case.signature} has no output {case.name!r}")
     if wanted.shape != served.shape:
-        # Rows are padded to the longest of the batch: the texts whose own length differs are found
-        # below.
+        # Rows are padded to the longest of the batch. Where that may be another row, too close to
+        # tell, they are filled up as the graph fills them (texts "", numbers -1), so that none but
+        # that one differs; else with what no graph gives.
+        may_be_longer = case.margins is not None
+        of_text, of_number = (b"", -1) if may_be_longer else (b"\xff", -2)
         shape = np.maximum(wanted.shape, served.shape)
         wanted, served = (
             np.pad(
                 array,
                 [(0, size - own) for size, own in zip(shape, array.shape, strict=True)],
-                constant_values=b"\xff" if array.dtype == object else -2,
+                constant_values=of_text if array.dtype == object else of_number,
             )
             for array in (wanted, served)
         )

@@ -150,6 +150,27 @@ def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
             parity._compare(case, wanted, served)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted", "served"),
+    [
+        ("entity_text", [[b"bill"], [b"a"]], [[b"bill", b""], [b"a", b"high"]]),
+        ("entity_start", [[4], [0]], [[4, -1], [0, 7]]),
+        ("entity_score", [[0.9], [0.5]], [[0.9, -1.0], [0.5, 0.5]]),
+    ],
+)
+def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, wanted, served):
+    """In bfloat16 a second entity of the second text makes all rows of the batch wider."""
+    inputs, tolerance = {"text": [b"the bill", b"a high"]}, parity.TOLERANCES["bfloat16"]
+    wanted, served = (
+        np.array(rows, object if name == "entity_text" else None) for rows in (wanted, served)
+    )
+    close, clear = np.array([0.9, 0.01]), np.array([0.9, 0.9])
+    case = parity._Case("serving_default", inputs, name, tolerance, close)
+    parity._compare(case, wanted, served)
+    with pytest.raises(UserError, match=f"text='a high': {name} is"):
+        parity._compare(case._replace(margins=clear), wanted, served)
+
+
 def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):
     """As fixed-width bytes these would take 300 GB."""
     strings = np.full([3, 100_000], b"", object)
