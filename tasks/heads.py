@@ -13,7 +13,8 @@ import bert_tf.train.losses
 import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its loss and AdamW.
 from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import dense, dropout
+from bert_tf.model.kernels import dropout
+from bert_tf.model.layers import dense
 from bert_tf.model.layout import MASKED_SCORE
 
 HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.

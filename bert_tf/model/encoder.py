@@ -35,7 +35,8 @@ class Encoder(keras.layers.Layer):
     same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
     Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16. With `recompute` the
     backward pass of training computes each layer again, instead of keeping all that is inside of it
-    (gradient checkpointing; Chen et al. 2016): less memory, more time.
+    (gradient checkpointing; Chen et al. 2016): less memory, more time. (With return_layers=True all
+    is kept.)
     """
 
     def __init__(self, config, name="bert", recompute=False, **kwargs):
@@ -103,12 +104,14 @@ class Encoder(keras.layers.Layer):
         for number, layer in enumerate(self.transformer, start=1):
             first_only = pooled_only and layer is self.transformer[-1]
             apply = functools.partial(layer, layout=layout, seed=seed, first_only=first_only)
-            if self.recompute and seed is not None:
-                apply = tf.recompute_grad(apply)
-            hidden_TH, probs_BNLL = apply(hidden_TH)
+            if self.recompute and seed is not None and not return_layers:
+                # Its rows alone: else a gradient of the probabilities would be computed, too.
+                hidden_TH = tf.recompute_grad(functools.partial(_rows_of, apply))(hidden_TH)
+            else:
+                hidden_TH, probs_BNLL = apply(hidden_TH)
+                attentions.append(probs_BNLL)
             hidden_TH = self._without_gradient_if_frozen(hidden_TH, number)
             outputs.append(hidden_TH)
-            attentions.append(probs_BNLL)
 
         if pooled_only:
             return {"pooled": self.pooler(hidden_TH)}
@@ -128,3 +131,7 @@ class Encoder(keras.layers.Layer):
     def get_config(self):
         own = {"config": self.config.to_dict(), "recompute": self.recompute}
         return {**super().get_config(), **own}
+
+
+def _rows_of(layer, hidden_TH):
+    return layer(hidden_TH)[0]

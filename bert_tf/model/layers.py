@@ -2,29 +2,15 @@
 
 Legend: T rows, H hidden size, F feed-forward size, B texts, N heads, L tokens of a text, D head
 size, V vocabulary, P positions. `seed` is an int64 pair; a dropout adds its own place number, so
-that no two share their noise. Variables, LayerNorm statistics and softmax are float32 under every
-precision; `compute_dtype` is that of the products.
+that no two share their noise; None means inference, without any. Variables, LayerNorm statistics
+and softmax are float32 under every precision; `compute_dtype` is that of the products.
 """
 
 import keras
 import tensorflow as tf
 
+from bert_tf.model import kernels
 from bert_tf.model.layout import first_row_heads
-
-
-def dropout(x, rate, seed, place):
-    """Zeroes a share `rate` of x and scales the rest; (seed, place) alone decide which.
-
-    `seed` None means no dropout (inference).
-    """
-    if seed is None or rate == 0:
-        return x
-    # Drawn in float32: in bfloat16 a uniform number has 8 bits, and a rate of 0.1 would become
-    # 0.102.
-    uniform = tf.random.stateless_uniform(
-        tf.shape(x), tf.stack([seed[0], seed[1] + place]), dtype=tf.float32
-    )
-    return tf.where(uniform >= rate, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))
 
 
 def initializer(config):
@@ -44,6 +30,14 @@ def product(x_TH, layer):
     return tf.nn.bias_add(tf.matmul(x_TH, kernel), bias)
 
 
+def activation(x_TF, config, seed):
+    """The configuration's gelu."""
+    approximate = config.hidden_act == "gelu_new"
+    if seed is None:
+        return tf.nn.gelu(x_TF, approximate=approximate)
+    return kernels.gelu(x_TF, approximate)
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class LayerNorm(keras.layers.Layer):
     """LayerNorm over the last axis, statistics in float32 (Ba et al. 2016)."""
@@ -60,12 +54,24 @@ class LayerNorm(keras.layers.Layer):
             shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
         )
 
-    def call(self, x_TH, training=False):
+    def call(self, x_TH, residual_TH=None, rate=0.0, seed=None, place=0):
+        """LayerNorm of x, or of dropout(x) + residual."""
+        if seed is None:
+            return self._of_inference(x_TH if residual_TH is None else x_TH + residual_TH)
+        # Cast by hand, since autocast leaves what is passed by keyword as it is.
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        x_TH = tf.cast(x_TH, self.compute_dtype)
+        if residual_TH is None:
+            return kernels.norm(x_TH, gamma, beta, self.epsilon)
+        return kernels.dropout_add_norm(
+            x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, place
+        )
+
+    def _of_inference(self, x_TH):
         x_TH = tf.cast(x_TH, tf.float32)
         # The one kernel is the processor's alone; TensorFlow has put it on GPUs too, and failed.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        one_kernel = not training and not has_gpu
-        normed_TH = self._as_one_kernel(x_TH) if one_kernel else self._by_moments(x_TH)
+        normed_TH = self._by_moments(x_TH) if has_gpu else self._as_one_kernel(x_TH)
         return tf.cast(normed_TH * self.gamma + self.beta, self.compute_dtype)
 
     def _by_moments(self, x_TH):
@@ -76,8 +82,7 @@ class LayerNorm(keras.layers.Layer):
     def _as_one_kernel(self, x_TH):
         """The same, each row a channel of one picture.
 
-        So written, TensorFlow with oneDNN joins all of LayerNorm in one kernel, ten times as fast;
-        but its gradient is slower than that of the moments.
+        So written, TensorFlow with oneDNN joins all of LayerNorm in one kernel, ten times as fast.
         """
         rows = tf.shape(x_TH)[0]
         normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -130,8 +135,8 @@ class Embeddings(keras.layers.Layer):
             + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
             + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
         )
-        return dropout(
-            self.norm(summed_TH, training=seed is not None),
+        return kernels.dropout(
+            self.norm(summed_TH, seed=seed),
             self.config.hidden_dropout_prob,
             seed,
             self.DROPOUT_PLACE,
@@ -169,14 +174,22 @@ class SelfAttention(keras.layers.Layer):
         v_BNLD = layout.split_heads(product(hidden_TH, self.value), num_heads)
 
         head_size = self.config.hidden_size // self.config.num_attention_heads
-        scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
-        probs_BNLL = tf.nn.softmax(scores_BNLL * head_size**-0.5 + layout.key_bias_B11L)
-        dropped_BNLL = dropout(
-            tf.cast(probs_BNLL, v_BNLD.dtype),
-            self.config.attention_probs_dropout_prob,
-            seed,
-            self.place,
+        scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
+        # In training for those alone who ask for them: else TensorFlow leaves them out.
+        probs_BNLL = tf.nn.softmax(
+            tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
         )
+        if seed is None:
+            dropped_BNLL = tf.cast(probs_BNLL, v_BNLD.dtype)
+        else:
+            dropped_BNLL = kernels.softmax_dropout(
+                scores_BNLL,
+                layout.key_bias_B11L,
+                head_size,
+                self.config.attention_probs_dropout_prob,
+                seed,
+                self.place,
+            )
         context_BNLD = tf.matmul(dropped_BNLL, v_BNLD)
         if first_only:
             context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
@@ -217,17 +230,18 @@ class TransformerLayer(keras.layers.Layer):
         self.output_dense.build((None, self.config.intermediate_size))
 
     def call(self, hidden_TH, layout, seed=None, first_only=False):
-        rate, training = self.config.hidden_dropout_prob, seed is not None
+        rate = self.config.hidden_dropout_prob
         attended_TH, probs_BNLL = self.attention(
             hidden_TH, layout=layout, seed=seed, first_only=first_only
         )
         if first_only:
             hidden_TH = layout.first_rows(hidden_TH)
         hidden_TH = self.attention_norm(
-            dropout(attended_TH, rate, seed, self.place + 1) + hidden_TH, training=training
+            attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 1
         )
-        inner_TF = tf.nn.gelu(
-            product(hidden_TH, self.intermediate), approximate=self.config.hidden_act == "gelu_new"
+        inner_TF = activation(product(hidden_TH, self.intermediate), self.config, seed)
+        output_TH = product(inner_TF, self.output_dense)
+        hidden_TH = self.output_norm(
+            output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 2
         )
-        output_TH = dropout(product(inner_TF, self.output_dense), rate, seed, self.place + 2)
-        return self.output_norm(output_TH + hidden_TH, training=training), probs_BNLL
+        return hidden_TH, probs_BNLL

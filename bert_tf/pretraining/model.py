@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import LayerNorm, dense, initializer, product
+from bert_tf.model.layers import LayerNorm, activation, dense, initializer, product
 from bert_tf.train.losses import is_correct, softmax_cross_entropy
 
 LOSSES = {"masked_lm": softmax_cross_entropy, "next_sentence": softmax_cross_entropy}
@@ -38,12 +38,10 @@ class MaskedLmHead(keras.layers.Layer):
             shape=(self.config.vocab_size,), initializer="zeros", name="output_bias", autocast=False
         )
 
-    def call(self, vectors_NH, embeddings_VH, training=False):
+    def call(self, vectors_NH, embeddings_VH, seed=None):
         """[N, H] and [V, H] -> logits float32 [N, V]."""
-        hidden_NH = tf.nn.gelu(
-            product(vectors_NH, self.transform), approximate=self.config.hidden_act == "gelu_new"
-        )
-        hidden_NH = self.norm(hidden_NH, training=training)
+        hidden_NH = activation(product(vectors_NH, self.transform), self.config, seed)
+        hidden_NH = self.norm(hidden_NH, seed=seed)
         embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
         logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)
         return tf.cast(logits_NV, tf.float32) + tf.convert_to_tensor(self.output_bias_V)
@@ -105,7 +103,7 @@ class PretrainingModel(keras.Model):
             rows_TH = tf.reshape(rows_TH, [-1, self.config.hidden_size])
         masked_NH = tf.gather(rows_TH, tf.reshape(positions_BP, [-1]))
         embeddings_VH = tf.convert_to_tensor(self.encoder.embeddings.word_embeddings_VH)
-        logits_NV = self.masked_lm(masked_NH, embeddings_VH, training=seed is not None)
+        logits_NV = self.masked_lm(masked_NH, embeddings_VH, seed=seed)
         shape = [-1, positions_BP.shape[1] or tf.shape(positions_BP)[1], self.config.vocab_size]
         return {
             "masked_lm": tf.reshape(logits_NV, shape),

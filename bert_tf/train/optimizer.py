@@ -5,6 +5,8 @@ import re
 import keras
 import tensorflow as tf
 
+from bert_tf.model import kernels
+
 UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
 
@@ -119,14 +121,15 @@ class AdamFamily(keras.optimizers.Optimizer):
         norm = tf.debugging.check_numerics(
             tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
         )
-        if self.clip_norm is not None:
-            grads, _ = tf.clip_by_global_norm(grads, self.clip_norm, use_norm=norm)
+        factor = (
+            1.0 if self.clip_norm is None else self.clip_norm / tf.maximum(norm, self.clip_norm)
+        )
         learning_rate = tf.cast(self.learning_rate, tf.float32)
 
         def update():
             for variable, grad in zip(variables, grads, strict=True):
-                factor = self.layer_decay ** self._exponents[id(variable)]
-                self._update(variable, *self._slots[id(variable)], grad, factor * learning_rate)
+                rate = self.layer_decay ** self._exponents[id(variable)] * learning_rate
+                self._update(variable, *self._slots[id(variable)], grad, factor, rate)
             return tf.no_op()
 
         is_finite = tf.math.is_finite(norm)
@@ -168,30 +171,22 @@ class AdamW(AdamFamily):
     `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
     """
 
-    def _update(self, variable, m, v, gradient, learning_rate):
+    def _update(self, variable, m, v, gradient, factor, learning_rate):
         """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt v + eps) + decay w).
 
-        With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. Every replica
-        updates its own copy with the same numbers; TensorFlow's fused kernel does it in one pass.
+        With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. g is the gradient
+        times `factor`. Every replica updates its own copy with the same numbers.
         """
         power_1, power_2 = self._powers()
-        if self.decays(variable):
-            tf.raw_ops.AssignSubVariableOp(
-                resource=variable.value.handle,
-                value=learning_rate * self.weight_decay_rate * tf.convert_to_tensor(variable.value),
-            )
-        # The kernel adds epsilon to the uncorrected sqrt(v); so scaled, it is the formula above.
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.value.handle,
-            m=m.value.handle,
-            v=v.value.handle,
-            beta1_power=power_1,
-            beta2_power=power_2,
-            lr=learning_rate,
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon * tf.sqrt(1.0 - power_2),
-            grad=gradient,
+        kernels.adamw(
+            [of.value.handle for of in (variable, m, v)],
+            variable.shape,
+            gradient,
+            tf.stack([factor, learning_rate, 1.0 - power_1, 1.0 - power_2]),
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            decay=self.weight_decay_rate if self.decays(variable) else 0.0,
         )
 
 
@@ -203,8 +198,9 @@ class Lamb(AdamFamily):
     out of u. What does not decay (biases, LayerNorm) is not scaled either, as in the released LAMB.
     """
 
-    def _update(self, variable, m, v, gradient, learning_rate):
+    def _update(self, variable, m, v, gradient, factor, learning_rate):
         power_1, power_2 = self._powers()
+        gradient *= factor
         m_new = self.beta_1 * tf.convert_to_tensor(m.value) + (1 - self.beta_1) * gradient
         v_new = self.beta_2 * tf.convert_to_tensor(v.value) + (1 - self.beta_2) * gradient**2
         update = m_new / (1 - power_1) / (tf.sqrt(v_new / (1 - power_2)) + self.epsilon)

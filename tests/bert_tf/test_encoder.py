@@ -214,20 +214,6 @@ def test_dropout_without_a_seed_is_new_at_each_call(config, inputs_BL):
     assert np.abs(first - second).max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_dropout_keeps_the_mean_and_no_two_places_share_noise(dtype):
-    from bert_tf.model.layers import dropout
-
-    ones = tf.ones([400, 500], dtype)
-    masks = [
-        tf.cast(dropout(ones, 0.1, tf.constant([7, 5], tf.int64), place), tf.float32).numpy() > 0
-        for place in (0, 1)
-    ]
-    for mask in masks:
-        assert abs(mask.mean() - 0.9) < 5 * np.sqrt(0.09 / mask.size)  # Five standard deviations.
-    assert abs((masks[0] & masks[1]).mean() - 0.81) < 5 * np.sqrt(0.81 * 0.19 / masks[0].size)
-
-
 def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
     weights = small.random_weights(config)
     exact = make_encoder(config, weights)(inputs_BL)["pooled"].numpy()
@@ -253,9 +239,9 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
         np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("seed", [None, [1, 2]])
 @pytest.mark.parametrize("epsilon", [1e-12, 0.05])
-def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, training):
+def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed):
     """In a graph TensorFlow joins it into one kernel, which has to keep the epsilon."""
     from bert_tf.model.layers import LayerNorm
 
@@ -265,7 +251,7 @@ def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, training):
     norm.build((None, 64))
     norm.gamma.assign(gamma)
     norm.beta.assign(beta)
-    got = tf.function(lambda x: norm(x, training=training))(tf.constant(rows, tf.float32))
+    got = tf.function(lambda x: norm(x, seed=seed))(tf.constant(rows, tf.float32))
     reference.assert_equal(got, reference.layer_norm(rows, gamma, beta, epsilon), 1)
 
 

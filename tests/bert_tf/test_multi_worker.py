@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bert_tf.checkpoints import read
+from bert_tf.model.kernels import LEAST_WIDTH
 from bert_tf.run import Run
 from tests.corpus import config_of, write_shards
 from tests.workers import finish, start
@@ -24,7 +25,8 @@ FLAGS = {
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    config = config_of(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    # Wide enough for compiled kernels.
+    config = config_of(hidden_size=LEAST_WIDTH, num_hidden_layers=2, num_attention_heads=2)
     for name, rate in (("config", 0.0), ("dropout", 0.1)):
         values = config.to_dict()
         values |= {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}

@@ -13,7 +13,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf.model import kernels
 from bert_tf.run import Run
+from bert_tf.text.packing import flat
 from export import parity
 from export.publishing import publish, versions
 from export.request import RequestSettings
@@ -50,6 +52,30 @@ def models(run_dir, tmp_path_factory, run_command):
     done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={folder}")
     assert (done.returncode, done.stdout) == (0, f"{folder / '1'}\n"), done.stderr
     return folder
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_kernels_of_training_are_in_no_served_graph(trained, config, vocabulary, training):
+    """Of a model wide enough for them; the negative control is its training."""
+    config = dataclasses.replace(config, hidden_size=kernels.LEAST_WIDTH, num_attention_heads=2)
+    model = trained.task.build_model(config)
+    pipeline = Pipeline(trained.task, Tokenizer(vocabulary, True), model)
+    texts = tf.constant(["the bill"])
+    if training:
+        inputs = flat(pipeline.encode(text=texts).packed, vocabulary)
+        functions = [tf.function(lambda: model(inputs, training=True))]
+        graphs = [function.get_concrete_function().graph for function in functions]
+    else:
+        graphs = [
+            function.get_concrete_function().graph for function in pipeline.signatures().values()
+        ]
+    compiled = {
+        name
+        for graph in graphs
+        for name, function in graph._functions.items()
+        if function.cached_definition.attr["_XlaMustCompile"].b
+    }
+    assert bool(compiled) == training
 
 
 def test_the_signatures_have_their_fixed_names_types_and_shapes(models):

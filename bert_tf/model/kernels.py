@@ -1,0 +1,341 @@
+"""The elementwise work of training: each chain of it one small kernel, compiled by XLA.
+
+TensorFlow computes a chain like dropout + add + LayerNorm operation by operation, each through all
+of memory, and its gradient likewise: on a processor that takes longer than the matrix products
+around it. Products stay outside, since XLA's are slow there; in a step that is compiled as a whole
+(a TPU's, Keras `fit`'s) the kernels are inlined. A kernel is built anew for each shape, in
+some tenths of a second: shapes are few (bert_tf.shapes), and what is narrower than any published
+model is computed by the same formulas uncompiled.
+
+What a dropout keeps is a function of (seed, place, index), computed again in the backward pass and
+never stored. `seed` is an int64 pair; each dropout of a step has a `place` of its own.
+
+Inference does not come here: TensorFlow joins its operations itself, and other programs run them.
+"""
+
+import functools
+
+import tensorflow as tf
+
+_SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # Of the normal distribution.
+_SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # Of the tanh form.
+
+LEAST_WIDTH = 128  # The hidden size of the smallest published model.
+
+
+def kernel(function):
+    """`function(*tensors, **options)`, compiled if `width` is not small.
+
+    Options are Python values that are built in. Traced once for each set of dtypes, ranks and
+    options, whatever the shapes.
+    """
+
+    @functools.cache
+    def traced(is_compiled, specs, options):
+        signature = [tf.TensorSpec([None] * rank, dtype) for dtype, rank in specs]
+        bound = functools.partial(function, **dict(options))
+        return tf.function(
+            bound, input_signature=signature, jit_compile=is_compiled, autograph=False
+        )
+
+    @functools.wraps(function)
+    def call(width, *tensors, **options):
+        specs = tuple((tensor.dtype, tensor.shape.rank) for tensor in tensors)
+        function = traced(width >= LEAST_WIDTH, specs, tuple(sorted(options.items())))
+        return function(*tensors)
+
+    return call
+
+
+def dropout(x, rate, seed, place):
+    """Zeroes a share `rate` of x and scales the rest, by what (seed, place) decide.
+
+    `seed` None means no dropout (inference).
+    """
+    if seed is None or rate == 0:
+        return x
+    seed = _at(seed, place)
+
+    @tf.custom_gradient
+    def dropped(x):
+        return (
+            _like(_dropout(x.shape[-1], x, seed, rate=rate), x),
+            lambda upstream: _like(_dropout(x.shape[-1], upstream, seed, rate=rate), x),
+        )
+
+    return dropped(x)
+
+
+def gelu(x, approximate):
+    """tf.nn.gelu: x P(X <= x) of the normal distribution, or its tanh form."""
+
+    @tf.custom_gradient
+    def activated(x):
+        def gradient(upstream):
+            return _like(_gelu_gradient(x.shape[-1], x, upstream, approximate=approximate), x)
+
+        return _like(_gelu(x.shape[-1], x, approximate=approximate), x), gradient
+
+    return activated(x)
+
+
+def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, place):
+    """LayerNorm(dropout(x) + residual) of rows [T, H]; statistics are float32, the result as x."""
+    seed = _at(seed, place)
+
+    @tf.custom_gradient
+    def normed(x, residual, gamma, beta):
+        output, summed, mean, scale = _dropout_add_norm(
+            x.shape[-1], x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
+        )
+
+        def gradient(upstream):
+            of_x, of_residual, of_gamma, of_beta = _dropout_add_norm_gradient(
+                x.shape[-1], summed, mean, scale, gamma, seed, upstream, rate=rate
+            )
+            return _like(of_x, x), _like(of_residual, x), _like(of_gamma, gamma), of_beta
+
+        return _like(output, x), gradient
+
+    return normed(x, residual, gamma, beta)
+
+
+def norm(x, gamma, beta, epsilon):
+    """LayerNorm of rows [T, H]; statistics are float32, the result as x."""
+
+    @tf.custom_gradient
+    def normed(x, gamma, beta):
+        output, mean, scale = _norm(x.shape[-1], x, gamma, beta, epsilon=epsilon)
+
+        def gradient(upstream):
+            of_x, of_gamma, of_beta = _norm_gradient(x.shape[-1], x, mean, scale, gamma, upstream)
+            return _like(of_x, x), _like(of_gamma, gamma), of_beta
+
+        return _like(output, x), gradient
+
+    return normed(x, gamma, beta)
+
+
+def softmax_dropout(scores, bias, head_size, rate, seed, place):
+    """dropout(softmax(scores / sqrt(head_size) + bias)) of [B, N, L, L], computed in float32."""
+    seed = _at(seed, place)
+    width, options = scores.shape[1] * head_size, {"factor": head_size**-0.5, "rate": rate}
+
+    @tf.custom_gradient
+    def dropped(scores):
+        probs, output = _softmax_dropout(width, scores, bias, seed, **options)
+
+        def gradient(upstream):
+            of_scores = _softmax_dropout_gradient(width, probs, seed, upstream, **options)
+            return _like(of_scores, scores)
+
+        return _like(output, scores), gradient
+
+    return dropped(scores)
+
+
+def cross_entropy(labels_N, logits_NV):
+    """-log softmax(logits)[label], float32 [N]; for many classes."""
+
+    width = logits_NV.shape[-1]
+
+    @tf.custom_gradient
+    def losses(logits_NV):
+        losses_N, log_sum_N1 = _cross_entropy(width, labels_N, logits_NV)
+
+        def gradient(upstream_N):
+            of_logits = _cross_entropy_gradient(width, labels_N, logits_NV, log_sum_N1, upstream_N)
+            return _like(of_logits, logits_NV)
+
+        return _like(losses_N, labels_N), gradient
+
+    return losses(logits_NV)
+
+
+def adamw(handles, shape, gradient, scalars, **options):
+    """AdamW's update, in place, of the float32 variables with these handles: weights, m and v.
+
+    `scalars` are [factor of the gradient, learning rate, 1 - beta_1^t, 1 - beta_2^t]; options are
+    beta_1, beta_2, epsilon and decay.
+    """
+    is_compiled = max(shape) >= LEAST_WIDTH
+    known = tuple(shape) if is_compiled else (None,) * len(shape)
+    _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
+
+
+@functools.cache
+def _traced_adamw(is_compiled, shape, options):
+    """One for all variables of a shape; of a rank if it is not compiled."""
+    specs = [tf.TensorSpec([], tf.resource)] * 3
+    specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
+    update = functools.partial(_adamw, shape=shape, **dict(options))
+    return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
+
+
+def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
+    """Through handles: what a variable's update returns is a copy, while XLA writes in place."""
+    handles = (weights_at, m_at, v_at)
+    weights, m, v = (
+        tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
+        for handle in handles
+    )
+    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
+    gradient *= factor
+    m = beta_1 * m + (1 - beta_1) * gradient
+    v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
+    step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
+    weights -= learning_rate * (step + decay * weights)
+    for handle, value in zip(handles, (weights, m, v), strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def keeps(shape, rate, seed):
+    """What a dropout keeps, bool: each entry with odds 1 - rate, by a hash of (seed, index).
+
+    `seed` is an int64 pair. The index is hashed with two keys: with one, the patterns of two seeds
+    would be one sequence, begun at two places.
+    """
+    seed = tf.bitcast(seed, tf.uint64)
+    key = _mixed_64(seed[0] + _mixed_64(seed[1]))
+    low, high = tf.cast(key, tf.uint32), tf.cast(_shifted(key, 32), tf.uint32)
+    x = tf.bitcast(tf.range(tf.reduce_prod(shape)), tf.uint32)
+    x = tf.bitwise.bitwise_xor(x, low) * _number(0x9E3779B1, x)
+    x = (_folded(x, 16) + high) * _number(0x85EBCA6B, x)
+    x = _folded(x, 13) * _number(0xC2B2AE35, x)
+    return tf.reshape(_folded(x, 16) >= _number(int(rate * 2**32), x), shape)
+
+
+def _mixed_64(x):
+    """SplitMix64 (Steele et al. 2014): every bit of x changes each bit of it half of the time."""
+    x += _number(0x9E3779B97F4A7C15, x)
+    x = _folded(x, 30) * _number(0xBF58476D1CE4E5B9, x)
+    x = _folded(x, 27) * _number(0x94D049BB133111EB, x)
+    return _folded(x, 31)
+
+
+def _folded(x, bits):
+    return tf.bitwise.bitwise_xor(x, _shifted(x, bits))
+
+
+def _shifted(x, bits):
+    return tf.bitwise.right_shift(x, _number(bits, x))
+
+
+def _number(value, like):
+    return tf.constant(value, like.dtype)
+
+
+def _at(seed, place):
+    return seed + tf.constant([0, place], tf.int64)
+
+
+def _like(value, source):
+    """With the static shape of its source, of which kernels know the rank only."""
+    return tf.ensure_shape(value, source.shape)
+
+
+def _scaled(x, rate, seed):
+    """float32 x, divided by 1 - rate where it is kept, else 0."""
+    x = tf.cast(x, tf.float32)
+    return x if rate == 0 else tf.where(keeps(tf.shape(x), rate, seed), x / (1 - rate), 0.0)
+
+
+@kernel
+def _dropout(x, seed, *, rate):
+    return tf.cast(_scaled(x, rate, seed), x.dtype)
+
+
+@kernel
+def _gelu(x, *, approximate):
+    wide = tf.cast(x, tf.float32)
+    if approximate:
+        inner = _SQRT_2_OVER_PI * (wide + _CUBIC * wide * wide * wide)
+        return tf.cast(0.5 * wide * (1 + tf.tanh(inner)), x.dtype)
+    return tf.cast(0.5 * wide * (1 + tf.math.erf(wide * _SQRT_HALF)), x.dtype)
+
+
+@kernel
+def _gelu_gradient(x, upstream, *, approximate):
+    x, wide = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
+    if approximate:
+        tanh = tf.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x))
+        inner = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x * x)
+        slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
+    else:
+        slope = 0.5 * (1 + tf.math.erf(x * _SQRT_HALF)) + x * tf.exp(-0.5 * x * x) * _DENSITY_AT_0
+    return tf.cast(wide * slope, upstream.dtype)
+
+
+@kernel
+def _norm(x, gamma, beta, *, epsilon):
+    return _normed(x, gamma, beta, epsilon, x.dtype)
+
+
+@kernel
+def _norm_gradient(x, mean, scale, gamma, upstream):
+    of_x, of_gamma, of_beta = _normed_gradient(x, mean, scale, gamma, upstream)
+    return tf.cast(of_x, x.dtype), of_gamma, of_beta
+
+
+@kernel
+def _dropout_add_norm(x, residual, gamma, beta, seed, *, epsilon, rate):
+    # Rounded first, as the sum that the backward pass will read.
+    summed = tf.cast(_scaled(x, rate, seed) + tf.cast(residual, tf.float32), x.dtype)
+    output, mean, scale = _normed(summed, gamma, beta, epsilon, x.dtype)
+    return output, summed, mean, scale
+
+
+@kernel
+def _dropout_add_norm_gradient(summed, mean, scale, gamma, seed, upstream, *, rate):
+    of_sum, of_gamma, of_beta = _normed_gradient(summed, mean, scale, gamma, upstream)
+    of_x = _scaled(of_sum, rate, seed)
+    return tf.cast(of_x, summed.dtype), tf.cast(of_sum, summed.dtype), of_gamma, of_beta
+
+
+def _normed(x, gamma, beta, epsilon, dtype):
+    """LayerNorm [T, H] in `dtype`; mean and 1 / standard deviation, float32 [T, 1]."""
+    x = tf.cast(x, tf.float32)
+    mean = tf.reduce_mean(x, -1, keepdims=True)
+    centered = x - mean
+    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
+    return tf.cast(centered * scale * gamma + beta, dtype), mean, scale
+
+
+def _normed_gradient(x, mean, scale, gamma, upstream):
+    """Of x [T, H], gamma [H] and beta [H], float32."""
+    normed = (tf.cast(x, tf.float32) - mean) * scale
+    upstream = tf.cast(upstream, tf.float32)
+    of_normed = upstream * gamma
+    along = tf.reduce_mean(of_normed * normed, -1, keepdims=True)
+    of_x = scale * (of_normed - tf.reduce_mean(of_normed, -1, keepdims=True) - normed * along)
+    return of_x, tf.reduce_sum(upstream * normed, 0), tf.reduce_sum(upstream, 0)
+
+
+@kernel
+def _softmax_dropout(scores, bias, seed, *, factor, rate):
+    scores_wide = tf.cast(scores, tf.float32) * factor + bias
+    exp = tf.exp(scores_wide - tf.reduce_max(scores_wide, -1, keepdims=True))
+    probs = exp / tf.reduce_sum(exp, -1, keepdims=True)
+    return tf.cast(probs, scores.dtype), tf.cast(_scaled(probs, rate, seed), scores.dtype)
+
+
+@kernel
+def _softmax_dropout_gradient(probs, seed, upstream, *, factor, rate):
+    probs = tf.cast(probs, tf.float32)
+    of_probs = _scaled(upstream, rate, seed)
+    along = tf.reduce_sum(of_probs * probs, -1, keepdims=True)
+    return tf.cast(factor * probs * (of_probs - along), upstream.dtype)
+
+
+@kernel
+def _cross_entropy(labels, logits):
+    largest = tf.reduce_max(logits, -1, keepdims=True)
+    log_sum = largest + tf.math.log(tf.reduce_sum(tf.exp(logits - largest), -1, keepdims=True))
+    of_label = tf.gather(logits, labels[:, tf.newaxis], batch_dims=1)
+    return (log_sum - of_label)[:, 0], log_sum
+
+
+@kernel
+def _cross_entropy_gradient(labels, logits, log_sum, upstream):
+    is_label = tf.range(tf.shape(logits)[1]) == labels[:, tf.newaxis]
+    return (tf.exp(logits - log_sum) - tf.cast(is_label, tf.float32)) * upstream[:, tf.newaxis]

@@ -1,0 +1,291 @@
+"""The compiled pieces beside their plain formulation, and what a dropout keeps."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf.model import kernels
+
+SEED = tf.constant([7, 5], tf.int64)
+RATE = 0.1
+# Of a value or gradient of up to some units; bfloat16 has 8 bits.
+TOLERANCES = {tf.float32: 2e-5, tf.bfloat16: 2e-2}
+# Narrow ones are not compiled.
+WIDTHS = pytest.mark.parametrize("width", [3, kernels.LEAST_WIDTH + 1])
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
+
+
+def plain_dropout(x, rate, place):
+    keep = kernels.keeps(tf.shape(x), rate, SEED + tf.constant([0, place], tf.int64))
+    return tf.where(keep, x / (1 - rate), 0.0)
+
+
+def plain_norm(x, gamma, beta, epsilon):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + epsilon) * gamma + beta
+
+
+def normal(shape, dtype=tf.float32, seed=0):
+    return tf.cast(np.random.default_rng(seed).normal(size=shape) * 1.5, dtype)
+
+
+def values_and_gradients(function, arguments, upstream):
+    """float64 of the result and of the gradient of each argument."""
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        result = function(*arguments)
+    gradients = tape.gradient(result, arguments, output_gradients=tf.cast(upstream, result.dtype))
+    return [tf.cast(value, tf.float64).numpy() for value in (result, *gradients)]
+
+
+def assert_like_plain(kernel, plain, arguments, shape, dtype):
+    """In a graph of unknown shapes: both in float32 arithmetic, the kernel's in- and output not."""
+    upstream = normal(shape, dtype, seed=9)
+    specs = [tf.TensorSpec(unknown(value.shape), value.dtype) for value in arguments]
+    in_graph = tf.function(
+        lambda *arguments: values_and_gradients_in_graph(kernel, arguments, upstream),
+        input_signature=specs,
+    )
+    wide = [tf.cast(value, tf.float32) for value in arguments]
+    wanted = values_and_gradients(plain, wide, upstream)
+    for got, want in zip(in_graph(*arguments), wanted, strict=True):
+        assert got.dtype in (dtype, tf.float32)
+        got = tf.cast(got, tf.float64).numpy()
+        scale = max(1.0, np.abs(want).max())
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
+def unknown(shape):
+    """Which rows there are, and of scores [B, N, L, L] how long texts are."""
+    return [None, shape[1], None, None] if shape.rank == 4 else [None, *shape[1:]]
+
+
+def values_and_gradients_in_graph(function, arguments, upstream):
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        result = function(*arguments)
+    return [result, *tape.gradient(result, arguments, output_gradients=upstream)]
+
+
+@DTYPES
+@WIDTHS
+@pytest.mark.parametrize("approximate", [False, True])
+def test_gelu(dtype, approximate, width):
+    x = tf.concat([normal([5, width], dtype), tf.fill([1, width], tf.cast(20, dtype))], axis=0)
+    x = tf.concat([x, -x[-1:], tf.zeros_like(x[:1])], axis=0)
+    assert_like_plain(
+        lambda x: kernels.gelu(x, approximate),
+        lambda x: tf.nn.gelu(x, approximate=approximate),
+        [x],
+        [8, width],
+        dtype,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("rate", [0.0, RATE])
+@WIDTHS
+@pytest.mark.parametrize("rows", [1, 37])
+def test_dropout_add_norm(dtype, rate, width, rows):
+    shape = [rows, width]
+    gamma, beta = normal(shape[1:], seed=2), normal(shape[1:], seed=3)
+    arguments = [normal(shape, dtype), normal(shape, dtype, seed=1), gamma, beta]
+
+    def plain(x, residual, gamma, beta):
+        x = plain_dropout(x, rate, 3) if rate else x
+        summed = x + residual
+        if dtype == tf.bfloat16:  # Kept for the backward pass in that.
+            summed = summed + tf.stop_gradient(tf.cast(tf.cast(summed, dtype), tf.float32) - summed)
+        return plain_norm(summed, gamma, beta, 0.01)
+
+    assert_like_plain(
+        lambda *arguments: kernels.dropout_add_norm(*arguments, 0.01, rate, SEED, 3),
+        plain,
+        arguments,
+        shape,
+        dtype,
+    )
+
+
+@DTYPES
+@WIDTHS
+def test_norm_of_rows_far_from_zero(dtype, width):
+    """A variance of E[x^2] - E[x]^2 would be lost here in float32."""
+    x = tf.cast(30 + normal([11, width]), dtype)
+    arguments = [x, normal([width], seed=2), normal([width], seed=3)]
+    assert_like_plain(
+        lambda *arguments: kernels.norm(*arguments, 1e-12),
+        lambda *arguments: plain_norm(*arguments, 1e-12),
+        arguments,
+        [11, width],
+        dtype,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("rate", [0.0, RATE])
+@pytest.mark.parametrize("head_size", [4, 64])
+def test_softmax_dropout(dtype, rate, head_size):
+    """One text of two has 5 tokens of 9: the rest is masked."""
+    scores = normal([2, 3, 9, 9], dtype)
+    bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
+
+    def plain(scores):
+        probs = tf.nn.softmax(scores * head_size**-0.5 + bias)
+        return plain_dropout(probs, rate, 2) if rate else probs
+
+    def kernel(scores):
+        return kernels.softmax_dropout(scores, bias, head_size, rate, SEED, 2)
+
+    assert_like_plain(kernel, plain, [scores], [2, 3, 9, 9], dtype)
+    assert not np.any(tf.cast(kernel(scores), tf.float32)[1, :, :, 5:])
+
+
+@DTYPES
+@WIDTHS
+def test_dropout(dtype, width):
+    x = normal([6, width], dtype)
+    assert_like_plain(
+        lambda x: kernels.dropout(x, RATE, SEED, 1),
+        lambda x: plain_dropout(x, RATE, 1),
+        [x],
+        [6, width],
+        dtype,
+    )
+    assert kernels.dropout(x, RATE, None, 1) is x
+    assert kernels.dropout(x, 0.0, SEED, 1) is x
+
+
+@WIDTHS
+def test_cross_entropy(width):
+    logits = normal([5, width]) * 8
+    labels = tf.constant([0, width - 1, 2, 2, 1])
+    assert_like_plain(
+        lambda logits: kernels.cross_entropy(labels, logits),
+        lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
+        [logits],
+        [5],
+        tf.float32,
+    )
+
+
+@WIDTHS
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_adamw_by_numpy(decay, width):
+    rng = np.random.default_rng(0)
+    weights, m, gradient = (rng.normal(size=[7, width]).astype(np.float32) for _ in range(3))
+    v = np.square(rng.normal(size=[7, width])).astype(np.float32)
+    variables = [tf.Variable(value) for value in (weights, m, v)]
+    kernels.adamw(
+        [variable.handle for variable in variables],
+        [7, width],
+        tf.constant(gradient),
+        tf.constant([0.5, 0.02, 0.3, 0.2]),
+        beta_1=0.9,
+        beta_2=0.99,
+        epsilon=1e-3,
+        decay=decay,
+    )
+    m = 0.9 * m + 0.1 * (0.5 * gradient)
+    v = 0.99 * v + 0.01 * (0.5 * gradient) ** 2
+    weights = weights - 0.02 * (m / 0.3 / (np.sqrt(v / 0.2) + 1e-3) + decay * weights)
+    for variable, wanted in zip(variables, (weights, m, v), strict=True):
+        np.testing.assert_allclose(variable, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_who_read_a_variable_before_an_update_keeps_what_was_read():
+    """The kernel writes where the variable lies."""
+    variables = [tf.Variable(tf.ones([512, 64])) for _ in range(3)]
+
+    @tf.function
+    def step():
+        before = variables[0].read_value()
+        with tf.control_dependencies([before]):
+            kernels.adamw(
+                [variable.handle for variable in variables],
+                [512, 64],
+                tf.ones([512, 64]),
+                tf.constant([1.0, 0.1, 1.0, 1.0]),
+                beta_1=0.9,
+                beta_2=0.99,
+                epsilon=1e-6,
+                decay=0.0,
+            )
+        return before
+
+    before = step()
+    np.testing.assert_array_equal(before, np.ones([512, 64]))
+    assert np.all(variables[0].numpy() < 0.95)
+
+
+def mask(seed, shape=(400, 500), rate=RATE):
+    return kernels.keeps(tf.constant(shape), rate, tf.constant(seed, tf.int64)).numpy()
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_a_share_is_dropped_everywhere(rate):
+    kept = mask([3, 4], rate=rate)
+    deviation = np.sqrt(rate * (1 - rate))
+    assert abs(kept.mean() - (1 - rate)) < 5 * deviation / np.sqrt(kept.size)
+    assert np.abs(kept.mean(axis=0) - (1 - rate)).max() < 6 * deviation / np.sqrt(400)
+    assert np.abs(kept.mean(axis=1) - (1 - rate)).max() < 6 * deviation / np.sqrt(500)
+
+
+def correlation(one, other):
+    """Of two patterns of the same rate, in standard deviations of what chance gives."""
+    one, other = one.ravel() - (1 - RATE), other.ravel() - (1 - RATE)
+    return (one * other).mean() / (RATE * (1 - RATE)) * np.sqrt(one.size)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 7, 8, 64, 500, 512, 4096])
+def test_neighbours_are_independent(lag):
+    kept = mask([3, 4]).ravel()
+    assert abs(correlation(kept[lag:], kept[:-lag])) < 5
+
+
+STEP, REPLICA, BATCH = 2**32, 2**16, 2**32  # How the train step counts; see its _dropout_seed.
+
+
+@pytest.mark.parametrize(
+    "other",
+    {
+        "place": [11, 5 * STEP + 1],
+        "layer": [11, 5 * STEP + 3],
+        "replica": [11, 5 * STEP + REPLICA],
+        "step": [11, 6 * STEP],
+        "far step": [11, (5 + 2**20) * STEP],
+        "batch": [11 + BATCH, 5 * STEP],
+        "seed": [12, 5 * STEP],
+        "negative seed": [-11, 5 * STEP],
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_no_two_dropouts_share_a_pattern(other):
+    """Neither as it is, nor shifted by any number of entries."""
+    one, two = (mask(seed).ravel() - (1 - RATE) for seed in ([11, 5 * STEP], other[1]))
+    spectrum = np.fft.rfft(one) * np.conj(np.fft.rfft(two))
+    at_all_shifts = np.fft.irfft(spectrum, one.size) / (RATE * (1 - RATE)) / np.sqrt(one.size)
+    assert np.abs(at_all_shifts).max() < 6.5  # Of 200,000 draws of a normal distribution.
+
+
+def test_a_step_is_the_same_again():
+    np.testing.assert_array_equal(mask([11, 5]), mask([11, 5]))
+    assert (mask([11, 5]) != mask([11, 6])).any()
+
+
+def test_in_a_function_that_is_compiled_as_a_whole_they_are_the_same():
+    x, residual = normal([9, 128]), normal([9, 128], seed=1)
+    gamma, beta = tf.ones(128), tf.zeros(128)
+
+    def step(x):
+        y = kernels.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
+        y = kernels.gelu(kernels.dropout(y, RATE, SEED, 2), False)
+        scores = tf.reshape(y, [9, 2, 8, 8])
+        return kernels.softmax_dropout(scores, tf.zeros([9, 1, 1, 8]), 64, RATE, SEED, 3)
+
+    def gradients(x):
+        return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 8], seed=4))
+
+    whole = tf.function(gradients, jit_compile=True)(x)
+    for one, other in zip(whole, tf.function(gradients)(x), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
