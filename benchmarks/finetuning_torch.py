@@ -1,0 +1,239 @@
+"""The side of finetuning.py in PyTorch: a plain loop of transformers, same rows, same recipe.
+
+Runs in the peers' environment. AutoModelFor..., batches padded to their longest, in the order that
+bert_tf draws; fused AdamW, warm-up of a tenth and a straight line to 0, clipping, dropout 0.1.
+"""
+
+import json
+import math
+import pathlib
+import time
+
+import numpy as np
+import torch
+import transformers
+from pretraining_step_torch import autocast, parameter_groups
+from task_recipes import UNCOUNTED
+
+IGNORED = -100
+STRIDE, MAX_QUERY, MAX_ANSWER = 128, 64, 30  # Tokens.
+EVALUATED_AT_A_TIME = 64
+MODELS = {
+    "classification": transformers.AutoModelForSequenceClassification,
+    "conll": transformers.AutoModelForTokenClassification,
+    "squad": transformers.AutoModelForQuestionAnswering,
+}
+
+
+def measure(kind, rows, model, recipe, seed=1, max_steps=None):
+    """Seconds of training, whole or of `max_steps` behind the UNCOUNTED ones.
+
+    Of the whole also "predictions": a label a row, tags a sentence, or {id: answer}.
+    """
+    torch.manual_seed(seed)
+    rows = json.loads(pathlib.Path(rows).read_text(encoding="utf-8"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    labels, windows_of = _labels(kind, rows["train"]), WINDOWS[kind]
+    windows = windows_of(rows["train"], tokenizer, recipe["max_seq_length"], labels)
+    network = MODELS[kind].from_pretrained(model, num_labels=max(len(labels), 2))
+    figures = _train(network, windows, tokenizer.pad_token_id, recipe, seed, max_steps)
+    if max_steps:
+        return figures
+    start = time.perf_counter()
+    test = windows_of(rows["test"], tokenizer, recipe["max_seq_length"], labels)
+    outputs = _outputs(network.eval(), test, tokenizer.pad_token_id, recipe["precision"])
+    predictions = PREDICTIONS[kind](rows["test"], test, outputs, labels)
+    seconds = round(time.perf_counter() - start, 1)
+    return {**figures, "evaluation_seconds": seconds, "predictions": predictions}
+
+
+def _train(network, windows, pad, recipe, seed, max_steps):
+    batch, epochs = recipe["global_batch_size"], recipe["epochs"]
+    total = epochs * math.ceil(len(windows) / batch)
+    last = UNCOUNTED + max_steps if max_steps else total
+    if last > total:
+        raise ValueError(f"--max_steps={max_steps}: training has no {last} steps")
+    optimizer = torch.optim.AdamW(
+        parameter_groups(network), lr=recipe["learning_rate"], eps=1e-6, fused=True
+    )
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * total), total)
+    numbers = (
+        order[start : start + batch]
+        for order in (
+            np.random.default_rng([seed, epoch]).permutation(len(windows))
+            for epoch in range(epochs)
+        )
+        for start in range(0, len(windows), batch)
+    )
+    network.train()
+    begin, first, examples = time.perf_counter(), 0, 0
+    for step, chosen in zip(range(last), numbers, strict=False):
+        if max_steps and step == UNCOUNTED:
+            begin, first, examples = time.perf_counter(), step, 0
+        inputs = _batch([windows[number] for number in chosen], pad)
+        optimizer.zero_grad()
+        with autocast(recipe["precision"]):
+            loss = network(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        examples += len(chosen)
+    seconds = time.perf_counter() - begin
+    return {
+        "training_seconds": round(seconds, 1),
+        "examples": examples,
+        "examples_per_second": round(examples / seconds, 1),
+        "seconds_per_step": round(seconds / (last - first), 4),
+    }
+
+
+def _batch(windows, pad):
+    """Padded to the longest; what a window has for each token too."""
+    longest = max(len(window["input_ids"]) for window in windows)
+    fill = {"input_ids": pad, "labels": IGNORED}
+    batch = {}
+    for name in windows[0].keys() - {"owner", "offsets"}:
+        values = [window[name] for window in windows]
+        if isinstance(values[0], list):
+            tail = fill.get(name, 0)
+            values = [value + [tail] * (longest - len(value)) for value in values]
+        batch[name] = torch.tensor(values)
+    return batch
+
+
+@torch.no_grad()
+def _outputs(network, windows, pad, precision):
+    """Each window's logits, a list of arrays; of questions start and end, [L, 2]."""
+    order = sorted(range(len(windows)), key=lambda number: -len(windows[number]["input_ids"]))
+    outputs = [None] * len(windows)
+    for start in range(0, len(order), EVALUATED_AT_A_TIME):
+        chosen = order[start : start + EVALUATED_AT_A_TIME]
+        with autocast(precision):
+            output = network(**_batch([windows[number] for number in chosen], pad))
+        if "logits" in output:
+            logits = output.logits
+        else:
+            logits = torch.stack([output.start_logits, output.end_logits], -1)
+        for number, of_window in zip(chosen, logits.float().numpy(), strict=True):
+            outputs[number] = of_window
+    return outputs
+
+
+def _labels(kind, rows):
+    if kind == "classification":
+        return sorted({row["label"] for row in rows})
+    return sorted({tag for row in rows for tag in row["tags"]}) if kind == "conll" else []
+
+
+def _texts(rows, tokenizer, length, labels):
+    ids = tokenizer([row["text"] for row in rows], truncation=True, max_length=length)["input_ids"]
+    numbers = {label: number for number, label in enumerate(labels)}
+    return [
+        {"input_ids": of_row, "attention_mask": [1] * len(of_row), "labels": numbers[row["label"]]}
+        for of_row, row in zip(ids, rows, strict=True)
+    ]
+
+
+def _sentences(rows, tokenizer, length, labels):
+    """A word's first piece has its tag; sentences longer than `length` are cut."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    encoded = tokenizer(
+        [row["words"] for row in rows],
+        is_split_into_words=True,
+        truncation=True,
+        max_length=length,
+    )
+    windows = []
+    for place, row in enumerate(rows):
+        words = encoded.word_ids(place)
+        is_first = [
+            word is not None and word != before
+            for word, before in zip(words, [None, *words], strict=False)
+        ]
+        windows.append(
+            {
+                "input_ids": encoded["input_ids"][place],
+                "attention_mask": [1] * len(words),
+                "labels": [
+                    numbers.get(row["tags"][word], IGNORED) if first else IGNORED
+                    for word, first in zip(words, is_first, strict=True)
+                ],
+                "owner": [
+                    word if first else None for word, first in zip(words, is_first, strict=True)
+                ],
+            }
+        )
+    return windows
+
+
+def _questions(rows, tokenizer, length, labels):
+    """Windows of contexts, STRIDE tokens apart; one without the whole answer has none."""
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    plain = {"add_special_tokens": False, "return_offsets_mapping": True}
+    questions = tokenizer([row["question"] for row in rows], **plain)["input_ids"]
+    contexts = tokenizer([row["context"] for row in rows], **plain)
+    windows = []
+    for place, row in enumerate(rows):
+        question = questions[place][:MAX_QUERY]
+        ids, offsets = contexts["input_ids"][place], contexts["offset_mapping"][place]
+        text, begin = row["answers"][0] if row["answers"] else ("", 0)
+        answer = [
+            number
+            for number, (start, end) in enumerate(offsets)
+            if start < begin + len(text) and end > begin
+        ]
+        room = length - len(question) - 3
+        front = [cls, *question, sep]
+        for first in range(0, max(len(ids) - room, 0) + STRIDE, STRIDE):
+            piece = ids[first : first + room]
+            is_whole = answer and answer[0] >= first and answer[-1] < first + len(piece)
+            shift = len(front) - first
+            windows.append(
+                {
+                    "input_ids": [*front, *piece, sep],
+                    "attention_mask": [1] * (len(front) + len(piece) + 1),
+                    "token_type_ids": [0] * len(front) + [1] * (len(piece) + 1),
+                    "start_positions": answer[0] + shift if is_whole else 0,
+                    "end_positions": answer[-1] + shift if is_whole else 0,
+                    "owner": place,
+                    "offsets": (len(front), offsets[first : first + room]),
+                }
+            )
+    return windows
+
+
+def _classes(rows, windows, outputs, labels):
+    return [labels[int(scores.argmax())] for scores in outputs]
+
+
+def _tags(rows, windows, outputs, labels):
+    """The tag of each word; O of those that were cut off."""
+    result = []
+    for row, window, scores in zip(rows, windows, outputs, strict=True):
+        tags = ["O"] * len(row["words"])
+        for place, word in enumerate(window["owner"]):
+            if word is not None:
+                tags[word] = labels[int(scores[place].argmax())]
+        result.append(tags)
+    return result
+
+
+def _answers(rows, windows, outputs, labels):
+    """{id: the text of the span whose two logits have the highest sum}, over all windows."""
+    best = {}
+    for window, scores in zip(windows, outputs, strict=True):
+        front, offsets = window["offsets"]
+        start, end = scores[front : front + len(offsets)].T
+        sums = start[:, None] + end[None, :]
+        is_span = np.triu(np.ones_like(sums, bool)) & ~np.triu(np.ones_like(sums, bool), MAX_ANSWER)
+        sums = np.where(is_span, sums, -np.inf)
+        first, last = np.unravel_index(sums.argmax(), sums.shape)
+        row = rows[window["owner"]]
+        found = (float(sums[first, last]), row["context"][offsets[first][0] : offsets[last][1]])
+        best[row["id"]] = max(best.get(row["id"], found), found)
+    return {name: text for name, (_, text) in best.items()}
+
+
+WINDOWS = {"classification": _texts, "conll": _sentences, "squad": _questions}
+PREDICTIONS = {"classification": _classes, "conll": _tags, "squad": _answers}

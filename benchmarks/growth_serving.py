@@ -1,0 +1,50 @@
+"""Times what serves, an embedding of texts, for lengths and batches; called by growth.py."""
+
+import dataclasses
+import time
+
+import keras
+import tensorflow as tf
+from pretraining_batch import Sizes, summary
+from pretraining_step_tensorflow import config_of, forward_flops
+
+from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.vocabulary import SPECIALS, Vocabulary
+from tasks.pretrained import Pretrained, PretrainedPipeline
+
+SECONDS_A_POINT, MOST = 1.0, 20
+
+
+def measure(sizes, lengths, batches):
+    """{"points": [...]}: milliseconds of a request of `batch` texts of `length` tokens each."""
+    sizes = Sizes(**sizes)
+    keras.utils.set_random_seed(0)
+    words = [f"w{number}" for number in range(sizes.vocabulary - len(SPECIALS))]
+    task = Pretrained(max_seq_length=max(lengths))
+    tokenizer = Tokenizer(Vocabulary([*SPECIALS, *words]), True)
+    pipeline = PretrainedPipeline(task, tokenizer, task.build_model(config_of(sizes)))
+    embed = pipeline.signatures()["embed"]
+
+    def request(texts):
+        start = time.perf_counter()
+        embed(texts)["mean"].numpy()
+        return time.perf_counter() - start
+
+    points = []
+    for length in lengths:
+        for batch in batches:
+            of_request = dataclasses.replace(sizes, batch=batch, length=length)
+            texts = tf.constant([" ".join(words[row : row + length - 2]) for row in range(batch)])
+            request(texts)
+            seconds = [request(texts)]
+            while sum(seconds) < SECONDS_A_POINT and len(seconds) < MOST:
+                seconds.append(request(texts))
+            points.append(
+                {
+                    "length": length,
+                    "batch": batch,
+                    **summary(seconds),
+                    "flops": forward_flops(of_request, predictions=0),
+                }
+            )
+    return {"points": points}

@@ -1,0 +1,73 @@
+"""The fixed batch that pretraining steps are measured on, and how; numpy alone, for every side."""
+
+import dataclasses
+import math
+import statistics
+import time
+
+import numpy as np
+
+UNCOUNTED = 3  # Steps: the graph is built, kernels and memory are found.
+SPECIALS, POSITIONS = 1000, 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the model and of its batch."""
+
+    layers: int = 6
+    hidden: int = 512
+    batch: int = 16
+    length: int = 128
+    vocabulary: int = 30522
+
+    @property
+    def heads(self):
+        return self.hidden // 64
+
+    @property
+    def inner(self):
+        return 4 * self.hidden
+
+    @property
+    def predictions(self):
+        """As published: 20 of 128 tokens, 77 of 512."""
+        return math.ceil(0.15 * self.length)
+
+    @property
+    def tokens(self):
+        return self.batch * self.length
+
+
+def examples(sizes):
+    """{feature: array} as shards have them: every place holds a token, every prediction counts."""
+    rng = np.random.default_rng(0)
+    shape = (sizes.batch, sizes.length)
+    predicted = (sizes.batch, sizes.predictions)
+    places = rng.permuted(np.tile(np.arange(1, sizes.length - 1), (sizes.batch, 1)), axis=1)
+    return {
+        "input_ids": rng.integers(SPECIALS, sizes.vocabulary, shape, np.int32),
+        "input_mask": np.ones(shape, np.int32),
+        "segment_ids": (np.arange(sizes.length) >= sizes.length // 2) * np.ones(shape, np.int32),
+        "masked_lm_positions": np.sort(places[:, : sizes.predictions], axis=1).astype(np.int32),
+        "masked_lm_ids": rng.integers(SPECIALS, sizes.vocabulary, predicted, np.int32),
+        "masked_lm_weights": np.ones(predicted, np.float32),
+        "next_sentence_labels": rng.integers(0, 2, (sizes.batch, 1), np.int32),
+    }
+
+
+def timed(step, steps, uncounted=UNCOUNTED):
+    """Calls step() so often; of the counted calls {"median_ms", "mean_ms"}."""
+    seconds = []
+    for _ in range(uncounted + steps):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return summary(seconds[uncounted:])
+
+
+def summary(seconds):
+    return {
+        "median_ms": round(1000 * statistics.median(seconds), 1),
+        "mean_ms": round(1000 * statistics.mean(seconds), 1),
+    }

@@ -1,0 +1,150 @@
+"""Measures a pretraining step beside keras-hub's and PyTorch's, and the whole loop beside the step.
+
+    python benchmarks/pretraining_step.py --data=DIR --peers=PYTHON --precision=float32,bfloat16
+
+Masked LM and next sentence; 6 layers, hidden size 512, vocabulary of 30,522, 16 examples of 128
+tokens without padding, 20 predictions each, dropout 0.1, AdamW, clipping by the global norm, two
+threads. The sides, each in a process of its own, in turn, --rounds times:
+
+    ours_flat, ours_padded    the train step on one batch again and again, in either layout
+    ours_loop                 bert_tf.pretrain on shards of DIR's books, with its reading, lines,
+                              metrics, and a thousandth of a checkpoint a step, as is its default
+    keras_hub, keras_hub_jit  BertMaskedLM under fit(), without and with XLA; it has no next
+                              sentence prediction, which is next to nothing of a step
+    torch, torch_compiled     transformers' BERT in PYTHON's environment, eager and torch.compile'd
+
+Without DIR or PYTHON their sides are left out. Prints a Markdown table; --output=FOLDER keeps
+a JSON line a measurement in pretraining_step.jsonl.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import statistics
+import tempfile
+
+import own_process
+from pretraining_batch import Sizes
+
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.writing import write_shards
+
+TENSORFLOW, TORCH = "pretraining_step_tensorflow", "pretraining_step_torch.measure"
+SIDES = {
+    "ours_flat": (f"{TENSORFLOW}.bare", {"layout": "flat"}),
+    "ours_padded": (f"{TENSORFLOW}.bare", {"layout": "padded"}),
+    "ours_loop": (f"{TENSORFLOW}.loop", {}),
+    "keras_hub": (f"{TENSORFLOW}.keras_hub_fit", {"jit": False}),
+    "keras_hub_jit": (f"{TENSORFLOW}.keras_hub_fit", {"jit": True}),
+    "torch": (TORCH, {"compiled": False}),
+    "torch_compiled": (TORCH, {"compiled": True}),
+}
+TEXT_BYTES = 4_000_000
+
+
+def shards_of(data, folder, sizes):
+    """Shards of the first books, in examples that are full, as the fixed batch is.
+
+    They are filled up by sentences: so that nothing stays empty, a word is one.
+    """
+    with open(data / "text" / "books.txt", encoding="utf-8") as lines:
+        text = lines.read(TEXT_BYTES)
+    words = "\n\n".join("\n".join(document.split()) for document in text.split("\n\n"))
+    (folder / "words.txt").write_text(words, encoding="utf-8")
+    settings = WriteShardsSettings(
+        input=(str(folder / "words.txt"),),
+        vocab=str(data / "vocab" / "uncased" / "vocab.txt"),
+        output_dir=str(folder / "shards"),
+        num_shards=8,
+        max_seq_length=sizes.length,
+        max_predictions_per_seq=sizes.predictions,
+        short_seq_prob=0.0,
+    )
+    write_shards(settings)
+    return settings.output_dir
+
+
+def measure(side, precision, steps, shards, peers):
+    function, arguments = SIDES[side]
+    arguments = {**arguments, "sizes": dataclasses.asdict(Sizes())}
+    if side == "ours_loop":
+        arguments["shards"] = shards
+    if function == TORCH:
+        arguments["python"] = peers
+    return own_process.call(function, precision=precision, steps=steps, **arguments)
+
+
+def table(records):
+    """Markdown: of each side the median of its rounds, and its time for a token beside ours."""
+    times = {}
+    for record in records:
+        figures = times.setdefault((record["precision"], record["side"]), [])
+        figures.append((record["median_ms"], record["tokens_a_step"], record["peak_mb"]))
+    lines = [
+        "| precision | side | ms a step | rounds | tokens/s | peak MB | time a token, ours 1 |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    microseconds = {
+        key: statistics.median(1000 * ms / tokens for ms, tokens, _ in rounds)
+        for key, rounds in times.items()
+    }
+    for (precision, side), rounds in times.items():
+        ours, own = microseconds.get((precision, "ours_flat")), microseconds[precision, side]
+        cells = (
+            precision,
+            side,
+            f"{statistics.median(ms for ms, _, _ in rounds):.0f}",
+            ", ".join(f"{ms:.0f}" for ms, _, _ in rounds),
+            f"{1e6 / own:,.0f}",
+            f"{max(peak for _, _, peak in rounds):,}",
+            f"{own / ours:.2f}" if ours else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
+    parser.add_argument("--peers", help="a Python with torch and transformers")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--output", type=pathlib.Path)
+    options = parser.parse_args()
+    sides = options.sides.split(",")
+    if unknown := sorted(set(sides) - set(SIDES)):
+        parser.error(f"--sides: {', '.join(unknown)}; wanted some of {', '.join(SIDES)}")
+    if not options.data and "ours_loop" in sides:
+        sides.remove("ours_loop")
+        print("ours_loop is left out: --data is not given")
+    if not options.peers:
+        sides = [side for side in sides if SIDES[side][0] != TORCH]
+        print("torch's sides are left out: --peers is not given")
+
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        shards = None
+        if "ours_loop" in sides:
+            shards = shards_of(options.data, pathlib.Path(folder), Sizes())
+        for number in range(options.rounds):
+            for precision in options.precision.split(","):
+                for side in tuple(sides):
+                    try:
+                        figures = measure(side, precision, options.steps, shards, options.peers)
+                    except own_process.Failed as failure:
+                        print(f"{side} is left out from here on: {failure}", flush=True)
+                        sides.remove(side)
+                        continue
+                    record = {"side": side, "precision": precision, "round": number, **figures}
+                    print(record, flush=True)
+                    records.append(record)
+                    if options.output:
+                        own_process.append(options.output / "pretraining_step.jsonl", record)
+    print(table(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Sides of pretraining_step.py in TensorFlow: the bare step, the whole loop, keras-hub.
+
+Each function is called in a process of its own, and returns figures.
+"""
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import tempfile
+import time
+import types
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+import tensorflow as tf
+from pretraining_batch import POSITIONS, UNCOUNTED, Sizes, examples, summary, timed
+
+from bert_tf.config import BertConfig
+from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
+from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.pretraining.recipe import flops_a_token, pretrain
+from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.train.distribution import POLICIES
+from bert_tf.train.optimizer import AdamW
+from bert_tf.train.step import TrainStep
+
+LAYOUTS = {"padded": examples_padded, "flat": examples_flat}
+LOG_EVERY = 5
+SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
+
+
+def bare(sizes, layout, precision, steps, recompute=False, uncounted=UNCOUNTED):
+    """The train step on a batch that repeats."""
+    sizes = Sizes(**sizes)
+    config = config_of(sizes)
+    keras.utils.set_random_seed(0)
+    model = PretrainingModel(config, POLICIES[precision], recompute=recompute)
+    optimizer = AdamW(1e-4)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, MEASURES)
+    # Laid out in the dataset, so that the graph knows of the shapes what it knows in training.
+    batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
+    iterator = iter(batches.cache().repeat().prefetch(1))
+    return {
+        **timed(lambda: float(step(iterator)["loss"]), steps, uncounted),
+        "tokens_a_step": sizes.tokens,
+        "flops_a_step": 3 * forward_flops(sizes, sizes.predictions),
+    }
+
+
+def loop(sizes, shards, precision, steps):
+    """The recipe on shards: reading, logging, metrics, and the checkpoints' share of a step.
+
+    Each LOG_EVERY steps there is a line of progress: from one to the next is what is counted.
+    """
+    sizes = Sizes(**sizes)
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder, "config.json")
+        config.write_text(json.dumps(config_of(sizes).to_dict()), encoding="utf-8")
+        settings = PretrainSettings(
+            shards=(shards,),
+            output_dir=f"{folder}/run",
+            config=str(config),
+            num_train_steps=LOG_EVERY * (1 + math.ceil(steps / LOG_EVERY)),
+            global_batch_size=sizes.batch,
+            precision=precision,
+            log_every=LOG_EVERY,
+        )
+        is_timed = ("step ", "finished: ")
+        run = pretrain(
+            settings,
+            lambda line: times.append(time.perf_counter()) if line.startswith(is_timed) else None,
+        )
+        data = PretrainingData(shards, run.vocabulary, run.config)
+        batches = data.training_batches(data.position(0, 0), sizes.batch, examples_padded)
+        masks = [batch["input_mask"] for batch in batches.take(settings.num_train_steps)]
+    *lines, end = times
+    save_seconds = end - lines[-1]
+    save_share = save_seconds / SAVE_EVERY
+    seconds = [(now - before) / LOG_EVERY + save_share for before, now in itertools.pairwise(lines)]
+    return {
+        **summary(seconds),
+        "tokens_a_step": round(float(tf.reduce_mean(tf.reduce_sum(masks, axis=[1, 2])))),
+        "checkpoint_seconds": round(save_seconds, 2),
+    }
+
+
+def keras_hub_fit(sizes, precision, steps, jit):
+    """keras-hub's BertMaskedLM under fit(); it has no next sentence prediction."""
+    from keras_hub.models import BertBackbone, BertMaskedLM
+
+    sizes = Sizes(**sizes)
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(POLICIES[precision])
+    backbone = BertBackbone(
+        vocabulary_size=sizes.vocabulary,
+        num_layers=sizes.layers,
+        num_heads=sizes.heads,
+        hidden_dim=sizes.hidden,
+        intermediate_dim=sizes.inner,
+        dropout=0.1,
+        max_sequence_length=POSITIONS,
+    )
+    model = BertMaskedLM(backbone)
+    optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.01, epsilon=1e-6, global_clipnorm=1.0)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, weighted_metrics=[], jit_compile=jit)
+    batch = examples(sizes)
+    batch = (
+        {
+            "token_ids": batch["input_ids"],
+            "segment_ids": batch["segment_ids"],
+            "padding_mask": batch["input_mask"],
+            "mask_positions": batch["masked_lm_positions"],
+        },
+        batch["masked_lm_ids"],
+        batch["masked_lm_weights"],
+    )
+    ends = []
+    clock = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda number, logs: ends.append((time.perf_counter(), logs["loss"]))
+    )
+    model.fit(
+        tf.data.Dataset.from_tensors(batch).repeat(),
+        steps_per_epoch=UNCOUNTED + steps,
+        callbacks=[clock],
+        verbose=0,
+    )
+    times = [now for now, _ in ends[UNCOUNTED - 1 :]]
+    seconds = [now - before for before, now in itertools.pairwise(times)]
+    return {**summary(seconds), "tokens_a_step": sizes.tokens}
+
+
+def config_of(sizes):
+    return BertConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.inner,
+        max_position_embeddings=POSITIONS,
+    )
+
+
+def forward_flops(sizes, predictions):
+    """Of a batch going forward, matrix products alone, by the recipe's own count of a step."""
+    shards = types.SimpleNamespace(
+        max_seq_length=sizes.length,
+        manifest=types.SimpleNamespace(settings={"max_predictions_per_seq": predictions}),
+    )
+    return sizes.tokens * flops_a_token(config_of(sizes), shards) / 3

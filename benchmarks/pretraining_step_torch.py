@@ -1,0 +1,87 @@
+"""The side of pretraining_step.py in PyTorch, with transformers' BERT: equal mathematics.
+
+Runs in the peers' environment. Both heads, the masked LM's on the gathered positions alone, fused
+AdamW, clipping by the global norm.
+"""
+
+import contextlib
+import shutil
+
+import torch
+from pretraining_batch import POSITIONS, Sizes, examples, timed
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertModel
+from transformers.models.bert.modeling_bert import BertPreTrainingHeads
+
+UNDECAYED = ("bias", "LayerNorm.weight")
+
+
+class Pretraining(torch.nn.Module):
+    """BERT and its two pretraining heads -> the sum of both losses."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        config = BertConfig(
+            vocab_size=sizes.vocabulary,
+            hidden_size=sizes.hidden,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=sizes.inner,
+            max_position_embeddings=POSITIONS,
+            hidden_act="gelu_pytorch_tanh",  # One kernel of what "gelu_new" computes in eight.
+        )
+        self.bert, self.heads = BertModel(config), BertPreTrainingHeads(config)
+        self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def forward(self, batch):
+        output = self.bert(
+            batch["input_ids"],
+            attention_mask=batch["input_mask"],
+            token_type_ids=batch["segment_ids"],
+        )
+        rows, hidden = output.last_hidden_state, output.last_hidden_state.shape[-1]
+        positions = batch["masked_lm_positions"][:, :, None].expand(-1, -1, hidden)
+        masked = torch.gather(rows, 1, positions).reshape(-1, hidden)
+        masked_lm, next_sentence = self.heads(masked, output.pooler_output)
+        return cross_entropy(masked_lm.float(), batch["masked_lm_ids"].reshape(-1)) + cross_entropy(
+            next_sentence.float(), batch["next_sentence_labels"][:, 0]
+        )
+
+
+def parameter_groups(model, decay=0.01):
+    """All parameters for AdamW: biases and LayerNorm do not decay."""
+    named = dict(model.named_parameters())
+    decayed = [value for name, value in named.items() if not name.endswith(UNDECAYED)]
+    others = [value for name, value in named.items() if name.endswith(UNDECAYED)]
+    return [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def autocast(precision):
+    if precision == "bfloat16":
+        return torch.autocast("cpu", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def measure(sizes, precision, steps, compiled):
+    if compiled and not shutil.which("g++"):
+        raise RuntimeError("no C++ compiler (g++) for torch.compile")
+    sizes = Sizes(**sizes)
+    torch.manual_seed(0)
+    batch = {
+        name: torch.from_numpy(values if values.dtype.kind == "f" else values.astype("int64"))
+        for name, values in examples(sizes).items()
+    }
+    model = Pretraining(sizes).train()
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
+    forward = torch.compile(model) if compiled else model
+
+    def step():
+        optimizer.zero_grad()
+        with autocast(precision):
+            loss = forward(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return {**timed(step, steps), "tokens_a_step": sizes.tokens}

@@ -1,0 +1,114 @@
+"""The recipes of kinds_of_task.py and finetuning.py, and where their rows are. Free of TensorFlow.
+
+A recipe is what FinetuneSettings take, with the files of its training and of its test rows, in a
+folder of data sets as they are published; the complaints are those of examples/.
+"""
+
+import csv
+import json
+import pathlib
+
+COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints"
+
+# Length, batch, peak learning rate, passes over the data.
+SHORT = {"max_seq_length": 64, "global_batch_size": 32, "learning_rate": 1e-4, "epochs": 4}
+TWEETS = {"max_seq_length": 128, "global_batch_size": 32, "learning_rate": 5e-5, "epochs": 3}
+HATE = {
+    "task": "classification",
+    "text_column": "tweet",
+    "label_column": "class",
+    "labels": ("0", "1", "2"),
+    **TWEETS,
+}
+KIT = {"rare_label": "0", "aim": "f1", "calibrate": True}
+QUESTIONS = {"max_seq_length": 384, "global_batch_size": 16, "learning_rate": 1e-4, "epochs": 2}
+TASKS = {
+    "complaints": (
+        {"task": "classification", **SHORT, "epochs": 5},
+        str(COMPLAINTS / "train.csv"),
+        str(COMPLAINTS / "dev.csv"),
+    ),
+    "banking77": (
+        {"task": "classification", "label_column": "category", **SHORT},
+        "banking77/train.csv",
+        "banking77/test.csv",
+    ),
+    "clinc150": (
+        {"task": "classification", **SHORT},
+        "clinc150:train,oos_train",
+        "clinc150:test,oos_test",
+    ),
+    "hate_speech": (HATE, "hate_speech/train.csv", "hate_speech/dev.csv"),
+    "hate_speech_rare": ({**HATE, **KIT}, "hate_speech/train.csv", "hate_speech/dev.csv"),
+    "wnut17": (
+        {
+            "task": "conll",
+            "max_seq_length": 128,
+            "global_batch_size": 16,
+            "learning_rate": 1e-4,
+            "epochs": 5,
+        },
+        "ner/wnut17/wnut17train.conll",
+        "ner/wnut17/emerging.test.annotated",
+    ),
+    "arc": (
+        {
+            "task": "arc",
+            "max_seq_length": 128,
+            "global_batch_size": 8,
+            "learning_rate": 5e-5,
+            "epochs": 4,
+        },
+        "multiple_choice/arc_easy_dev.csv",
+        "multiple_choice/arc_challenge_dev.csv",
+    ),
+    "squad": ({"task": "squad", **QUESTIONS}, "squad/train-v1.1.json", "squad/dev-v1.1.json"),
+    "squad2": ({"task": "squad2", **QUESTIONS}, "squad/train-v2.0.json", "squad/dev-v2.0.json"),
+    "anomaly": (
+        {"task": "anomaly", "ordinary_labels": ("in scope",), "max_seq_length": 64},
+        "clinc150:train,oos_train",
+        "clinc150:test,oos_test",
+    ),
+}
+UNCOUNTED = 10  # Steps in front of those that are timed: the graph is built, kernels are found.
+DECIDES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
+
+
+def rows_file(data, path, name, scratch):
+    """The path of a data set's file; of CLINC150's lists of pairs a .csv is made first."""
+    if ":" not in path:
+        return data / path
+    folder, splits = path.split(":")
+    pairs = json.loads((data / folder / "data_full.json").read_text(encoding="utf-8"))
+    made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
+    with open(made, "w", newline="", encoding="utf-8") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(("text", "label"))
+        for split in splits.split(","):
+            for text, label in pairs[split]:
+                is_scope = "out of scope" if label == "oos" else "in scope"
+                writer.writerow((text, is_scope if name == "anomaly" else label))
+    return made
+
+
+def divided(train, scratch):
+    """Every tenth row, or article, of a training file is held out; of fewer the last."""
+    parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
+    if train.suffix == ".json":
+        whole = json.loads(train.read_text(encoding="utf-8"))
+        held_out = min(9, len(whole["data"]) - 1)
+        for number, part in enumerate(parts):
+            articles = [
+                article
+                for place, article in enumerate(whole["data"])
+                if (place % 10 == held_out) == bool(number)
+            ]
+            part.write_text(json.dumps({**whole, "data": articles}), encoding="utf-8")
+        return parts
+    with open(train, newline="", encoding="utf-8") as lines:
+        header, *rows = csv.reader(lines)
+    for number, part in enumerate(parts):
+        with open(part, "w", newline="", encoding="utf-8") as lines:
+            chosen = [row for place, row in enumerate(rows) if (place % 10 == 9) == bool(number)]
+            csv.writer(lines).writerows([header, *chosen])
+    return parts
