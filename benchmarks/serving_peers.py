@@ -1,0 +1,142 @@
+"""The sides of benchmarks/serving.py that are no SavedModels, in an environment of their own.
+
+With "wanted": "models" the plan has a Hugging Face directory written as ONNX and for OpenVINO;
+otherwise it is one of serving_process.py. Batches are padded to their longest text.
+"""
+
+import pathlib
+
+from serving_process import THREADS, plan_of_this_process, work
+
+MAX_LENGTH = 512
+
+
+def load_transformers(model, precision):
+    import torch
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    torch.set_num_threads(THREADS)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    classifier = BertForSequenceClassification.from_pretrained(model)
+    classifier = classifier.eval().to(getattr(torch, precision))
+
+    @torch.inference_mode()
+    def answer(texts):
+        inputs = tokenizer(
+            texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+        )
+        return torch.softmax(classifier(**inputs).logits.float(), -1).numpy()
+
+    return answer
+
+
+def load_onnxruntime(model, precision):
+    import onnxruntime
+
+    encode = _tokenizer(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(
+        f"{model}/model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    return lambda texts: _softmax(session.run(None, encode(texts))[0])
+
+
+def load_openvino(model, precision):
+    import openvino
+
+    encode = _tokenizer(model)
+    hints = {
+        "INFERENCE_NUM_THREADS": THREADS,
+        "PERFORMANCE_HINT": "LATENCY",  # One request at a time gets all threads.
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+    }
+    compiled = openvino.Core().compile_model(f"{model}/model.xml", "CPU", hints)
+    return lambda texts: _softmax(compiled(encode(texts))[0])
+
+
+SIDES = {
+    "transformers": load_transformers,
+    "onnxruntime": load_onnxruntime,
+    "openvino": load_openvino,
+}
+
+
+def _tokenizer(model):
+    """strings -> {input name: int64 [B, L]}, by the library that is under transformers' own."""
+    import numpy as np
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(f"{model}/vocab.txt", lowercase=True)
+    tokenizer.enable_truncation(MAX_LENGTH)
+    tokenizer.enable_padding()
+
+    def encode(texts):
+        encoded = tokenizer.encode_batch(texts)
+        fields = {
+            "input_ids": [text.ids for text in encoded],
+            "attention_mask": [text.attention_mask for text in encoded],
+            "token_type_ids": [text.type_ids for text in encoded],
+        }
+        return {name: np.array(values, np.int64) for name, values in fields.items()}
+
+    return encode
+
+
+def _softmax(logits):
+    import numpy as np
+
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
+def write_models(folder, sides):
+    """The Hugging Face directory of `folder` for those sides that need another form."""
+    import torch
+    from transformers import BertForSequenceClassification
+
+    source = folder / "huggingface"
+    model = BertForSequenceClassification.from_pretrained(source).eval()
+    example = {
+        name: torch.ones((2, 16), dtype=torch.int64)
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    for side, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
+        if side in sides:
+            directory = folder / side
+            directory.mkdir()
+            (directory / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
+            write(model, example, directory)
+
+
+def _write_onnx(model, example, directory):
+    import torch
+
+    sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens", max=MAX_LENGTH)}
+    torch.onnx.export(
+        model,
+        kwargs=example,
+        f=str(directory / "model.onnx"),
+        dynamo=True,
+        opset_version=20,  # The first that has gelu's tanh form as one operation.
+        dynamic_shapes=dict.fromkeys(example, sizes),
+        output_names=["logits"],
+        external_data=False,
+    )
+
+
+def _write_openvino(model, example, directory):
+    import openvino
+
+    converted = openvino.convert_model(
+        model, example_input=example, input=[(name, [-1, -1]) for name in example]
+    )
+    openvino.save_model(converted, directory / "model.xml", compress_to_fp16=False)
+
+
+if __name__ == "__main__":
+    plan = plan_of_this_process()
+    if plan["wanted"] == "models":
+        write_models(pathlib.Path(plan["folder"]), plan["sides"])
+    else:
+        work(plan, SIDES[plan["side"]])

@@ -1,0 +1,89 @@
+"""What a side of benchmarks/serving.py does in its own process; imports no framework.
+
+A process is started as `python SCRIPT PLAN`, a JSON file: {"side", "model", "precision", "texts",
+"lengths" (in tokens), "batches", "wanted", "started" (Unix time), "result" (the file to write)}.
+"wanted" is "answers", the probabilities of all texts, or "times".
+"""
+
+import json
+import pathlib
+import resource
+import sys
+import time
+
+import numpy as np
+
+THREADS = 2
+WARM_UP, NEW_LENGTHS = 8, 5
+
+
+def work(plan, load):
+    """Loads a model by `load(model, precision)` -> (list of strings -> [B, labels]), and asks it.
+
+    What a side imports it imports in `load`: that is part of a cold start.
+    """
+    answer = load(plan["model"], plan["precision"])
+    measure = {"answers": _answers, "times": _times}[plan["wanted"]]
+    result = json.dumps(measure(answer, plan))
+    pathlib.Path(plan["result"]).write_text(result, encoding="utf-8")
+
+
+def plan_of_this_process():
+    return json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
+
+
+def requests_of(texts, batch):
+    return [texts[start : start + batch] for start in range(0, len(texts), batch)]
+
+
+def _answers(answer, plan):
+    return [row for texts in requests_of(plan["texts"], 4) for row in answer(texts).tolist()]
+
+
+def _times(answer, plan):
+    texts, lengths = plan["texts"], plan["lengths"]
+    answer(texts[:1])
+    cold_start = time.time() - plan["started"]
+    _timed(answer, requests_of(texts[:WARM_UP], 1))
+    seen, new = set(lengths[:WARM_UP]), []
+    for text, length in zip(texts, lengths, strict=True):
+        if length not in seen and len(new) < NEW_LENGTHS:
+            seen.add(length)
+            new.append([text])
+    # The second time tells what of the first is the new length.
+    new_length, again = (np.median(_timed(answer, new)) for _ in range(2))
+
+    order = sorted(range(len(texts)), key=lengths.__getitem__)
+    by_length = [texts[place] for place in order]
+    passes = []
+    for batch in plan["batches"]:
+        for name, chosen in (("arrival", texts), ("sorted", by_length)):
+            requests = requests_of(chosen, batch)
+            _timed(answer, requests)  # As a server that is running: shapes have been met once.
+            seconds = np.array(_timed(answer, requests))
+            passes.append(
+                {
+                    "batch": batch,
+                    "order": name,
+                    "texts_per_second": len(texts) / seconds.sum(),
+                    "p50_ms": 1000 * np.percentile(seconds, 50),
+                    "p99_ms": 1000 * np.percentile(seconds, 99),
+                }
+            )
+    process = {
+        "cold_start_s": cold_start,
+        "new_length_ms": 1000 * new_length,
+        "again_ms": 1000 * again,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    return {"process": process, "passes": passes}
+
+
+def _timed(answer, requests):
+    """Seconds of each request, one after the other."""
+    seconds = []
+    for texts in requests:
+        start = time.perf_counter()
+        answer(texts)
+        seconds.append(time.perf_counter() - start)
+    return seconds

@@ -1,0 +1,120 @@
+"""What benchmarks/serving.py found: tables in Markdown, and a picture."""
+
+import statistics
+
+
+def throughput_table(lines, sides):
+    """Texts a second, and how many times as many the first side gives as each other one."""
+    first, *others = sides
+    header = [
+        "texts",
+        "batch",
+        "order",
+        *(f"{side}, texts/s" for side in sides),
+        *(f"{first} / {other}" for other in others),
+    ]
+    rows = []
+    for kind, batch, order in _distinct(lines, "texts", "batch", "order"):
+        rates = [
+            _median(lines, "texts_per_second", side=side, texts=kind, batch=batch, order=order)
+            for side in sides
+        ]
+        rows.append(
+            [
+                kind,
+                batch,
+                order,
+                *map(_number, rates),
+                *(f"{rates[0] / rate:.2f}" for rate in rates[1:]),
+            ]
+        )
+    return _table(header, rows)
+
+
+def process_table(lines, sides):
+    """What one text alone takes, and what a process does."""
+    of_process = ("cold_start_s", "new_length_ms", "again_ms", "peak_mb")
+    header = [
+        "texts",
+        "side",
+        "p50 ms, batch 1",
+        "p99 ms",
+        "cold start, s",
+        "new length, ms",
+        "again, ms",
+        "peak, MB",
+    ]
+    rows = []
+    for (kind,) in _distinct(lines, "texts"):
+        for side in sides:
+            alone = {"side": side, "texts": kind, "batch": 1, "order": "arrival"}
+            figures = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
+            figures += [_median(lines, name, side=side, texts=kind) for name in of_process]
+            rows.append([kind, side, *map(_number, figures)])
+    return _table(header, rows)
+
+
+def draw(lines, sides, title, path):
+    """Bars of texts a second: a panel a kind of texts, a group a batch size, a bar a side."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+        return
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    kinds = [kind for (kind,) in _distinct(lines, "texts")]
+    figure, panels = pyplot.subplots(
+        1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False, layout="constrained"
+    )
+    width = 0.8 / len(sides)
+    for panel, kind in zip(panels[0], kinds, strict=True):
+        of_kind = [line for line in lines if line["texts"] == kind]
+        batches = [batch for (batch,) in _distinct(of_kind, "batch")]
+        for number, side in enumerate(sides):
+            places = [group + (number + 0.5) * width - 0.4 for group in range(len(batches))]
+            for order in ("arrival", "sorted"):
+                rates = [
+                    _median(of_kind, "texts_per_second", side=side, batch=batch, order=order)
+                    for batch in batches
+                ]
+                if order == "arrival":
+                    panel.bar(places, rates, width, label=side)
+                else:
+                    panel.plot(places, rates, "k_", markersize=9)
+        panel.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
+        panel.set_title(f"{kind} texts")
+        panel.grid(axis="y", alpha=0.3)
+        panel.set_axisbelow(True)
+    panels[0][0].set_ylabel("texts a second (black: sorted by length)")
+    figure.suptitle(title)
+    bars = panels[0][0].get_legend_handles_labels()
+    figure.legend(*bars, loc="outside lower center", ncols=len(sides))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _distinct(lines, *names):
+    """The combinations of values, in order of appearance, of the lines that have all of them."""
+    return dict.fromkeys(
+        tuple(line[name] for name in names) for line in lines if all(name in line for name in names)
+    )
+
+
+def _median(lines, figure, **where):
+    """Of the rounds."""
+    return statistics.median(
+        line[figure]
+        for line in lines
+        if figure in line and all(line.get(name) == value for name, value in where.items())
+    )
+
+
+def _number(value):
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _table(header, rows):
+    cells = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in cells)
