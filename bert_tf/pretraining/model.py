@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import LayerNorm, activation, dense, initializer, product
-from bert_tf.train.losses import is_correct, softmax_cross_entropy
+from bert_tf.train.losses import entry_cross_entropy, is_correct, softmax_cross_entropy
 
-LOSSES = {"masked_lm": softmax_cross_entropy, "next_sentence": softmax_cross_entropy}
+LOSSES = {"masked_lm": entry_cross_entropy, "next_sentence": softmax_cross_entropy}
 MEASURES = {
     "masked_lm_accuracy": ("masked_lm", is_correct),
     "next_sentence_accuracy": ("next_sentence", is_correct),

@@ -12,12 +12,24 @@ import functools
 import keras
 import tensorflow as tf
 
+from bert_tf.model import kernels
+
 
 def softmax_cross_entropy(labels_B, logits_BC):
     """-log softmax(logits)[label]; labels are class ids. Of tokens too: [B, L] and [B, L, C]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         tf.cast(labels_B, tf.int32), tf.cast(logits_BC, tf.float32)
     )
+
+
+def entry_cross_entropy(labels_BP, logits_BPV):
+    """softmax_cross_entropy over the entries of a vocabulary, as one kernel.
+
+    Nothing looks at the labels: what is no entry gives a loss that means nothing.
+    """
+    logits_NV = tf.reshape(tf.cast(logits_BPV, tf.float32), [-1, logits_BPV.shape[-1]])
+    labels_N = tf.reshape(tf.cast(labels_BP, tf.int32), [-1])
+    return tf.reshape(kernels.cross_entropy(labels_N, logits_NV), tf.shape(labels_BP))
 
 
 def focal_softmax_cross_entropy(labels_B, logits_BC, gamma):
