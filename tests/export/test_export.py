@@ -36,7 +36,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
     folder = tmp_path_factory.mktemp("export")
     weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
     return finetune(
-        small.settings(weights, small.write_complaints(folder), folder / "run", epochs=8)
+        small.settings(weights, small.write_complaints(folder), folder / "run", epochs=12, seed=2)
     ).path
 
 
