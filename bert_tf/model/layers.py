@@ -58,9 +58,7 @@ class LayerNorm(keras.layers.Layer):
         """LayerNorm of x, or of dropout(x) + residual."""
         if seed is None:
             return self._of_inference(x_TH if residual_TH is None else x_TH + residual_TH)
-        # Cast by hand, since autocast leaves what is passed by keyword as it is.
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        x_TH = tf.cast(x_TH, self.compute_dtype)
         if residual_TH is None:
             return kernels.norm(x_TH, gamma, beta, self.epsilon)
         return kernels.dropout_add_norm(
