@@ -280,8 +280,8 @@ def without_gradient_on(replica, loss):
 @pytest.mark.parametrize(
     ("cause", "replica"),
     [
-        ("weight", 1),
         ("gradient", 0),
+        pytest.param("weight", 1, marks=pytest.mark.slow),
         pytest.param("weight", 0, marks=pytest.mark.slow),
         pytest.param("gradient", 1, marks=pytest.mark.slow),
     ],
