@@ -200,8 +200,7 @@ def test_rows_of_weight_zero_change_nothing():
     [
         (("a", "b", "c"), 12),
         pytest.param(("no", "yes"), 12, marks=pytest.mark.slow),
-        # Wide enough for compiled kernels.
-        pytest.param(("a", "b", "c"), 129, marks=pytest.mark.slow),
+        pytest.param(("a", "b", "c"), 129, marks=pytest.mark.slow),  # So wide, it is compiled.
     ],
 )
 def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, labels, hidden_size):
