@@ -17,6 +17,8 @@ from export import probe, warmup
 
 # In bfloat16 an answer may be another where another one was so little of probability short.
 MARGIN = 0.04
+# Outputs that are differences of logits: of any size, and next to nothing where they are large.
+LOG_ODDS = ("no_answer_score",)
 
 NASTY = (
     b"",
@@ -54,7 +56,7 @@ class Tolerance(NamedTuple):
 
     `probability` where a row's numbers are at most 1, as probabilities are; else, and for vectors,
     `number`, as a part of the largest of them. `margin`: see MARGIN; None where each answer has to
-    be the same.
+    be the same; where it is given, LOG_ODDS are compared as the probabilities they are of.
     """
 
     probability: float
@@ -255,6 +257,8 @@ def _is_same(case, row, want, got):
         if case.name == "token" and tolerance.margin:
             want, got = want[:, :1], got[:, :1]
         return np.array_equal(want, got)
+    if case.name in LOG_ODDS and tolerance.margin:
+        want, got = ((1 + np.tanh(odds / 2)) / 2 for odds in (want, got))
     largest = np.max(np.abs(want), initial=0.0)
     is_probability = largest <= 1 and case.signature != "embed"
     allowed = tolerance.probability if is_probability else tolerance.number * largest

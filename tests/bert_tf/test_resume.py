@@ -1,5 +1,6 @@
 """A run goes on from any step as though never stopped; a damaged checkpoint is told and passed."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -8,9 +9,12 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.checkpoints import Checkpoints
+from bert_tf.model.kernels import LEAST_WIDTH
 from bert_tf.pretraining import recipe
 from bert_tf.train.interruption import Interrupted
+from tests.corpus import config_of
 from tests.pretraining import (
+    TINY,
     assert_same_bits,
     lines_of,
     make_folders,
@@ -107,6 +111,24 @@ def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
         "resuming at step 8 of 12",
     ]
     assert_same_run(run, runs("shards")[0])
+
+
+@pytest.mark.slow
+def test_a_model_of_compiled_kernels_goes_on_bit_for_bit(folders, tmp_path, monkeypatch):
+    """Wide enough for them in every place, with dropout; TINY ones use the same uncompiled."""
+    config = config_of(
+        **{**TINY, "hidden_size": LEAST_WIDTH, "intermediate_size": LEAST_WIDTH + 2},
+        max_position_embeddings=48,
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    wide = {**folders, "config": tmp_path / "config.json"}
+    whole = recipe.pretrain(settings_of(wide, tmp_path / "whole", **STEPS, **NEVER))
+    settings = settings_of(wide, tmp_path / "run", **STEPS, **NEVER)
+    with monkeypatch.context() as context:
+        stop_at(context, 5)
+        with pytest.raises(Interrupted, match="stopped and saved at step 5 of 12"):
+            recipe.pretrain(settings)
+    assert_same_run(recipe.pretrain(settings), whole)
 
 
 def flip(path):

@@ -36,11 +36,11 @@ def tiny_config(**changes):
     )
 
 
-def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0):
+def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0, rate=1e-3):
     task = Classification(labels=labels, max_seq_length=8)
     with strategy.scope():
         model = task.build_model(config)
-        optimizer = optimizer or AdamW(1e-3, clip_norm=CLIP_NORM)
+        optimizer = optimizer or AdamW(rate, clip_norm=CLIP_NORM)
         optimizer.build(model.trainable_variables)
     variables = model_variables(model)
     weights = small.random_weights(config)
@@ -196,25 +196,29 @@ def test_rows_of_weight_zero_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("labels", "hidden_size"),
+    ("labels", "hidden_size", "rate"),
     [
-        (("a", "b", "c"), 12),
-        pytest.param(("no", "yes"), 12, marks=pytest.mark.slow),
-        pytest.param(("a", "b", "c"), 129, marks=pytest.mark.slow),  # So wide, it is compiled.
+        (("a", "b", "c"), 12, 1e-3),
+        pytest.param(("no", "yes"), 12, 1e-3, marks=pytest.mark.slow),
+        # So wide, its kernels are compiled. At 1e-3 the loss falls from 4 to 0.002 in 10 steps,
+        # on which way rounding alone makes a difference of 3e-4.
+        pytest.param(("a", "b", "c"), 129, 1e-4, marks=pytest.mark.slow),
     ],
 )
-def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, labels, hidden_size):
+def test_two_replicas_equal_one_with_uneven_weights_and_clipping(
+    mirrored, labels, hidden_size, rate
+):
     """10 steps; the replicas' shares hold 8 and 3 real rows; the norm is clipped at every step."""
     config = tiny_config(hidden_size=hidden_size, **NO_DROPOUT)
     weights = [1] * 8 + [1, 0, 1, 0, 1, 0, 0, 0]
     arguments = {"rows": 16, "weights": weights, "num_labels": len(labels)}
-    one = train(
-        make_step(config, make_strategy("none"), labels=labels),
-        small.batches(replica_rows=16, **arguments),
-        10,
-    )
-    two = train(
-        make_step(config, mirrored, labels=labels), small.batches(replica_rows=8, **arguments), 10
+    one, two = (
+        train(
+            make_step(config, strategy, labels=labels, rate=rate),
+            small.batches(replica_rows=rows, **arguments),
+            10,
+        )
+        for strategy, rows in ((make_strategy("none"), 16), (mirrored, 8))
     )
     assert min(log["gradient_norm"] for log in one[0]) > CLIP_NORM
     for name in ("loss", "gradient_norm", "examples"):
@@ -222,10 +226,9 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(mirrored, label
             [log[name] for log in one[0]],
             [log[name] for log in two[0]],
             rtol=2e-5,
-            atol=2e-5,
             err_msg=name,
         )
-    assert_weights_equal(one[1], two[1])
+    assert_weights_equal(one[1], two[1], rate / 100)
 
 
 @pytest.mark.slow

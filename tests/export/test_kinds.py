@@ -24,14 +24,14 @@ TOKENIZED = ("end", "input_ids", "input_mask", "segment_ids", "start")
 
 
 def trained(folder, task, config, vocabulary):
-    """A run of a task whose weights are so large that answers differ."""
+    """A run of a task whose weights are so large that answers differ, the same each time."""
     from bert_tf import read_pretrained
 
     weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
     source = read_pretrained(str(weights), None)
     model = task.build_model(config)
     source.assign_to(model)
-    model.head.kernel.assign(model.head.kernel * 30)
+    model.head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, model.head.kernel.shape))
     return Trained.create(folder / "run", source, task, model)
 
 
@@ -169,6 +169,32 @@ def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, wanted, se
     parity._compare(case, wanted, served)
     with pytest.raises(UserError, match=f"text='a high': {name} is"):
         parity._compare(case._replace(margins=clear), wanted, served)
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "served", "is_same"),
+    [
+        ("bfloat16", -0.904, -0.879, True),  # Probabilities 0.288 and 0.293.
+        ("bfloat16", -0.9, -0.8, False),  # 0.289 and 0.310.
+        ("bfloat16", 12.0, 14.0, True),
+        ("bfloat16", 1e30, 1e30, True),
+        ("float32", 12.0, 12.001, False),
+    ],
+)
+def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, wanted, served, is_same):
+    case = parity._Case(
+        "serving_default",
+        {"context": [b"the bill"]},
+        "no_answer_score",
+        parity.TOLERANCES[precision],
+        np.array([0.9]) if precision == "bfloat16" else None,
+    )
+    wanted, served = (np.array([score], np.float32) for score in (wanted, served))
+    if is_same:
+        parity._compare(case, wanted, served)
+    else:
+        with pytest.raises(UserError, match="context='the bill': no_answer_score is"):
+            parity._compare(case, wanted, served)
 
 
 def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):
