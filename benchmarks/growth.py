@@ -19,6 +19,7 @@ import matplotlib
 
 matplotlib.use("agg")
 
+import matplotlib.ticker
 import own_process
 from matplotlib import pyplot
 from pretraining_batch import Sizes
@@ -28,6 +29,7 @@ GROWING = {"length": (64, 128, 256, 512), "batch": (4, 8, 16, 32), "layers": (2,
 STEPS, UNCOUNTED = 5, 2
 RECOMPUTE = {False: "layers kept", True: "layers computed again"}
 SERVED = Sizes(hidden=384)
+NUMBER = matplotlib.ticker.StrMethodFormatter("{x:,.0f}")
 LENGTHS, BATCHES = (8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 64)
 
 
@@ -68,7 +70,9 @@ def draw_training(points, path):
                 times.plot(values, by_flops(line, "flops_a_step"), "--k", label="arithmetic alone")
         for axes in (times, memory):
             logarithmic(axes, values)
-        memory.set_xlabel(name)
+        memory.set_yscale("linear")
+        memory.set_ylim(bottom=0)
+        memory.set_xlabel({"length": "tokens of an example", "batch": "examples"}.get(name, name))
     grid[0, 0].set_ylabel("ms a step")
     grid[1, 0].set_ylabel("peak MB of the process")
     grid[0, 0].legend()
@@ -112,6 +116,8 @@ def logarithmic(axes, values):
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(values, [str(value) for value in values])
+    axes.yaxis.set_major_formatter(NUMBER)
+    axes.yaxis.set_minor_formatter(NUMBER)
     axes.grid(alpha=0.3, which="both")
 
 
