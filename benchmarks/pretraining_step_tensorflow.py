@@ -28,7 +28,7 @@ from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
 LAYOUTS = {"padded": examples_padded, "flat": examples_flat}
-LOG_EVERY = 5
+LOG_EVERY, UNCOUNTED_LINES = 5, 4
 SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
 
 
@@ -54,7 +54,8 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=UNCOUNTED):
 def loop(sizes, shards, precision, steps):
     """The recipe on shards: reading, logging, metrics, and the checkpoints' share of a step.
 
-    Each LOG_EVERY steps there is a line of progress: from one to the next is what is counted.
+    Each LOG_EVERY steps there is a line of progress: from one to the next is what is counted, but
+    for the first lines, in which each new number of rows has its kernels built, once in a training.
     """
     sizes = Sizes(**sizes)
     times = []
@@ -65,7 +66,7 @@ def loop(sizes, shards, precision, steps):
             shards=(shards,),
             output_dir=f"{folder}/run",
             config=str(config),
-            num_train_steps=LOG_EVERY * (1 + math.ceil(steps / LOG_EVERY)),
+            num_train_steps=LOG_EVERY * (UNCOUNTED_LINES + math.ceil(steps / LOG_EVERY)),
             global_batch_size=sizes.batch,
             precision=precision,
             log_every=LOG_EVERY,
@@ -79,9 +80,11 @@ def loop(sizes, shards, precision, steps):
         batches = data.training_batches(data.position(0, 0), sizes.batch, examples_padded)
         masks = [batch["input_mask"] for batch in batches.take(settings.num_train_steps)]
     *lines, end = times
-    save_seconds = end - lines[-1]
+    save_seconds, counted = end - lines[-1], lines[UNCOUNTED_LINES - 1 :]
     save_share = save_seconds / SAVE_EVERY
-    seconds = [(now - before) / LOG_EVERY + save_share for before, now in itertools.pairwise(lines)]
+    seconds = [
+        (now - before) / LOG_EVERY + save_share for before, now in itertools.pairwise(counted)
+    ]
     return {
         **summary(seconds),
         "tokens_a_step": round(float(tf.reduce_mean(tf.reduce_sum(masks, axis=[1, 2])))),
