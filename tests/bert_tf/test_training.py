@@ -222,12 +222,8 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(
     )
     assert min(log["gradient_norm"] for log in one[0]) > CLIP_NORM
     for name in ("loss", "gradient_norm", "examples"):
-        np.testing.assert_allclose(
-            [log[name] for log in one[0]],
-            [log[name] for log in two[0]],
-            rtol=2e-5,
-            err_msg=name,
-        )
+        values = ([log[name] for log in logs] for logs, _ in (one, two))
+        np.testing.assert_allclose(*values, rtol=2e-5, err_msg=name)
     assert_weights_equal(one[1], two[1], rate / 100)
 
 
