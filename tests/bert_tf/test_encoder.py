@@ -239,14 +239,17 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
         np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_rows", [1, 40, 1100])
 @pytest.mark.parametrize("seed", [None, [1, 2]])
 @pytest.mark.parametrize("epsilon", [1e-12, 0.05])
-def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed):
-    """In a graph TensorFlow joins it into one kernel, which has to keep the epsilon."""
-    from bert_tf.model.layers import LayerNorm
+def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed, num_rows):
+    """Of many rows TensorFlow joins it into one kernel, which has to keep the epsilon."""
+    from bert_tf.model.layers import FEW_NUMBERS, LayerNorm
+
+    assert 40 * 64 < FEW_NUMBERS < 1100 * 64  # Both of its formulas.
 
     rng = np.random.default_rng(0)
-    rows, gamma, beta = rng.normal(3, 0.1, (40, 64)), rng.normal(size=64), rng.normal(size=64)
+    rows, gamma, beta = rng.normal(3, 0.1, (num_rows, 64)), rng.normal(size=64), rng.normal(size=64)
     norm = LayerNorm(epsilon)
     norm.build((None, 64))
     norm.gamma.assign(gamma)

@@ -16,7 +16,7 @@ from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import kernels
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
-from export import parity
+from export import parity, signatures
 from export.publishing import publish, versions
 from export.request import RequestSettings
 from export.served import ServedDirectory
@@ -132,6 +132,21 @@ def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
             atol=1e-5,
         )
     assert served.ask({"text": []}) == {"label": [], "labels": [], "probabilities": [], "score": []}
+
+
+def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
+    trained, tmp_path, monkeypatch
+):
+    width = trained.run.config.intermediate_size
+    monkeypatch.setattr(signatures, "SLOW_WIDTH", width)
+    write_saved_model(trained, tmp_path / "1")
+    variables = tf.train.list_variables(str(tmp_path / "1" / "variables" / "variables"))
+    assert [12, width + signatures.FILLER] in [shape for _, shape in variables]
+    assert [12, width] not in [shape for _, shape in variables]
+    texts = small.TEXTS["billing"]
+    wanted = trained.pipeline.answer(text=tf.constant(texts))
+    served = ServedDirectory(tmp_path).ask({"text": texts})
+    np.testing.assert_allclose(served["probabilities"], wanted["probabilities"], atol=1e-6)
 
 
 def test_tokenize_gives_characters_of_the_text_as_sent(models):
