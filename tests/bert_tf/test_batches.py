@@ -83,9 +83,25 @@ def test_orders_of_shards_windows_and_epochs_are_unrelated(shards):
     assert len({tuple(order) for order in orders}) == 9 + 27
 
 
+def test_reading_leaves_the_memory_of_the_process_alone(shards):
+    """from_generator sets M_TRIM_THRESHOLD: from then on every step gets all its pages anew."""
+    data = data_of(shards)
+    for batches in (
+        data.training_batches(data.position(5, 0), 7, examples_padded),
+        data.evaluation_batches(7, examples_padded),
+    ):
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=batches._variant_tensor, external_state_policy=1
+        )
+        definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+        operations = {node.op for node in nodes}
+        assert "MapDataset" in operations and "GeneratorDataset" not in operations
+
+
 def test_a_window_mixes_shards(shards):
     data = data_of(shards)
-    order = next(data._training_windows(data.position(5, 0)))[2]
+    _, order = data._window(data.position(5, 0), epoch=0, number=0)
     owner = np.searchsorted(np.cumsum(data._counts), order, side="right")
     assert len(set(owner[:30])) == 3
 
