@@ -73,7 +73,7 @@ def assert_same_run(run, whole):
     [
         (
             (masking, step)
-            if (masking, step) in {("shards", 5), ("dynamic", 10)}
+            if (masking, step) == ("dynamic", 10)
             else pytest.param(masking, step, marks=pytest.mark.slow)
         )
         for masking in ("shards", "dynamic")

@@ -242,6 +242,7 @@ def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
         writing.write_shards(settings_of(corpus, folder))
 
 
+@pytest.mark.slow
 def test_the_parent_imports_no_tensorflow(corpus, tmp_path):
     """It ends with status 77 if it does; its worker may, from another folder of packages."""
     code = (

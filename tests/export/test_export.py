@@ -134,6 +134,7 @@ def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
     assert served.ask({"text": []}) == {"label": [], "labels": [], "probabilities": [], "score": []}
 
 
+@pytest.mark.slow
 def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
     trained, tmp_path, monkeypatch
 ):
