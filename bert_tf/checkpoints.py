@@ -3,8 +3,9 @@
     RUN/checkpoints/step-00000120/variables.index, variables.data-*
                       TensorFlow's tensor bundle, a tensor a name
     RUN/checkpoints/step-00000120/checkpoint.json
-                      step; score and metrics, once evaluated. Written last: without it a folder is
-                      what a killed save left, and counts for nothing
+                      step; score and metrics, once evaluated; tuned, the values that were fitted to
+                      its outputs. Written last: without it a folder is what a killed save left, and
+                      counts for nothing
 
 Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and
 "<path>/adam_v", and "step"; `tf.train.load_checkpoint(folder + "/variables")` reads them, each with
@@ -15,9 +16,6 @@ import errno
 import json
 import os
 import re
-
-import keras
-import tensorflow as tf
 
 from bert_tf import files
 from bert_tf.config import read_json_object
@@ -30,6 +28,8 @@ TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds be
 
 def model_variables(model):
     """{name: variable} of a Keras model or encoder; a name is a path below the model."""
+    import keras
+
     # An encoder is "bert/..." whatever its layer is called.
     root = "" if isinstance(model, keras.Model) else "bert/"
     names = [root + variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
@@ -47,6 +47,8 @@ def read_bundle(prefix):
 
     Every tensor's checksum is checked on the way.
     """
+    import tensorflow as tf
+
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(str(prefix))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
@@ -100,8 +102,22 @@ class Checkpoints:
         found = sorted(int(match[1]) for match in matches if match)
         return [step for step in found if files.exists(self._state(step))]
 
+    def step_of(self, name):
+        """Return the step of the complete checkpoint in the directory `name`.
+
+        Raises UserError if there is none.
+        """
+        match = _FOLDER.fullmatch(name.rstrip("/"))
+        if match is None or int(match[1]) not in self.steps():
+            there = ", ".join(os.path.basename(self.folder(step)) for step in self.steps())
+            raise UserError(
+                f"--checkpoint={name}: no complete checkpoint in {self.directory}; expected one of "
+                f"{there or 'none: the run has saved nothing yet'}"
+            )
+        return int(match[1])
+
     def info(self, step):
-        """{"step", and once evaluated "score", "metrics"}."""
+        """{"step", once evaluated "score", "metrics", and once tuned "tuned"}."""
         return read_json_object(self._state(step))
 
     def is_readable(self, step):
@@ -129,6 +145,8 @@ class Checkpoints:
         """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
         if not self.writes:
             return
+        import tensorflow as tf
+
         folder = self.folder(step)
         self._remove(folder)  # Left by a save that was killed.
         try:
@@ -156,13 +174,18 @@ class Checkpoints:
 
     def annotate(self, step, score, metrics):
         """Records what the evaluation of a saved step gave."""
-        if not self.writes:
-            return
-        files.replace_file(
-            self._state(step),
-            json.dumps({"step": step, "score": score, "metrics": metrics}),
-        )
-        self._sweep()
+        if self.writes:
+            self._add(step, score=score, metrics=metrics)
+            self._sweep()
+
+    def set_tuned(self, step, tuned):
+        """Record the values that were tuned for a saved step, a JSON object, in one atomic write."""
+        if self.writes:
+            self._add(step, tuned=tuned)
+
+    def _add(self, step, **entries):
+        state = {**self.info(step), **entries}
+        files.replace_file(self._state(step), json.dumps(state, ensure_ascii=False))
 
     def restore_newest(self, variables, say):
         """Restores {name: variable} from the newest readable checkpoint; returns its step or None.

@@ -114,7 +114,7 @@ class Run:
     def check_resumable(self, settings, task, decided=()):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE.
 
-        `decided` are the fields of task.json that training itself fills in.
+        `decided` are the fields of task.json that earlier versions filled in after training.
         """
         if "settings" not in self.train:
             raise UserError(
@@ -142,12 +142,6 @@ class Run:
                 "columns have changed); "
                 "name a new directory"
             )
-
-    def write_task(self, task):
-        """Replaces task.json, whole or not at all."""
-        self.task = json.loads(json.dumps(task))
-        if self.writes:
-            _write_json(self.file("task.json"), self.task)
 
     def changes(self):
         """What is not as when the run began, as lines: then numbers may differ in the last digits.

@@ -63,7 +63,7 @@ What it takes and gives in detail: SIGNATURES.md.
 ## Evaluation
 
 {evaluation}
-
+{tuning}
 ## Text
 
 - vocabulary: {entries:,} entries, {case}, sha256 {vocabulary}
@@ -110,6 +110,7 @@ def model_card(name, trained, precision):
         data=_data(run.train),
         training=_training(run.train),
         evaluation=_evaluation(trained),
+        tuning=_tuning(trained.tuned),
         entries=len(run.vocabulary),
         case="uncased" if config.do_lower_case else "cased",
         vocabulary=run.vocabulary.sha256,
@@ -168,21 +169,35 @@ def _training(train):
 
 
 def _evaluation(trained):
-    """The figures of the exported checkpoint; with what was decided afterwards, where it was."""
+    """The figures of the exported checkpoint; with what was tuned afterwards, where it was."""
     checkpoints = trained.run.checkpoints
-    by_folder = {checkpoints.folder(step): step for step in checkpoints.steps()}
-    step = by_folder.get(trained.checkpoint.rstrip("/"))
-    figures = {} if step is None else dict(checkpoints.info(step).get("metrics") or {})
-    for record in trained.run.metrics():
-        if record.get("step") == step:
-            figures |= {name: record[name] for name in record if name.startswith("decided_")}
+    step = checkpoints.step_of(_base(trained.checkpoint))
+    figures = dict(checkpoints.info(step).get("metrics") or {})
+    tuned = (trained.tuned or {}).get("metrics", {})
+    figures |= {f"tuned_{name}": value for name, value in tuned.items()}
     if not figures:
         return "The exported checkpoint was not evaluated in its run."
     lines = [f"| {name} | {_plain(value)} |" for name, value in figures.items()]
     before = f"Of step {step}; the files are those under Training data."
-    if any(name.startswith("decided_") for name in figures):
-        before += " `decided_...`: with thresholds and temperature as they are served."
+    if tuned:
+        before += " `tuned_...`: with thresholds and temperature as they are served."
     return "\n".join([before, "", "| figure | |", "|---|---|", *lines])
+
+
+def _tuning(tuned):
+    """The file that the served values were tuned on, and what that means for its metrics."""
+    if tuned is None:
+        return ""
+    names, file = ", ".join(tuned["values"]), tuned.get("file")
+    if file is None:
+        return f"\nTuned: {names}. The file is not recorded; metrics on it are optimistic.\n"
+    lines = [
+        f"Tuned on {_base(file)} (sha256 {tuned.get('sha256') or NOT_RECORDED}): {names}. Metrics "
+        "on that file (`dev_...`, `tuned_dev_...`) are optimistic: expect worse on other texts, "
+        "and measure on a file that chose and tuned nothing.",
+        *(f"Warning: {line}." for line in tuned.get("warnings", ())),
+    ]
+    return "\n" + "\n\n".join(lines) + "\n"
 
 
 def _versions(trained_with):

@@ -20,8 +20,11 @@ def publish(
 
     `write(trained, directory, precision)` makes the files. They come to stand under a name that no
     server reads, on the same file system, pass the parity gate, and are renamed. Raises UserError,
-    with nothing published, if they do not pass.
+    with nothing published, if they do not pass, or if the run asked for thresholds or a temperature
+    that were not tuned for this checkpoint.
     """
+    if trained.untuned:
+        raise UserError(trained.untuned)
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")

@@ -39,6 +39,7 @@ class Anomaly(TextTask):
     kind = "anomaly"
     best_metric = "roc_auc"
     to_decide = ("threshold",)
+    answers_untuned = False
     trains_on_vectors = True
 
     @classmethod
@@ -163,7 +164,7 @@ class Anomaly(TextTask):
         """float32 [B], an array or a tensor -> bool [B]. Raises UserError if not decided yet."""
         if self.threshold is None:
             raise UserError(
-                "task.json: the threshold is not decided yet, which is done when training ends; "
+                "the threshold is not decided yet, which is done when training ends; "
                 "run the same tasks.finetune again"
             )
         return scores >= self.threshold

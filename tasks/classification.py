@@ -27,7 +27,7 @@ from tasks.forms.glue import GLUE
 from tasks.forms.records import strict
 from tasks.heads import TextModel
 from tasks.metrics import classes
-from tasks.metrics.calibration import fit_temperature
+from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_aim
 from tasks.texts import TextTask, raw_rows
 
@@ -255,8 +255,7 @@ class Classification(TextTask):
     def tuned(self, data, outputs):
         labels, task = data.labels["label"], self
         if self.calibrate:
-            kind = "sigmoid" if self.is_binary or self.multi_label else "softmax"
-            temperature = fit_temperature(outputs["label"], labels, kind)
+            temperature = fit_temperature(outputs["label"], labels, self._kind_of_logits)
             task = dataclasses.replace(task, temperature=temperature)
         if self.aim:
             probabilities_NC = task.decision(outputs).probabilities.numpy()
@@ -271,6 +270,23 @@ class Classification(TextTask):
             )
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
+
+    def tuning_warnings(self, data, outputs):
+        if not self.calibrate:
+            return []
+        labels = data.labels["label"]
+        bound = bound_of_temperature(outputs["label"], labels, self._kind_of_logits)
+        if bound is None:
+            return []
+        reason = (
+            "has too few errors to fit a temperature"
+            if bound == MIN_TEMPERATURE
+            else "shows no relation of the logits to the labels"
+        )
+        return [
+            f"--calibrate: this file {reason} (the optimum is beyond {bound:g}); "
+            "temperature 1 is kept"
+        ]
 
     def metrics(self, data, outputs):
         labels = data.labels["label"]
@@ -322,6 +338,10 @@ class Classification(TextTask):
             if missed:
                 warnings.append(f"--aim={self.aim} is not reached: {', '.join(missed)}")
         return "; ".join(warnings) or None
+
+    @property
+    def _kind_of_logits(self):
+        return "sigmoid" if self.is_binary or self.multi_label else "softmax"
 
     @property
     def _prefix(self):

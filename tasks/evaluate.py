@@ -26,6 +26,8 @@ def main(settings):
 
     trained = Trained.open(settings.run, settings.checkpoint)
     command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
+    if trained.untuned:
+        command.say(f"warning: {trained.untuned}")
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
     if examples.left_out:

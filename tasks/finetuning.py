@@ -15,10 +15,11 @@ from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.catalog import task_class, task_from_dict
+from tasks.catalog import task_class
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, VectorExamples
 from tasks.pipeline import Pipeline
+from tasks.tuning import task_at
 
 
 def finetune(settings, say=lambda line: None, strategy=None):
@@ -161,13 +162,13 @@ def finetune(settings, say=lambda line: None, strategy=None):
     meet(strategy)  # What the chief wrote is there for all to read.
     best = run.checkpoints.chosen_step()
     if devs:
-        _finish(run, task, evaluator, encoded_devs, best, say)
+        _finish(run, task, evaluator, encoded_devs, best, settings.dev[0], say)
     meet(strategy)
     say(f"finished: {run.path}, best checkpoint step {best}")
     return run
 
 
-def _finish(run, task, evaluator, devs, best, say):
+def _finish(run, task, evaluator, devs, best, first_file, say):
     """Decides what is to be decided on dev, with the best weights, and tells what came of it."""
     metrics = run.checkpoints.info(best)["metrics"]
     if task.to_decide:
@@ -179,15 +180,28 @@ def _finish(run, task, evaluator, devs, best, say):
             ignore=checkpoints.TRAINING_ONLY,
         )
         outputs = [evaluator.outputs(dev) for dev in devs]
+        warnings = task.tuning_warnings(devs[0], outputs[0])
         task = task.tuned(devs[0], outputs[0])
         metrics = _by_dev(
             [task.metrics(dev, of_dev) for dev, of_dev in zip(devs, outputs, strict=True)]
         )
-        decided = ", ".join(f"{name} {getattr(task, name)}" for name in task.to_decide)
+        values = {name: getattr(task, name) for name in task.to_decide}
+        run.checkpoints.set_tuned(
+            best,
+            {
+                "values": values,
+                "metrics": metrics,
+                "file": first_file,
+                "sha256": run.train["data"][first_file],
+                "warnings": warnings,
+            },
+        )
+        decided = ", ".join(f"{name} {value}" for name, value in values.items())
         figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         say(f"decided on dev: {decided}; with that {figures}")
+        for line in warnings:
+            say(f"warning: {first_file}: {line}")
         run.log_metrics({"step": best, **{f"decided_{k}": v for k, v in metrics.items()}})
-        run.write_task(task.to_dict())
     warning = task.warning({name.removeprefix("dev_"): value for name, value in metrics.items()})
     if warning:
         say(f"warning: {warning}")
@@ -240,7 +254,6 @@ def _data_hashes(settings):
 
 def _is_finished(run, num_train_steps, settings):
     """True once trained, evaluated, and all decided that was to be."""
-    task = task_from_dict(run.task)
-    is_decided = all(getattr(task, name) is not None for name in task.to_decide)
-    is_over = run.is_over(num_train_steps, bool(settings.dev), settings.patience)
-    return is_over and (is_decided or not settings.dev)
+    if not run.is_over(num_train_steps, bool(settings.dev), settings.patience):
+        return False
+    return not settings.dev or not task_at(run, run.checkpoints.chosen_step()).undecided

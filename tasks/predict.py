@@ -37,6 +37,10 @@ def main(settings):
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
+    if trained.untuned:
+        if not trained.task.answers_untuned:
+            raise UserError(trained.untuned)
+        command.say(f"warning: {trained.untuned}")
     arguments = (
         trained,
         settings.input,

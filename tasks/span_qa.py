@@ -51,6 +51,7 @@ class SpanQA(Task):
     losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
     has_windows = True
     needs_offsets = True
+    tunes_without_request = True  # 0 is the published threshold.
     unused = "whose answer does not stand in its context, not learned from"
 
     @classmethod

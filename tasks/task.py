@@ -27,13 +27,17 @@ class Task:
         margin(answer, windows, outputs)    [N]: how much of probability another answer was short
 
     A unit is what a batch counts: a window, or where windows are choices an example with all of
-    them. What is decided after training, on the first dev file, are the fields `to_decide`, None
-    until then.
+    them. What is decided after training, on the first dev file, are the fields `to_decide`. They
+    belong to one checkpoint (tasks/tuning.py) and are None in task.json.
     """
 
     max_seq_length: int
 
     to_decide = ()
+    answers_untuned = True  # Whether there are answers while the fields `to_decide` are None.
+    tunes_without_request = (
+        False  # Whether those fields are only tuned because there is a dev file.
+    )
     INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
     has_windows = False  # Whether an example may be several, with outputs of every token.
     trains_on_vectors = False  # Whether the encoder is frozen, and read once (VectorExamples).
@@ -46,12 +50,7 @@ class Task:
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
             raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values.items()
-            }
-        )
+        return cls(**_with_tuples(values))
 
     def to_dict(self):
         return {"kind": self.kind, **dataclasses.asdict(self)}
@@ -92,6 +91,20 @@ class Task:
         """The task with its fields `to_decide` decided on dev data."""
         return self
 
+    def tuning_warnings(self, data, outputs):
+        """Return a line for each of the fields `to_decide` that this dev data cannot decide."""
+        return []
+
+    def with_tuned(self, values):
+        """Return the task with these values of its fields `to_decide`, and `None` for the others."""
+        fields = {**dict.fromkeys(self.to_decide), **_with_tuples(values)}
+        return dataclasses.replace(self, **fields)
+
+    @property
+    def undecided(self):
+        """The fields `to_decide` that have no value."""
+        return tuple(name for name in self.to_decide if getattr(self, name) is None)
+
     def trimmed(self, row):
         """A row of the answer, {name: JSON value}, less the padding that a batch brings along."""
         return row
@@ -107,3 +120,10 @@ class Task:
     def warning(self, metrics):
         """What a reader of these metrics has to know, as a line, or None."""
         return None
+
+
+def _with_tuples(values):
+    """Fields as JSON has them, with tuples for lists."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }

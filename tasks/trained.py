@@ -7,19 +7,24 @@ from bert_tf import checkpoints
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
-from tasks.catalog import task_from_dict
 from tasks.pipeline import Pipeline
 from tasks.pretrained import Pretrained, PretrainedPipeline
+from tasks.tuning import task_at, tuned_at
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run with its task, and the pipeline of its model under the chosen checkpoint's weights."""
+    """A run with its task, and the pipeline of its model under the chosen checkpoint's weights.
+
+    `task` has the values that were tuned for this checkpoint, of which `tuned` tells the rest
+    (tasks/tuning.py), or None.
+    """
 
     run: Run
     task: object
     pipeline: Pipeline
     checkpoint: str
+    tuned: dict | None = None
 
     @classmethod
     def open(cls, path, checkpoint=None):
@@ -29,16 +34,14 @@ class Trained:
         Raises UserError if it is no run.
         """
         run = Run.open(path)
+        step = run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.chosen_step()
+        tuned = None
         if run.task is None:
             task = Pretrained(max_seq_length=run.config.max_position_embeddings)
             make_pipeline = PretrainedPipeline
         else:
-            task, make_pipeline = task_from_dict(run.task), Pipeline
-        folder = (
-            os.path.join(run.checkpoints.directory, checkpoint)
-            if checkpoint
-            else run.checkpoints.folder(run.checkpoints.chosen_step())
-        )
+            task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
+        folder = run.checkpoints.folder(step)
         model = task.build_model(run.config)
         values = checkpoints.read(folder)
         if run.task is None and not any(name.startswith("masked_lm/") for name in values):
@@ -50,7 +53,7 @@ class Trained:
             checkpoints.model_variables(model), values, folder, ignore=checkpoints.TRAINING_ONLY
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
-        return cls(run, task, make_pipeline(task, tokenizer, model), folder)
+        return cls(run, task, make_pipeline(task, tokenizer, model), folder, tuned)
 
     @classmethod
     def create(cls, path, pretrained, task, model):
@@ -64,7 +67,32 @@ class Trained:
             pretrained.config,
             pretrained.vocabulary,
             train={"origin": pretrained.origin_in(model)},
-            task=task.to_dict(),
+            task=task.with_tuned({}).to_dict(),
         )
         run.checkpoints.save(0, checkpoints.model_variables(model))
+        if task.to_decide and not task.undecided:
+            values = {name: getattr(task, name) for name in task.to_decide}
+            run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
         return cls.open(path)
+
+    @property
+    def untuned(self) -> str | None:
+        """What was to be tuned and is not for this checkpoint, and what to do, as a line."""
+        if not self.task.undecided or not self._asks_for_tuning():
+            return None
+        names, best = ", ".join(self.task.undecided), self.run.checkpoints.chosen_step()
+        if tuned_at(self.run, best):
+            folder = os.path.basename(self.run.checkpoints.folder(best))
+            remedy = f"was fitted to {folder} only; leave out --checkpoint to use that"
+        elif "settings" in self.run.train:
+            remedy = (
+                "was never fitted, since the run stopped before; the same tasks.finetune command "
+                f"(its flags are in {self.run.file('train.json')}) tunes the best checkpoint"
+            )
+        else:
+            remedy = "was never fitted; call Task.tuned before Trained.create"
+        return f"{self.checkpoint}: untuned: {names} {remedy}"
+
+    def _asks_for_tuning(self):
+        has_dev = bool(self.run.train.get("settings", {}).get("dev"))
+        return has_dev or not self.task.tunes_without_request

@@ -32,28 +32,47 @@ def fit_temperature(logits_NC, labels, kind):
 
     `kind` "softmax": labels are ids [N]. "sigmoid": each logit decides on its own; labels are as
     many as logits, bool or 0 and 1: [N] for one logit [N, 1], [N, C] for multi-label.
-    T lies between MIN_TEMPERATURE and MAX_TEMPERATURE; at one of them, the data know no bound, as
-    where every label is right. It is 1 where no other is better, and without examples.
+    T lies between MIN_TEMPERATURE and MAX_TEMPERATURE. It is 1 where no other is better, without
+    examples, and where the data have no optimum between these bounds (`bound_of_temperature`).
     """
+    if bound_of_temperature(logits_NC, labels, kind) is not None:
+        return 1.0
     logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
     if not logits_NC.size:
         return 1.0
 
     def slope(sharpness):
-        """Of the loss over 1/T, in which it is convex: so the slope only rises."""
-        return np.sum((_probabilities(sharpness * logits_NC, kind) - labels_NC) * logits_NC)
+        return _slope(sharpness, logits_NC, labels_NC, kind)
 
     low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
     for _ in range(50):  # Halves a factor of 400, as a logarithm, to below 1e-14.
         middle = np.sqrt(low * high)
         low, high = (low, middle) if slope(middle) >= 0 else (middle, high)
-    temperature = round(float(1 / np.sqrt(low * high)), 6)  # So that a bound is met exactly.
+    temperature = round(float(1 / np.sqrt(low * high)), 6)
     return (
         temperature
         if negative_log_likelihood(logits_NC, labels, kind, temperature)
         < negative_log_likelihood(logits_NC, labels, kind)
         else 1.0
     )
+
+
+def bound_of_temperature(logits_NC, labels, kind):
+    """Return the bound at or beyond which the likeliest temperature is, or `None`.
+
+    MIN_TEMPERATURE: the data have no error that limits how sure answers may be, so that a
+    temperature fitted to them would make every later error count for far too much.
+    MAX_TEMPERATURE: the logits tell as good as nothing about the labels.
+    Arguments as in `fit_temperature`.
+    """
+    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
+    at_min, at_max = (
+        _slope(1 / bound, logits_NC, labels_NC, kind)
+        for bound in (MIN_TEMPERATURE, MAX_TEMPERATURE)
+    )
+    if at_max > 0:
+        return MAX_TEMPERATURE
+    return MIN_TEMPERATURE if at_max < 0 and at_min <= 0 else None
 
 
 def negative_log_likelihood(logits_NC, labels, kind, temperature=1.0):
@@ -73,11 +92,23 @@ def negative_log_likelihood(logits_NC, labels, kind, temperature=1.0):
     return float(losses.mean())
 
 
-def _probabilities(logits_NC, kind):
+def _slope(sharpness, logits_NC, labels_NC, kind):
+    """The slope of the loss over 1/T, in which it is convex: it only rises.
+
+    Summed over what each logit is above the label's, so that its sign is right where probabilities
+    round to 0 and 1.
+    """
+    if not logits_NC.size:
+        return 0.0
     if kind == "sigmoid":
-        return 0.5 * (1 + np.tanh(0.5 * logits_NC))
-    exponentials_NC = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
-    return exponentials_NC / exponentials_NC.sum(1, keepdims=True)
+        above_NC = np.where(labels_NC == 1, -logits_NC, logits_NC)
+        # sigmoid(x) by exp, not tanh: this keeps a small one that 1 + tanh would round to 0.
+        weights_NC = np.exp(-np.logaddexp(0, -sharpness * above_NC))
+    else:
+        above_NC = logits_NC - (logits_NC * labels_NC).sum(1, keepdims=True)
+        scaled_NC = sharpness * (logits_NC - logits_NC.max(1, keepdims=True))
+        weights_NC = np.exp(scaled_NC) / np.exp(scaled_NC).sum(1, keepdims=True)
+    return np.sum(weights_NC * above_NC)
 
 
 def _logits_and_labels(logits_NC, labels, kind):

@@ -313,6 +313,19 @@ def test_tuned_thresholds_reach_the_aim_where_they_decide(form, aim):
         assert all(figures[name] >= wanted for name in names)
 
 
+def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
+    task = Classification(labels=("no", "yes"), calibrate=True, max_seq_length=8)
+    outputs = {"label": np.array([[2.0], [1.0], [-3.0]], np.float32)}
+    tuned = task.tuned(data_of([1, 1, 0]), outputs)
+    assert tuned.temperature == 1.0
+    (warning,) = task.tuning_warnings(data_of([1, 1, 0]), outputs)
+    assert warning.startswith("--calibrate: this file has too few errors to fit a temperature")
+    (warning,) = task.tuning_warnings(data_of([0, 0, 1]), outputs)
+    assert warning.startswith("--calibrate: this file shows no relation of the logits")
+    assert task.tuning_warnings(data_of([1, 0, 0]), outputs) == []
+    assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
+
+
 def test_an_aim_that_is_not_reached_is_told():
     task = Classification(labels=("no", "yes"), aim="precision=0.9", max_seq_length=8)
     data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}

@@ -333,7 +333,8 @@ def test_it_learns(tmp_path, vocabulary):
     assert said[0].startswith(
         "span_qa: 400 rows in 700 windows, 1 more whose answer does not stand"
     )
-    assert run.task["may_be_impossible"] and run.task["null_threshold"] is not None
+    assert run.task["may_be_impossible"] and run.task["null_threshold"] is None
+    assert Trained.open(run.path).task.null_threshold is not None
 
     trained = Trained.open(run.path)
     count, bad = predict(trained, dev, tmp_path / "answers.jsonl", 5, said.append)

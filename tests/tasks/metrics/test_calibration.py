@@ -9,6 +9,7 @@ from bert_tf import UserError
 from tasks.metrics.calibration import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
+    bound_of_temperature,
     expected_calibration_error,
     fit_temperature,
     negative_log_likelihood,
@@ -98,10 +99,30 @@ def test_the_temperature_is_never_worse_than_1():
             assert loss <= negative_log_likelihood(logits, labels, kind)
 
 
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
+@pytest.mark.parametrize("kind", ["softmax", "one sigmoid", "multi-label"])
+def test_at_a_bound_of_the_search_the_temperature_stays_1(kind, size):
+    """Without an error the loss falls for ever with T, on these rows: not on the next ones."""
+    rng = np.random.default_rng(3)
+    columns, mode = {"softmax": (4, "softmax"), "one sigmoid": (1, "sigmoid")}.get(
+        kind, (3, "sigmoid")
+    )
+    logits = rng.normal(0, size, (50, columns))
+    right = logits.argmax(1) if mode == "softmax" else logits > 0
+    wrong = logits.argmin(1) if mode == "softmax" else logits < 0
+    for labels, bound in ((right, MIN_TEMPERATURE), (wrong, MAX_TEMPERATURE)):
+        assert bound_of_temperature(logits, labels, mode) == bound
+        assert fit_temperature(logits, labels, mode) == 1.0
+    # One error among them is a bound of the data's own.
+    mixed = right.copy()
+    mixed[0] = wrong[0]
+    if size == 1.0:
+        assert bound_of_temperature(logits, mixed, mode) is None
+        assert fit_temperature(logits, mixed, mode) != 1.0
+
+
 def test_the_temperature_at_the_edges():
     logits, labels = np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 1])
-    assert fit_temperature(logits, labels, "softmax") == MIN_TEMPERATURE  # All are right.
-    assert fit_temperature(logits, 1 - labels, "softmax") == MAX_TEMPERATURE  # All are wrong.
     assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 1]), "softmax") == 1  # No matter.
     assert fit_temperature(np.zeros((0, 2)), np.array([], int), "softmax") == 1
     assert fit_temperature(np.zeros((0, 1)), np.array([], int), "sigmoid") == 1

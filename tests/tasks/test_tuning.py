@@ -1,0 +1,200 @@
+"""Tuned values belong to one checkpoint: its file has them, other checkpoints are untuned."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from bert_tf import UserError
+from bert_tf.checkpoints import model_variables
+from bert_tf.config import read_json_object
+from bert_tf.run import Run
+from export import model_card, publishing
+from tasks import evaluate, predict
+from tasks.classification import Classification
+from tasks.finetuning import finetune
+from tasks.trained import Trained
+from tasks.tuning import task_at
+from tests import small
+
+ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen is broken", "yes")]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, config, vocabulary):
+    folder = tmp_path_factory.mktemp("tuned")
+    files = {
+        "train": small.write_rows(folder / "train.csv", ROWS * 4),
+        # One row has the wrong label: there is an optimal temperature.
+        "dev": small.write_rows(folder / "dev.csv", [*ROWS, ("the screen is high", "no")] * 2),
+    }
+    return small.settings(
+        small.write_huggingface(folder / "huggingface", config, vocabulary),
+        files,
+        folder / "run",
+        aim="f1",
+        calibrate=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(settings):
+    return finetune(settings)
+
+
+@pytest.fixture
+def trained_run(finished, tmp_path):
+    """A copy of a run that was trained and tuned, which a test may change."""
+    shutil.copytree(finished.path, tmp_path / "run")
+    return Run.open(tmp_path / "run")
+
+
+TUNED = {
+    "values": {"temperature": 1.7, "thresholds": [0.2436649203300476]},
+    "metrics": {"dev_f1": 0.75},
+    "file": "folder/dev.csv",
+    "sha256": "5" * 64,
+    "warnings": [],
+}
+
+
+@pytest.fixture
+def run(tmp_path, config, vocabulary):
+    """The same without training: steps 3 and 6, of which 6 is the best and tuned."""
+    task = Classification(labels=("no", "yes"), aim="f1", calibrate=True, max_seq_length=8)
+    train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
+    run = Run.create(tmp_path / "run", config, vocabulary, train, task.to_dict())
+    variables = model_variables(task.build_model(config))
+    for step in (3, 6):
+        run.checkpoints.save(step, variables)
+        run.checkpoints.annotate(step, float(step), {"dev_pr_auc": step / 10})
+    run.log_metrics({"step": 6, "decided_dev_f1": 0.75})
+    run.checkpoints.set_tuned(6, TUNED)
+    return Run.open(run.path)
+
+
+def state_of(run, step):
+    return pathlib.Path(run.checkpoints.folder(step)) / "checkpoint.json"
+
+
+def untune(run):
+    """As a process leaves a run that was killed after the last evaluation."""
+    best = run.checkpoints.chosen_step()
+    state = json.loads(state_of(run, best).read_text())
+    tuned = state.pop("tuned")
+    state_of(run, best).write_text(json.dumps(state))
+    return tuned
+
+
+@pytest.mark.slow
+def test_the_values_are_in_the_best_checkpoint_with_their_metrics_and_file(trained_run, settings):
+    run = trained_run
+    task = read_json_object(run.file("task.json"))
+    assert (task["temperature"], task["thresholds"]) == (None, None)
+    tuned = run.checkpoints.info(run.checkpoints.chosen_step())["tuned"]
+    assert set(tuned["values"]) == {"temperature", "thresholds"}
+    assert tuned["file"] == settings.dev[0]
+    assert tuned["sha256"] == run.train["data"][settings.dev[0]]
+    assert Trained.open(run.path).task.temperature == tuned["values"]["temperature"] != 1.0
+    logged = [line for line in run.metrics() if "decided_dev_f1" in line][-1]
+    assert tuned["metrics"]["dev_f1"] == logged["decided_dev_f1"]
+
+
+def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
+    trained = Trained.open(run.path)
+    assert (trained.task.temperature, trained.task.thresholds) == (1.7, (0.2436649203300476,))
+    assert trained.untuned is None and trained.tuned == TUNED
+    other = Trained.open(run.path, "step-00000003")
+    assert (other.task.temperature, other.task.thresholds, other.tuned) == (None, None, None)
+    with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; leave out"):
+        publishing.publish(other, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+    with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
+        Trained.open(run.path, "step-3")
+    # What is written and removed later leaves them there.
+    run.checkpoints.annotate(6, 7.0, {"dev_pr_auc": 0.7})
+    run.checkpoints.save(9, {"step": 9})
+    run.checkpoints.save(12, {"step": 12})
+    assert Trained.open(run.path).tuned == TUNED
+
+
+@pytest.mark.slow
+def test_evaluate_and_predict_say_that_a_checkpoint_is_untuned(
+    trained_run, tmp_path, capsys, settings
+):
+    run = trained_run
+    best = run.checkpoints.chosen_step()
+    (other,) = (f"step-{step:08d}" for step in run.checkpoints.steps() if step != best)
+    evaluate.main(evaluate.EvaluateSettings(run.path, settings.dev[0], other))
+    output = tmp_path / "answers.jsonl"
+    predict.main(predict.PredictSettings(run.path, settings.dev[0], str(output), other))
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "untuned" in line]
+    assert len(warnings) == 2
+    for line in warnings:
+        assert line.startswith("warning: ") and other in line
+        assert f"temperature, thresholds was fitted to step-{best:08d} only" in line
+
+
+def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
+    untune(run)
+    with pytest.raises(UserError, match="was never fitted.* the same tasks.finetune command"):
+        publishing.publish(Trained.open(run.path), tmp_path / "models")
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_before_tuning_is_tuned_by_its_command(
+    trained_run, settings, monkeypatch
+):
+    before, again = (
+        untune(trained_run),
+        dataclasses.replace(settings, output_dir=trained_run.path),
+    )
+    # A process that ends right after the one write has tuned it.
+    with monkeypatch.context() as context:
+        context.setattr(Run, "log_metrics", lambda self, record: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            finetune(again)
+    checkpoints = trained_run.checkpoints
+    assert checkpoints.info(checkpoints.chosen_step())["tuned"] == before
+    said = []
+    finetune(again, said.append)
+    assert len(said) == 1 and "nothing to do" in said[0]
+
+
+def as_earlier(run):
+    """The run as versions before wrote it: with the values in task.json."""
+    tuned = untune(run)
+    task = read_json_object(run.file("task.json"))
+    pathlib.Path(run.file("task.json")).write_text(json.dumps({**task, **tuned["values"]}))
+    return Run.open(run.path)
+
+
+def test_values_in_task_json_are_those_of_the_best_step(run):
+    run = as_earlier(run)
+    trained = Trained.open(run.path)
+    assert (trained.task.temperature, trained.tuned, trained.untuned) == (1.7, TUNED, None)
+    assert task_at(run, 3).undecided == ("temperature", "thresholds")
+
+
+@pytest.mark.slow
+def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
+    run, said = as_earlier(trained_run), []
+    finetune(dataclasses.replace(settings, output_dir=run.path), said.append)
+    assert len(said) == 1 and "nothing to do" in said[0]
+
+
+def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
+    def card():
+        return model_card.model_card("name", Trained.open(run.path), "float32")
+
+    assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
+    assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()
+    assert "are optimistic" in card() and "| tuned_dev_f1 | 0.75 |" in card()
+    assert "folder" not in card()
+    run.checkpoints.set_tuned(6, {**TUNED, "warnings": ["it is small"]})
+    assert "Warning: it is small." in card()
+    # Metrics that were logged for values that are not in the graph are not in the card.
+    untune(run)
+    assert "uned" not in card() and "temperature" not in card()
