@@ -4,6 +4,8 @@ Legend: N examples, W token sequences (windows) made of them, B of either in a b
 """
 
 import dataclasses
+import types
+import typing
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
@@ -46,6 +48,11 @@ class Task:
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
             raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
+        hints = typing.get_type_hints(cls)
+        for name, value in values.items():
+            if not _fits(value, hints[name]):
+                expected = getattr(hints[name], "__name__", hints[name])
+                raise UserError(f"task.json: {name} is {value!r:.80}, wanted {expected}")
         return cls(
             **{
                 name: tuple(value) if isinstance(value, list) else value
@@ -107,3 +114,13 @@ class Task:
     def warning(self, metrics):
         """What a reader of these metrics has to know, as a line, or None."""
         return None
+
+
+def _fits(value, hint):
+    """Whether a JSON value is of a field's type; a tuple's is a list."""
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    return type(value) is hint or (hint is float and type(value) is int)
