@@ -20,6 +20,7 @@ import re
 from bert_tf import files
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 
 _FOLDER = re.compile(r"step-(\d{8,})")
 _STATE = "checkpoint.json"
@@ -118,7 +119,17 @@ class Checkpoints:
 
     def info(self, step):
         """{"step", once evaluated "score", "metrics", and once tuned "tuned"}."""
-        return read_json_object(self._state(step))
+        path = self._state(step)
+        values = read_json_object(path, parse_constant=float)  # As a figure may be.
+        if values.get("score") is not None:
+            field(values, "score", float, path)
+            for name in field(values, "metrics", dict, path):
+                field(values["metrics"], name, float, f"{path}: metrics")
+        if values.get("tuned") is not None:
+            tuned = field(values, "tuned", dict, path)
+            field(tuned, "values", dict, f"{path}: tuned")
+            field(tuned, "metrics", dict, f"{path}: tuned")
+        return values
 
     def is_readable(self, step):
         """True if nothing of a checkpoint is damaged; all of it is read for that."""
@@ -131,7 +142,12 @@ class Checkpoints:
         """The step with the highest score, the later of equals; None if none was evaluated."""
         scores = {step: self.info(step).get("score") for step in self.steps()}
         scored = [step for step, score in scores.items() if score is not None]
-        return max(scored, key=lambda step: (scores[step], step), default=None)
+
+        def rank(step):
+            is_number = scores[step] == scores[step]  # NaN is less than any other score.
+            return is_number, scores[step] if is_number else 0.0, step
+
+        return max(scored, key=rank, default=None)
 
     def chosen_step(self):
         """The best step where one was evaluated, else the newest. Raises UserError if none."""

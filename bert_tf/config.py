@@ -4,10 +4,14 @@ import dataclasses
 import json
 import os
 
-from bert_tf import files
+from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new")  # erf and tanh, as Hugging Face names them.
+
+MAX_LAYERS = 1_000
+MAX_PARAMETERS = 10**11  # 400 GB in float32; the largest published BERT has 3.9e9.
+MAX_FILE_BYTES = 64 << 20  # Of a JSON object: a manifest of 200,000 shards.
 
 # Keys of published configurations that change no number of the encoder.
 IGNORED_KEYS = frozenset(
@@ -68,18 +72,23 @@ class BertConfig:
         ):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise UserError(f"configuration: {name} is {value!r}, wanted a whole number from 1")
+                raise UserError(
+                    f"configuration: {name} is {value!r:.40}, wanted a whole number from 1"
+                )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < 1:
+            if not _is_number(value) or not 0 <= value < 1:
                 raise UserError(
-                    f"configuration: {name} is {value!r}, wanted a share from 0 up to 1"
+                    f"configuration: {name} is {value!r:.40}, wanted a share from 0 up to 1"
                 )
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or value <= 0:
-                raise UserError(f"configuration: {name} is {value!r}, wanted a number over 0")
-        if type(self.do_lower_case) is not bool or self.strip_accents not in (None, True, False):
+            if not _is_number(value) or not 0 < value < float("inf"):
+                raise UserError(f"configuration: {name} is {value!r:.40}, wanted a number over 0")
+        if type(self.do_lower_case) is not bool or type(self.strip_accents) not in (
+            bool,
+            type(None),
+        ):
             raise UserError(
                 f"configuration: do_lower_case={self.do_lower_case!r}, strip_accents="
                 f"{self.strip_accents!r}: wanted true or false (strip_accents may be null)"
@@ -92,9 +101,23 @@ class BertConfig:
             )
         if self.hidden_act not in ACTIVATIONS:
             raise UserError(
-                f"configuration: hidden_act is {self.hidden_act!r}, wanted one of "
+                f"configuration: hidden_act is {self.hidden_act!r:.40}, wanted one of "
                 f"{', '.join(ACTIVATIONS)}"
             )
+        # Before memory is asked for: a digit too many ends in one line, not in a killed process.
+        if self.num_hidden_layers > MAX_LAYERS or self.num_parameters > MAX_PARAMETERS:
+            raise UserError(
+                f"configuration: hidden_size {self.hidden_size} and num_hidden_layers "
+                f"{self.num_hidden_layers} make {self.num_parameters} parameters; wanted at most "
+                f"{MAX_LAYERS} layers and {MAX_PARAMETERS:.0e} parameters"
+            )
+
+    @property
+    def num_parameters(self):
+        """The number of the encoder's parameters, but for its biases and norms."""
+        rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
+        of_layer = 4 * self.hidden_size + 2 * self.intermediate_size
+        return self.hidden_size * (rows + self.hidden_size + self.num_hidden_layers * of_layer)
 
     @classmethod
     def from_dict(cls, values, where="configuration"):
@@ -138,17 +161,26 @@ class BertConfig:
         return dataclasses.asdict(self)
 
 
-def read_json_object(path):
-    """The JSON object in a file. Raises UserError if the file is missing or holds none."""
-    if not files.exists(path):
+def read_json_object(path, **parsers):
+    """The JSON object in a file. Raises UserError if the file is missing or holds none.
+
+    `parsers` are those of strict_json.parse.
+    """
+    size = files.size(path)
+    if size is None:
         raise UserError(f"{path}: no such file")
+    if size > MAX_FILE_BYTES:
+        raise UserError(f"{path}: {size} bytes, wanted a JSON object of at most {MAX_FILE_BYTES}")
     try:
-        values = json.loads(files.read_text(path))
+        return strict_json.parse_object(files.read_text(path), **parsers)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds a JSON {type(values).__name__}, wanted an object")
-    return values
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _preset(layers, hidden, heads):

@@ -17,7 +17,7 @@ from importlib import metadata
 
 import tensorflow as tf
 
-from bert_tf import files
+from bert_tf import files, strict_json
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -72,6 +72,10 @@ class Run:
         run.vocabulary = Vocabulary.load(run.file("vocab.txt"))
         run.vocabulary.check_size(run.config.vocab_size, where=run.file("vocab.txt"))
         run.train = read_json_object(run.file("train.json"))
+        kinds = {"settings": dict, "versions": dict, "origin": str, "threads": int}
+        for name, kind in kinds.items():
+            if name in run.train:
+                strict_json.field(run.train, name, kind, run.file("train.json"))
         task = run.file("task.json")
         run.task = read_json_object(task) if files.exists(task) else None
         return run
@@ -149,7 +153,7 @@ class Run:
         Steps are the same bit for bit where processor, versions and threads are.
         """
         now = {**_versions(), "threads": os.cpu_count()}
-        before = {**self.train["versions"], "threads": self.train["threads"]}
+        before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
         return [
             f"{self.path}: begun with {name} {before.get(name)}, here it is {value}; the rest may "
             "differ in the last digits from what it would have been"
@@ -173,11 +177,23 @@ class Run:
 
     def metrics(self):
         """The records of metrics.jsonl, in order, but for a line that a killed process left."""
+        return [record for _, record in self._metrics_lines()]
+
+    def _metrics_lines(self):
         path = self.file("metrics.jsonl")
         if not files.exists(path):
             return []
-        lines = files.read_text(path).splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        try:
+            lines = files.read_text(path).split("\n")[:-1]
+            # An evaluation may have logged NaN or Infinity.
+            records = [strict_json.parse_object(line, parse_constant=float) for line in lines]
+        except ValueError as error:
+            raise UserError(f"{path}: damaged: {error}") from None
+        for number, record in enumerate(records, start=1):
+            strict_json.field(record, "step", int, f"{path}:{number}")
+            for name in record:
+                strict_json.field(record, name, float, f"{path}:{number}")
+        return list(zip(lines, records, strict=True))
 
     def has_stalled(self, patience):
         """True if none of the last `patience` evaluations was better than the best before them."""
@@ -208,11 +224,9 @@ class Run:
         """
         path = self.file("metrics.jsonl")
         if self.writes and files.exists(path):
-            lines = files.read_text(path).splitlines(keepends=True)
-            records = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
             kept = [
-                line
-                for line, record in records
+                f"{line}\n"
+                for line, record in self._metrics_lines()
                 if record["step"] < step
                 or (record["step"] == step and ("loss" in record or not and_evaluation))
             ]

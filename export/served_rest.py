@@ -8,10 +8,12 @@ import re
 import urllib.error
 import urllib.request
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
 from export.served_model import ServedModel, Signature, TensorSpec, is_askable
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
+MAX_ANSWER_BYTES = 256 << 20  # As JSON, 10,000 vectors of 768 numbers.
 # TF Serving writes no other type as JSON.
 DTYPES = {
     "DT_BOOL": "bool",
@@ -53,7 +55,8 @@ class ServedRest(ServedModel):
         """What `read` makes of the server's JSON. Raises UserError at any other answer."""
         status, kind, body = self._exchanged(path, request)
         try:
-            answer = json.loads(body.decode("utf-8", "replace"))
+            # TF Serving writes NaN and Infinity as they are.
+            answer = strict_json.parse_object(body.decode("utf-8", "replace"), parse_constant=float)
             if status == 200:
                 return read(answer)
             message = str(answer["error"])
@@ -77,7 +80,13 @@ class ServedRest(ServedModel):
             except urllib.error.HTTPError as error:
                 answer = error  # An answer as well.
             with answer:
-                return answer.status, answer.headers.get_content_type(), answer.read()
+                body = answer.read(MAX_ANSWER_BYTES + 1)
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise UserError(
+                        f"--url={self.url}: the answer has over {MAX_ANSWER_BYTES} bytes; ask for "
+                        "fewer texts at a time"
+                    )
+                return answer.status, answer.headers.get_content_type(), body
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):

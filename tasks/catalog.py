@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,4 +101,6 @@ def task_class(kind):
 def task_from_dict(values):
     """The task that a run's task.json describes."""
     values = dict(values)
-    return task_class(values.pop("kind")).from_dict(values)
+    kind = field(values, "kind", str, "task.json")
+    del values["kind"]
+    return task_class(kind).from_dict(values)

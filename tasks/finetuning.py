@@ -49,7 +49,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(_recorded(settings), task.to_dict(), task.to_decide)
-        if run.train["data"] != _data_hashes(settings):
+        if run.train.get("data") != _data_hashes(settings):
             raise UserError(
                 f"--train, --dev: the files are not those that {run.path} began with; name a new "
                 "--output_dir"
@@ -131,7 +131,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
         for remark in task.remarks(data):
             say(f"{path}: {remark}")
     say(
-        f"{model.count_params():,} parameters from {run.train['origin']}; "
+        f"{model.count_params():,} parameters from {run.train.get('origin')}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
         f"{settings.global_batch_size} on {replicas} replica{'s' * (replicas > 1)}"
     )

@@ -4,6 +4,8 @@ Legend: N examples, W token sequences (windows) made of them, B of either in a b
 """
 
 import dataclasses
+import types
+import typing
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
@@ -50,7 +52,7 @@ class Task:
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
             raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
-        return cls(**_with_tuples(values))
+        return cls(**cls._checked(values, "task.json"))
 
     def to_dict(self):
         return {"kind": self.kind, **dataclasses.asdict(self)}
@@ -97,8 +99,27 @@ class Task:
 
     def with_tuned(self, values):
         """Return the task with these values of its fields `to_decide`, and `None` for the others."""
-        fields = {**dict.fromkeys(self.to_decide), **_with_tuples(values)}
+        unknown = sorted(set(values) - set(self.to_decide))
+        if unknown:
+            raise UserError(
+                f"checkpoint.json: tuned holds {', '.join(unknown)}; expected only "
+                f"{', '.join(self.to_decide) or 'nothing'}"
+            )
+        fields = {**dict.fromkeys(self.to_decide), **self._checked(values, "checkpoint.json")}
         return dataclasses.replace(self, **fields)
+
+    @classmethod
+    def _checked(cls, values, where):
+        """Fields as JSON has them, with tuples for lists. Raises UserError on a wrong type."""
+        hints = typing.get_type_hints(cls)
+        for name, value in values.items():
+            if not _fits(value, hints[name]):
+                expected = getattr(hints[name], "__name__", hints[name])
+                raise UserError(f"{where}: {name} is {value!r:.80}, expected {expected}")
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
 
     @property
     def undecided(self):
@@ -122,8 +143,11 @@ class Task:
         return None
 
 
-def _with_tuples(values):
-    """Fields as JSON has them, with tuples for lists."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+def _fits(value, hint):
+    """Whether a JSON value is of a field's type; a tuple's is a list."""
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    return type(value) is hint or (hint is float and type(value) is int)

@@ -9,7 +9,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import json
 import os
 import zlib
 from array import array
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_tf import files
+from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
 FORMATS = ("lines", "text", "jsonl")
@@ -150,8 +149,8 @@ def spans(path, input_format, text_field="text", copy_to=None):
 def json_text(line, text_field, where):
     """The text of a JSON line. Raises UserError naming the line if it has none."""
     try:
-        text = json.loads(line)[text_field]
-    except (ValueError, RecursionError) as error:
+        text = strict_json.parse(line)[text_field]
+    except ValueError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
     except (KeyError, TypeError):
         raise UserError(f"{where}: wanted an object with the key {text_field!r}") from None

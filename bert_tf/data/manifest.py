@@ -14,10 +14,13 @@ import platform
 from importlib import metadata
 
 from bert_tf import files
+from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 
 NAME = "manifest.json"
+MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
 _MEND = "delete it and give the write_shards command again, which makes what is missing"
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
@@ -66,13 +69,11 @@ class Manifest:
                 "other programs get a manifest by bert_tf.inspect_shards --adopt"
             )
         try:
-            values = json.loads(files.read_text(path))
-            values["settings"]["max_seq_length"], values["vocabulary"]["entries"]
-            if values["complete"]:
-                for entry in values["shards"]:
-                    [entry[name] for name in ("file", "records", "bytes", "sha256", "tokens")]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: damaged ({error!r}); write the shards again") from None
+            values = read_json_object(path)
+            _check(values, path)
+        except UserError as error:
+            what = str(error).removeprefix(f"{path}: ")
+            raise UserError(f"{path}: damaged ({what}); write the shards again") from None
         return cls(folder, values)
 
     def save(self):
@@ -194,3 +195,47 @@ class Manifest:
                         f"{path}: its content is not what was written (sha256 {found[:12]}..., "
                         f"wanted {entry['sha256'][:12]}...); {_MEND}"
                     )
+
+
+def _check(values, path):
+    """Raises UserError where something that is read from a manifest is missing or cannot be."""
+    settings = field(values, "settings", dict, path)
+    vocabulary = field(values, "vocabulary", dict, path)
+    _check_size(settings, "max_seq_length", f"{path}: settings", least=1, most=MAX_SEQ_LENGTH)
+    _check_size(settings, "max_predictions_per_seq", f"{path}: settings", most=MAX_SEQ_LENGTH)
+    _check_size(vocabulary, "entries", f"{path}: vocabulary", least=1)
+    field(vocabulary, "sha256", str, f"{path}: vocabulary")
+    masking = field(settings, "masking", str, f"{path}: settings")
+    if masking not in ("static", "dynamic"):
+        raise UserError(f"{path}: masking is {masking!r:.40}, wanted static or dynamic")
+    if masking == "dynamic":
+        field(settings, "masked_lm_prob", float, f"{path}: settings")
+        for name in ("whole_word_mask", "replace_with_any"):
+            field(settings, name, bool, f"{path}: settings")
+    if "tokenizer" in values:  # Shards of other programs have none.
+        tokenizer = field(values, "tokenizer", dict, path)
+        field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
+    is_complete = field(values, "complete", bool, path)
+    if not is_complete and "shards" not in values:
+        return
+    shards = field(values, "shards", list, path)
+    if is_complete and not shards:
+        raise UserError(f"{path}: shards holds none")
+    for number, entry in enumerate(shards):
+        check_entry(entry, f"{path}: shards[{number}]")
+
+
+def check_entry(entry, place):
+    """Raises UserError naming the place where what a manifest holds of a shard cannot be."""
+    name = field(entry, "file", str, place)
+    if name != os.path.basename(name) or "tfrecord" not in name:
+        raise UserError(f"{place}: file is {name!r:.40}, wanted the name of a TFRecord file")
+    field(entry, "sha256", str, place)
+    for size in ("records", "bytes", "tokens", "random_next"):
+        _check_size(entry, size, place)
+
+
+def _check_size(node, name, place, least=0, most=1 << 62):
+    size = field(node, name, int, place)
+    if not least <= size <= most:
+        raise UserError(f"{place}: {name} is {size}, wanted {least} to {most}")

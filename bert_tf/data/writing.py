@@ -5,13 +5,20 @@ This process imports no TensorFlow (for paths without "://"): its workers do.
 
 import contextlib
 import datetime
-import json
 import os
 import time
 
 from bert_tf import files
+from bert_tf.config import read_json_object
 from bert_tf.data import dealing, documents
-from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest, entry_name, shard_name
+from bert_tf.data.manifest import (
+    NAME,
+    VOCABULARY_NAME,
+    Manifest,
+    check_entry,
+    entry_name,
+    shard_name,
+)
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
@@ -168,9 +175,10 @@ def finished_entries(manifest, num_shards):
 def _read_entry(path, plan_sha256):
     """A shard's own entry, None if it is damaged or of other shards."""
     try:
-        entry = json.loads(files.read_text(path))
-        return entry if entry.pop("plan") == plan_sha256 else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        entry = read_json_object(path)
+        check_entry(entry, path)
+        return entry if entry.pop("plan", None) == plan_sha256 else None
+    except UserError:
         return None
 
 

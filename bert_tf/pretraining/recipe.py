@@ -56,7 +56,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(_recorded(settings), None)
-        if run.train["data"] != record:
+        if run.train.get("data") != record:
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
             )
@@ -101,7 +101,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
             Run.create(settings.output_dir, config, vocabulary, train)
         meet(strategy)
         run = Run.open(settings.output_dir, writes=chief)
-    for line in _plan(settings, config, model, phases, replicas, run.train["origin"]):
+    for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         say(line)
 
     # The loop, phase by phase: one schedule, one optimizer.

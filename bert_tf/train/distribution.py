@@ -1,10 +1,10 @@
 """Where a run computes: one device, or one replica of the model a device, on one or many hosts."""
 
-import json
 import os
 
 import tensorflow as tf
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.text.packing import flat, padded
 
@@ -47,7 +47,7 @@ def _tpu(name):
 
 def _multi_worker():
     try:
-        config = json.loads(os.environ["TF_CONFIG"])
+        config = strict_json.parse_object(os.environ["TF_CONFIG"])
         config["cluster"]["worker"][config["task"]["index"]], config["task"]["type"]
     except (KeyError, ValueError, IndexError, TypeError):
         raise UserError(

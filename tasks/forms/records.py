@@ -10,6 +10,7 @@ import dataclasses
 import json
 import pathlib
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
 
 MAX_LINE_LENGTH = 2**27  # Characters. More is no text, but a line end or a quote left out.
@@ -130,18 +131,14 @@ def json_records(path, **parsers):
 
 def _json_object(line, parsers):
     try:
-        values = json.loads(line, parse_constant=_refuse_constant, **parsers)
+        values = strict_json.parse(line, **parsers)
     except json.JSONDecodeError as error:
         return Fault(f"not JSON: {error.msg} at character {error.pos + 1}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Fault(f"not JSON: {error}")
     if not isinstance(values, dict):
         return Fault(f"holds a JSON {type(values).__name__}, wanted an object")
     return values
-
-
-def _refuse_constant(name):
-    raise ValueError(f"{name} is no number")
 
 
 def _surrogate_at(text):

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 from tasks.forms.records import BadRow, Fault, check_text, checked_path, good_or_bad
 from tasks.forms.rows import SUFFIXES, read_rows
 
@@ -54,9 +56,9 @@ def read_questions(path, labelled=True):
 def _squad_questions(path, labelled):
     is_empty = True
     for article, in_article in _entries(_load(path), "data", str(path), f"{path}: data"):
-        title = _field(article, "title", str, in_article) if "title" in article else ""
+        title = field(article, "title", str, in_article) if "title" in article else ""
         for paragraph, in_paragraph in _entries(article, "paragraphs", in_article):
-            context = _field(paragraph, "context", str, in_paragraph)
+            context = field(paragraph, "context", str, in_paragraph)
             for entry, place in _entries(paragraph, "qas", in_paragraph):
                 is_empty = False
                 question = _question(entry, context, title, labelled, path, place)
@@ -67,28 +69,28 @@ def _squad_questions(path, labelled):
 
 def _load(path):
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        return strict_json.parse(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: not JSON: {error}") from None
 
 
 def _question(entry, context, title, labelled, path, place):
-    name = _field(entry, "id", str, place)
+    name = field(entry, "id", str, place)
     answers, is_impossible = [], False
     if labelled:
         answers = [
-            (_field(answer, "text", str, inner), _field(answer, "answer_start", int, inner))
+            (field(answer, "text", str, inner), field(answer, "answer_start", int, inner))
             for answer, inner in _entries(entry, "answers", place)
         ]
         if "is_impossible" in entry:
-            is_impossible = _field(entry, "is_impossible", bool, place)
+            is_impossible = field(entry, "is_impossible", bool, place)
     return Question(
         name,
-        _field(entry, "question", str, place),
+        field(entry, "question", str, place),
         context,
         answers,
         is_impossible,
@@ -100,24 +102,10 @@ def _question(entry, context, title, labelled, path, place):
 def _entries(node, key, place, inner=None):
     """Yields (object, its place) for those in the list node[key]."""
     inner = inner or f"{place}.{key}"
-    for number, entry in enumerate(_field(node, key, list, place)):
+    for number, entry in enumerate(field(node, key, list, place)):
         if not isinstance(entry, dict):
             raise UserError(f"{inner}[{number}]: holds {entry!r:.40}, wanted an object")
         yield entry, f"{inner}[{number}]"
-
-
-def _field(node, key, kind, place):
-    """node[key], of a kind. Raises UserError naming the place inside the JSON."""
-    if not isinstance(node, dict):
-        raise UserError(f"{place}: holds a JSON {type(node).__name__}, wanted an object")
-    if key not in node:
-        raise UserError(f'{place}: no "{key}"')
-    if type(node[key]) is not kind:
-        raise UserError(f'{place}: "{key}" holds {node[key]!r:.40}, wanted {_KINDS[kind]}')
-    return node[key]
-
-
-_KINDS = {str: "text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
 def _row_questions(path, labelled):

@@ -68,6 +68,13 @@ def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):
         ({"do_lower_case": "false"}, "do_lower_case='false'"),
         ({"strip_accents": "no"}, "strip_accents='no'"),
         ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
+        ({"initializer_range": float("inf")}, "initializer_range is inf"),
+        ({"initializer_range": True}, "initializer_range is True"),
+        ({"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob is nan"),
+        ({"strip_accents": 0}, "strip_accents=0"),
+        ({"hidden_size": 12 * 10**11}, "hidden_size 1200000000000 .* parameters; wanted at most"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 .* wanted at most 1000"),
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
     ],
 )
@@ -78,10 +85,25 @@ def test_what_makes_no_bert_is_refused_by_name(values, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not JSON"), ("[]", "holds a JSON list"), ("{}", "vocab_size is missing")],
+    [
+        ("{", "not JSON"),
+        ("[]", "holds a JSON list"),
+        ("{}", "vocab_size is missing"),
+        ('{"vocab_size": 11, "layer_norm_eps": NaN}', "NaN is no number"),
+        ('{"vocab_size": 11, "layer_norm_eps": 1e999}', "the number 1e999 is too large"),
+        ('{"vocab_size": %s}' % ("1" * 5_000), "the number 1111.* is too large"),
+        ('{"vocab_size": 1%s}' % ("0" * 100), r"configuration: vocab_size is 1e\+100"),
+        ('{"vocab_size": ' + "[" * 90_000, "over 100 levels"),
+        ('{"vocab_size": ' + "[" * 100 + "]" * 100 + "}", "over 100 levels"),
+        ('{"vocab_size": 11, "vocab_size": 12}', "an object has the key 'vocab_size' twice"),
+        (r'{"vocab_size": 11, "name": "\ud800"}', "holds half of a surrogate pair"),
+        (" " * (64 << 20) + "{}", "67108866 bytes, wanted a JSON object of at most 67108864"),
+    ],
+    ids=range(12),
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=f"config.json: {message}"):
+    with pytest.raises(UserError, match=f"config.json: {message}") as raised:
         BertConfig.load(path)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300

@@ -1,0 +1,101 @@
+"""JSON as the standard has it, and every failure in one line."""
+
+import json
+
+import pytest
+
+from bert_tf import UserError, strict_json
+from bert_tf.checkpoints import Checkpoints
+from bert_tf.data.manifest import Manifest
+from bert_tf.run import Run
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, -2.5, true, null, "\\ud83d\\ude00"]}', {"a": [1, -2.5, True, None, "😀"]}),
+        ("9223372036854774784", 9223372036854774784),
+        ("16931456849842234143", 16931456849842234143.0),  # Integers of 64 bits, and no others.
+        ("[" * 100 + "]" * 100, json.loads("[" * 100 + "]" * 100)),
+        ('["' + "[" * 200 + '"]', ["[" * 200]),
+    ],
+)
+def test_what_is_json_is_read(text, value):
+    parsed = strict_json.parse(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("NaN", "-Infinity", "1e999", "1" * 5_000, "[" * 101 + "]" * 101, "[" * 10**6),
+        *('{"a":' * 10**5, '{"a": 1, "a": 1}', '[{"b": {"a": 1, "a": 1}}]'),
+        *("", "{", "[1,]", "\ufeff{}", "{'a': 1}", '"\t"', "01"),
+    ],
+    ids=lambda text: text[:10],
+)
+def test_what_is_not_is_a_value_error_of_one_short_line(text):
+    with pytest.raises(ValueError) as raised:
+        strict_json.parse(text)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
+
+
+# What a killed process, a full disk or an editor makes of our own files.
+DAMAGE = (
+    b"",
+    b"\0" * 100,
+    b"{",
+    b"[]",
+    b"\xff",
+    b'{"step": NaN}',
+    b'{"step": ' + b"9" * 5_000 + b"}",
+    b'{"step": ' + b"[" * 10**5 + b"}",
+    b'{"step": 1, "step": 2}',
+    b'{"step": "one", "score": "high", "complete": 1, "settings": []}',
+    b'{"step": [1], "score": [1], "complete": true, "settings": {}, "vocabulary": {}}',
+    b'{"step": 1e400, "score": NaN, "metrics": {}}',
+    b'{"step": true, "score": 1, "metrics": {"f1": "high"}}',
+)
+
+
+@pytest.mark.parametrize("content", DAMAGE, ids=range(len(DAMAGE)))
+def test_damaged_files_of_a_run_are_named(tmp_path, content):
+    manifest, state, metrics = (
+        tmp_path / name for name in ("manifest.json", "step-00000001", "metrics.jsonl")
+    )
+    state.mkdir()
+    manifest.write_bytes(content)
+    (state / "checkpoint.json").write_bytes(content)
+    metrics.write_bytes(content + b"\n")
+    cases = (
+        (lambda: Manifest.load(tmp_path), "manifest.json"),
+        (Run(tmp_path, writes=False).metrics, "metrics.jsonl"),
+        (lambda: Checkpoints(tmp_path).info(1), "checkpoint.json"),
+    )
+    refused = 0
+    for read, name in cases:
+        try:
+            read()
+        except UserError as error:
+            assert name in str(error) and "\n" not in str(error) and len(str(error)) < 400
+            refused += 1
+    # A checkpoint.json need not hold a score, and nobody asks for its step.
+    assert refused >= 2
+
+
+def test_a_score_that_is_nan_is_not_the_best(tmp_path):
+    for step, score in enumerate(("NaN", "0.5", "NaN"), start=1):
+        folder = tmp_path / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "checkpoint.json").write_text(
+            f'{{"step": {step}, "score": {score}, "metrics": {{"dev_loss": Infinity}}}}'
+        )
+    assert Checkpoints(tmp_path).best_step() == 2
+
+
+def test_a_line_that_a_killed_process_left_is_passed_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": Infinity}\n{"step": 2, "lo')
+    run = Run(tmp_path)
+    assert run.metrics() == [{"step": 1, "loss": float("inf")}]
+    run.forget_metrics_after(1)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": Infinity}\n'
