@@ -96,7 +96,7 @@ class Task:
         return []
 
     def with_tuned(self, values):
-        """Return the task with these values of its fields `to_decide`, and `None` for the others."""
+        """Return the task with these values of its fields `to_decide`, `None` for the others."""
         fields = {**dict.fromkeys(self.to_decide), **_with_tuples(values)}
         return dataclasses.replace(self, **fields)
 
