@@ -195,7 +195,7 @@ class Checkpoints:
             self._sweep()
 
     def set_tuned(self, step, tuned):
-        """Record the values that were tuned for a saved step, a JSON object, in one atomic write."""
+        """Record what was tuned for a saved step, a JSON object, in one atomic write."""
         if self.writes:
             self._add(step, tuned=tuned)
 

@@ -13,7 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.train.losses import given_error
 from tasks.autoencoder import AutoencoderModel
 from tasks.examples import Example
-from tasks.forms.records import BadRow, strict
+from tasks.forms.records import BadRow, as_label, strict
 from tasks.forms.rows import read_rows
 from tasks.metrics.labels import ratio
 from tasks.metrics.ranking import pr_auc, roc_auc
@@ -49,7 +49,8 @@ class Anomaly(TextTask):
         Raises UserError if one of the ordinary labels is not in it, or if none are given and it has
         several.
         """
-        task = cls(**options)
+        ordinary_labels = tuple(map(as_label, options.pop("ordinary_labels", ())))
+        task = cls(ordinary_labels=ordinary_labels, **options)
         labels = {label for _, label in strict(task._labelled(path)) if label is not None}
         if not labels:
             return task
@@ -89,7 +90,8 @@ class Anomaly(TextTask):
                     "--ordinary_labels which labels are ordinary",
                 )
                 continue
-            is_unusual = label is not None and label not in self.ordinary_labels
+            # Earlier versions saved them as read.
+            is_unusual = label is not None and label not in map(as_label, self.ordinary_labels)
             texts = {"text": row.values[self.text_columns[0]]}
             yield Example(texts, int(is_unusual), row.where)
 
@@ -109,10 +111,10 @@ class Anomaly(TextTask):
             if (label is not None) != has_labels:
                 which = "no label, but the rows" if has_labels else "a label, but no row"
                 yield BadRow(row.where, f"has {which} before it in column {column!r}")
-            elif label is not None and not label.strip():
+            elif label is not None and not as_label(label):
                 yield BadRow(row.where, f"column {column!r} is empty, wanted a label")
             else:
-                yield row, label
+                yield row, label if label is None else as_label(label)
 
     def to_learn_from(self, examples):
         return examples.where(lambda number: not examples.labels[number])

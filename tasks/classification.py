@@ -24,7 +24,7 @@ from bert_tf.train.losses import (
 from tasks import rare_classes
 from tasks.decisions import decide_each, decide_one
 from tasks.forms.glue import GLUE
-from tasks.forms.records import strict
+from tasks.forms.records import as_label, strict
 from tasks.heads import TextModel
 from tasks.metrics import classes
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
@@ -76,7 +76,9 @@ class Classification(TextTask):
         Raises UserError if the file holds fewer than two labels, or if an option does not fit them.
         """
         rare_classes.check_options(class_weights=class_weights, **options)
-        task = cls(labels=tuple(labels), **options)
+        if options.get("rare_label") is not None:
+            options["rare_label"] = as_label(options["rare_label"])
+        task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.form in GLUE:
             raise UserError(f"--multi_label: rows of {task.form} have one label each")
         counts = {}
@@ -175,10 +177,11 @@ class Classification(TextTask):
 
     def label_of(self, value):
         names = self._names_in(value)
+        known = [as_label(label) for label in self.labels]  # Earlier versions saved them as read.
         for name in names:
-            if name not in self.labels:
+            if name not in known:
                 raise ValueError(f"label {name!r} is none of the task's: {', '.join(self.labels)}")
-        numbers = tuple(self.labels.index(name) for name in names)
+        numbers = tuple(known.index(name) for name in names)
         return numbers if self.multi_label else numbers[0]
 
     def _names_in(self, value):
@@ -188,8 +191,9 @@ class Classification(TextTask):
         elif isinstance(value, list):
             names = value
         else:
-            names = [name.strip() for name in value.split(BETWEEN_LABELS)] if value.strip() else []
-        if not all(name.strip() for name in names):
+            names = value.split(BETWEEN_LABELS) if value.strip() else []
+        names = [as_label(name) for name in names]
+        if not all(names):
             several = f", or several with {BETWEEN_LABELS} between them" if self.multi_label else ""
             empty = "holds an empty label" if self.multi_label else "is empty"
             raise ValueError(f"column {self.label_column!r} {empty}, wanted a label{several}")

@@ -7,6 +7,7 @@ import pathlib
 from bert_tf.command import setting
 from bert_tf.errors import UserError
 from tasks import catalog, rare_classes
+from tasks.forms.records import as_label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,7 @@ class FinetuneSettings:
         for name in ("weight_decay_rate", "focal_gamma"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"--{name}={getattr(self, name)}: wanted 0 or more")
-        if len(self.labels) == 1 or len(set(self.labels)) != len(self.labels):
+        if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
             raise UserError(
                 f"--labels={','.join(self.labels)}: wanted two or more different labels"
             )

@@ -24,7 +24,7 @@ from tasks.entity_labels import (
 )
 from tasks.entity_spans import entities, in_text_order, in_windows, least_lead, texts_tokens
 from tasks.examples import Example
-from tasks.forms.records import BadRow, strict
+from tasks.forms.records import BadRow, as_label, strict
 from tasks.forms.tagged import TaggedSentence, read_tagged
 from tasks.heads import TokenModel
 from tasks.metrics.entities import entity_scores
@@ -64,6 +64,7 @@ class Tagging(Task):
             found |= _types(item)
         if not found:
             raise UserError(f"{path}: not one entity in it; there is nothing to learn")
+        labels = tuple(map(as_label, labels))
         bio = BioLabels(labels, "--labels") if "O" in labels else None
         bio = bio or BioLabels.of_types(labels or sorted(found))
         return cls(

@@ -98,7 +98,7 @@ class Task:
         return []
 
     def with_tuned(self, values):
-        """Return the task with these values of its fields `to_decide`, and `None` for the others."""
+        """Return the task with these values of its fields `to_decide`, `None` for the others."""
         unknown = sorted(set(values) - set(self.to_decide))
         if unknown:
             raise UserError(

@@ -8,6 +8,7 @@ from tasks.forms.records import (
     BadRow,
     Fault,
     KnownFault,
+    as_label,
     check_text,
     checked_path,
     csv_records,
@@ -88,7 +89,7 @@ def _arc_choice(fields, labelled, where):
         try:
             row = dataclasses.replace(row, label=_place(answer, len(choices), 1))
         except Fault as fault:
-            is_known = answer.strip() in tuple(string.ascii_uppercase)
+            is_known = as_label(answer) in tuple(string.ascii_uppercase)
             raise (KnownFault if is_known else Fault)(str(fault)) from None
     return row
 
@@ -123,7 +124,8 @@ def _text(choice, place):
     if not isinstance(choice, dict):
         return choice
     label = choice.get("label")
-    if label not in (string.ascii_uppercase[place : place + 1], str(place + 1)):
+    places = (string.ascii_uppercase[place : place + 1], str(place + 1))
+    if not isinstance(label, str) or as_label(label) not in places:
         raise Fault(f"choice {place + 1} has the label {label!r}, wanted A, B, ... in order")
     return choice.get("text")
 
@@ -146,7 +148,7 @@ def _choice(prompt, choices, answer, first_number, where):
 
 def _place(answer, count, first_number):
     """The place of an answer, a letter or a number, among `count` choices, from 0."""
-    answer = answer.strip()
+    answer = as_label(answer)
     if answer.isascii() and answer.isdecimal() and len(answer) < 10:
         place = int(answer) - first_number
     elif len(answer) == 1:

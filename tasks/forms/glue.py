@@ -11,6 +11,7 @@ from bert_tf.errors import UserError
 from tasks.forms.records import (
     Fault,
     KnownFault,
+    as_label,
     check_text,
     checked_path,
     good_or_bad,
@@ -153,6 +154,7 @@ class GlueRows:
         for key, text in values.items():
             check_text(text, f"column {key!r}")
         if self.labelled:
+            values["label"] = as_label(values["label"])
             _check_label(self.name, values["label"])
         return Row(values, where)
 

@@ -71,6 +71,11 @@ def checked_path(path, suffixes=None):
     return path
 
 
+def as_label(text):
+    """Return a label as all readers and flags take it: without the white space around it."""
+    return text.strip()
+
+
 def check_text(text, what):
     """Raises Fault if the text, which is `what` ("column 'text'"), holds what no text holds."""
     if "\0" in text:

@@ -22,6 +22,7 @@ from bert_tf.errors import UserError
 from tasks.forms.records import (
     BadRow,
     Fault,
+    as_label,
     check_text,
     checked_path,
     good_or_bad,
@@ -159,6 +160,7 @@ def _check_columns(columns, width, labelled):
 
 def _split(tag):
     """ "B-creative-work" -> ("B", "creative-work"), "O" -> ("O", "")."""
+    tag = as_label(tag)
     prefix, _, kind = tag.partition("-")
     if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
         raise Fault(
@@ -193,14 +195,14 @@ def _span(entity, length):
     start, end, kind = (entity.get(key) for key in ("start", "end", "type"))
     if type(start) is not int or type(end) is not int:
         raise Fault(f"entity {entity!r:.80}, wanted whole numbers for start and end")
-    if not isinstance(kind, str) or not kind:
+    if not isinstance(kind, str) or not as_label(kind):
         raise Fault(f"entity {entity!r:.80}, wanted a name for its type")
     check_text(kind, "the entity's type")
     if not 0 <= start < end <= length:
         raise Fault(
             f"entity {start}..{end} {kind}: wanted 0 <= start < end <= {length}, the text's"
         )
-    return start, end, kind
+    return start, end, as_label(kind)
 
 
 def _plain_texts(path, text_column):

@@ -1,0 +1,93 @@
+"""White space around a label is no part of it, in any task, form or flag."""
+
+import json
+
+import pytest
+
+from bert_tf import UserError
+from tasks.anomaly import Anomaly
+from tasks.catalog import task_from_dict
+from tasks.classification import Classification
+from tasks.forms.choices import read_choices
+from tasks.tagging import Tagging
+from tests import small
+
+ROWS = [("a", "x"), ("b", "x "), ("c", "\u00a0x\t"), ("d", "y")]
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        return str(small.write_rows(path, rows))
+    if path.suffix == ".tsv":  # A tab would end the field.
+        lines = ["text\tlabel", *(f"{text}\t{label.strip(chr(9))}" for text, label in rows)]
+    else:
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_of_one_label_a_row(tmp_path, suffix):
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+    task = Classification.from_data(path, class_weights=("balanced",), max_seq_length=8)
+    assert task.labels == ("x", "y") and task.read(path).labels == [0, 0, 0, 1]
+    assert task.class_weights == (4 / (2 * 3), 4 / (2 * 1))
+    flags = Classification.from_data(path, labels=("y", " x"), rare_label="x ", max_seq_length=8)
+    assert (flags.labels, flags.rare_label) == (("y", "x"), "x")
+
+
+def test_of_several_labels_a_row(tmp_path):
+    rows = [("a", "x | y"), ("b", ["x ", "\ty"]), ("c", " "), ("d", [])]
+    path = write(tmp_path / "rows.jsonl", rows)
+    task = Classification.from_data(path, multi_label=True, max_seq_length=8)
+    assert task.labels == ("x", "y") and task.read(path).labels == [(0, 1), (0, 1), (), ()]
+
+
+def test_of_glue(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence\tlabel\na\t1 \nb\t0\n")
+    task = Classification.from_data(str(path), form="sst2", max_seq_length=8)
+    assert task.read(str(path)).labels == [1, 0]
+
+
+def test_of_what_is_ordinary(tmp_path):
+    path = write(tmp_path / "rows.csv", ROWS)
+    task = Anomaly.from_data(path, ordinary_labels=(" x",), max_seq_length=8)
+    assert task.ordinary_labels == ("x",) and task.read(path).labels == [0, 0, 0, 1]
+
+
+def test_of_entities(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    spans = [{"start": 0, "end": 1, "type": "PER "}, {"start": 2, "end": 3, "type": "PER"}]
+    path.write_text(json.dumps({"text": "a b", "entities": spans}))
+    assert Tagging.from_data(str(path), max_seq_length=8).labels == ("O", "B-PER", "I-PER")
+    columns = tmp_path / "rows.conll"
+    columns.write_text("a B-PER\u00a0\nb I-PER\n", encoding="utf-8")
+    task = Tagging.from_data(str(columns), labels=("PER ",), max_seq_length=8)
+    assert task.labels == ("O", "B-PER", "I-PER")
+    assert task.read(str(columns)).labels[0].tags == ["B-PER", "I-PER"]
+
+
+def test_of_choices(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    choices = [{"label": "A ", "text": "one"}, {"label": "B", "text": "two"}]
+    values = {"question": {"stem": "which", "choices": choices}, "answerKey": "B "}
+    path.write_text(json.dumps(values))
+    (row,) = read_choices(path, "rows")
+    assert (row.choices, row.label) == (["one", "two"], 1)
+
+
+def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, complaints):
+    with pytest.raises(UserError, match="wanted two or more different labels"):
+        small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
+    with pytest.raises(UserError, match="every row has the label 'x'"):
+        Classification.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)
+
+
+def test_runs_that_saved_labels_with_space_open_and_read_rows(tmp_path):
+    saved = Classification(labels=("x ", "y"), max_seq_length=8).to_dict()
+    task = task_from_dict(json.loads(json.dumps(saved)))
+    assert task.labels == ("x ", "y")
+    assert task.read(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 1]
+    both = Classification(labels=("x", "x ", "y"), max_seq_length=8)
+    assert both.read(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 2]
