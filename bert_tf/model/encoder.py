@@ -32,11 +32,11 @@ class Encoder(keras.layers.Layer):
     computes no other token.
 
     With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
-    same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator. `dtype` is a
-    Keras policy: "float32", or "mixed_bfloat16" for products in bfloat16. With `recompute` the
-    backward pass of training computes each layer again, instead of keeping all that is inside of it
-    (gradient checkpointing; Chen et al. 2016): less memory, more time. (With return_layers=True all
-    is kept.)
+    same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator and the
+    replica's number. `dtype` is a Keras policy: "float32", or "mixed_bfloat16" for products in
+    bfloat16. With `recompute` the backward pass of training computes each layer again, instead of
+    keeping all that is inside of it (gradient checkpointing; Chen et al. 2016): less memory, more
+    time. (With return_layers=True all is kept.)
     """
 
     def __init__(self, config, name="bert", recompute=False, **kwargs):
@@ -83,7 +83,12 @@ class Encoder(keras.layers.Layer):
         if seed is not None:
             return tf.cast(seed, tf.int64)
         # The generator counts calls by one; a call's places, at most 2**16, are counted within.
-        return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16]
+        # Its first number is below 2**32 and the same on all replicas. Where Keras builds a model
+        # under a strategy there is no replica.
+        replica = tf.distribute.get_replica_context()
+        replica_id = 0 if replica is None else replica.replica_id_in_sync_group
+        own = tf.stack([tf.cast(replica_id, tf.int64) * 2**32, 0])
+        return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16] + own
 
     def call(self, inputs, training=False, seed=None, return_layers=False, pooled_only=False):
         if pooled_only and return_layers:
