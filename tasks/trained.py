@@ -59,12 +59,13 @@ class Trained:
         `pretrained` is the Pretrained that it began with: configuration, vocabulary and origin come
         from there.
         """
-        run = Run.create(
-            path,
-            pretrained.config,
-            pretrained.vocabulary,
-            train={"origin": pretrained.origin_in(model)},
-            task=task.to_dict(),
-        )
-        run.checkpoints.save(0, checkpoints.model_variables(model))
+        with Run.writing(path):
+            run = Run.create(
+                path,
+                pretrained.config,
+                pretrained.vocabulary,
+                train={"origin": pretrained.origin_in(model)},
+                task=task.to_dict(),
+            )
+            run.checkpoints.save(0, checkpoints.model_variables(model))
         return cls.open(path)
