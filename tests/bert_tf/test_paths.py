@@ -2,9 +2,10 @@
 
 import os
 
+import numpy as np
 import pytest
 
-from bert_tf import UserError, paths
+from bert_tf import UserError, Vocabulary, files, learn_vocab, paths, read_pretrained
 from bert_tf.learn_vocab import LearnVocabSettings
 from export.export_saved_model import ExportSettings
 from export.request import RequestSettings
@@ -12,6 +13,7 @@ from tasks.evaluate import EvaluateSettings
 from tasks.extract import ExtractSettings
 from tasks.predict import PredictSettings
 from tasks.settings import FinetuneSettings
+from tests.corpus import write_corpus
 
 OVERWRITES = {
     "predict": lambda path, **flags: PredictSettings(run="run", input="in.csv", **path, **flags),
@@ -91,6 +93,30 @@ def test_remote_outputs_and_inputs_are_compared_by_name():
 def test_what_cannot_be_remote_says_so(make, flag):
     with pytest.raises(UserError, match=f"--{flag}=gs://b/m: wanted a path of this machine"):
         make("gs://b/m")
+
+
+def test_a_vocabulary_is_learned_from_and_to_a_remote_path(tmp_path):
+    write_corpus(tmp_path / "corpus.txt")
+    files.write_bytes("ram://paths/corpus.txt", (tmp_path / "corpus.txt").read_bytes())
+    settings = LearnVocabSettings(("ram://paths/*.txt",), "ram://paths/vocab", vocab_size=60)
+    learn_vocab.main(settings)
+    assert len(Vocabulary.load("ram://paths/vocab")) == 60
+    with pytest.raises(UserError, match="ram://paths/vocab: is there already"):
+        learn_vocab.main(settings)
+    assert files.names("ram://paths") == ["corpus.txt", "vocab"]
+
+
+def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
+    pretrained = read_pretrained(huggingface_dir)
+    pretrained.save("ram://paths/run")
+    again = read_pretrained("ram://paths/run")
+    assert again.weights.keys() == pretrained.weights.keys()
+    for name, array in again.weights.items():
+        np.testing.assert_array_equal(array, pretrained.weights[name])
+    with pytest.raises(UserError, match="there is something else there"):
+        pretrained.save("ram://paths/run")
+    with pytest.raises(UserError, match="ram://paths/google: no run there; .* copy"):
+        read_pretrained("ram://paths/google")
 
 
 def test_versions_do_not_go_into_the_run_itself(tmp_path):
