@@ -17,13 +17,11 @@ import json
 import os
 import re
 
-from bert_tf import files
+from bert_tf import files, run_directory
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
-_FOLDER = re.compile(r"step-(\d{8,})")
-_STATE = "checkpoint.json"
 TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds beside the model.
 
 
@@ -99,16 +97,14 @@ class Checkpoints:
 
     def steps(self):
         """Steps of the complete checkpoints, oldest first."""
-        matches = map(_FOLDER.fullmatch, files.names(self.directory))
-        found = sorted(int(match[1]) for match in matches if match)
-        return [step for step in found if files.exists(self._state(step))]
+        return run_directory.complete_steps(self.directory)
 
     def step_of(self, name):
         """Return the step of the complete checkpoint in the directory `name`.
 
         Raises UserError if there is none.
         """
-        match = _FOLDER.fullmatch(name.rstrip("/"))
+        match = run_directory.STEP.fullmatch(name.rstrip("/"))
         if match is None or int(match[1]) not in self.steps():
             there = ", ".join(os.path.basename(self.folder(step)) for step in self.steps())
             raise UserError(
@@ -177,7 +173,7 @@ class Checkpoints:
             files.replace_file(self._state(step), json.dumps({"step": step}))
         except (tf.errors.OpError, OSError) as error:
             # Of a full disk TensorFlow says one of several things.
-            files.remove_folder(folder)
+            self._remove(folder)
             reason = getattr(error, "message", None) or error.strerror
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
             raise OSError(
@@ -233,26 +229,26 @@ class Checkpoints:
         """Out of the way of what will be saved next."""
         folder = self.folder(step)
         aside = os.path.join(self.directory, f"damaged-{os.path.basename(folder)}")
-        files.remove_folder(aside)
+        self._remove(aside)
         files.make_folder(aside)
         for name in files.names(folder):
             files.move(os.path.join(folder, name), os.path.join(aside, name))
-        files.remove_folder(folder)
+        files.remove_if_empty(folder)
 
     def _sweep(self):
         """Removes what is neither new nor best, and what killed saves left."""
         kept = {*self.steps()[-self.keep :], self.best_step()}
         for name in files.names(self.directory):
-            match = _FOLDER.fullmatch(name)
+            match = run_directory.STEP.fullmatch(name)
             if match and int(match[1]) not in kept:
                 self._remove(os.path.join(self.directory, name))
 
     def _remove(self, folder):
-        """Killed meanwhile, it leaves nothing that looks whole."""
-        state = os.path.join(folder, _STATE)
+        """What is not ours stays. Killed meanwhile, it leaves nothing that looks whole."""
+        state = os.path.join(folder, run_directory.STATE)
         if files.exists(state):
             files.remove(state)
-        files.remove_folder(folder)
+        files.remove_own(folder, run_directory.OF_CHECKPOINT)
 
     def _state(self, step):
-        return os.path.join(self.folder(step), _STATE)
+        return os.path.join(self.folder(step), run_directory.STATE)

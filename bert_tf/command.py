@@ -51,6 +51,7 @@ def start(main, settings_class, doc, imports_tensorflow=True):
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
         print(_help(settings_class, doc))
         sys.exit(0)
+    verbose = False
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
@@ -67,6 +68,12 @@ def start(main, settings_class, doc, imports_tensorflow=True):
             str(error) or "interrupted",
             STATUS_INTERRUPTED + getattr(error, "signum", signal.SIGINT),
         )
+    except Exception as error:
+        tf = sys.modules.get("tensorflow")
+        if verbose or tf is None or not isinstance(error, tf.errors.OpError):
+            raise
+        reason = (error.message or "no reason given").splitlines()[0]
+        _fail(f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 shows where)", 1)
 
 
 def parse(settings_class, argv):

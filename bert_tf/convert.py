@@ -9,7 +9,7 @@ run.
 
 import dataclasses
 
-from bert_tf import command
+from bert_tf import command, files, run_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,10 @@ class ConvertSettings:
     do_lower_case: bool | None = command.setting(
         "lower-case the text; by default what the source says", None
     )
+
+    def __post_init__(self):
+        if not files.is_remote(self.to):
+            run_directory.check_free(self.to)
 
 
 def main(settings):

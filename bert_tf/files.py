@@ -6,17 +6,12 @@ TensorFlow is imported for paths with "://" only.
 import codecs
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import io
 import os
-import pathlib
 import re
-import shutil
 import uuid
-
-from bert_tf.errors import UserError
 
 
 def sync(path):
@@ -66,9 +61,10 @@ def temporary_name(path):
     return os.path.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
-def is_temporary(name):
-    """True for names that temporary_name gives."""
-    return re.fullmatch(r"\..*\.[0-9a-f]{32}", name) is not None
+def is_temporary(name, of=None):
+    """True for names that temporary_name gives, of the file `of` or of any."""
+    wanted = ".*" if of is None else re.escape(of)
+    return re.fullmatch(rf"\.{wanted}\.[0-9a-f]{{32}}", name) is not None
 
 
 def move(temporary, path):
@@ -87,7 +83,8 @@ def open_file(path, mode="rb"):
 
 
 def write_bytes(path, content):
-    with open_file(path, "wb") as stream:
+    """Writes a file so that a reader sees the old content or the new, never a part."""
+    with replacing_bytes(path) as stream:
         stream.write(content)
 
 
@@ -127,7 +124,18 @@ def is_folder(path):
 
 
 def make_folder(path):
-    _remote("makedirs", path) if is_remote(path) else os.makedirs(path, exist_ok=True)
+    """Makes a folder and those above it; returns the ones that were not there, innermost first."""
+    if is_remote(path):
+        _remote("makedirs", path)
+        return []
+    made, above = [], os.path.abspath(path)
+    while not os.path.lexists(above):
+        made.append(above)
+        above = os.path.dirname(above)
+    os.makedirs(path, exist_ok=True)
+    for folder in made:
+        sync(os.path.dirname(folder))  # Else a crash could take it away with all that is in it.
+    return made
 
 
 def sync_folder(path):
@@ -142,12 +150,34 @@ def remove(path):
     _remote("remove", path) if is_remote(path) else os.remove(path)
 
 
-def remove_folder(path):
-    """With all that is in it, if it is there."""
-    if not is_remote(path):
-        shutil.rmtree(path, ignore_errors=True)
-    elif exists(path):
-        _remote("rmtree", path)
+def walk(folder):
+    """The paths, relative to a folder, of the files in it and, ending in "/", of empty folders."""
+    for name in names(folder):
+        path = os.path.join(folder, name)
+        if is_folder(path) and not os.path.islink(path):
+            for inner in list(walk(path)) or [""]:
+                yield f"{name}/{inner}"
+        else:
+            yield name
+
+
+def remove_own(folder, own):
+    """Removes the files whose path in a folder the pattern `own` matches, and what that empties.
+
+    Everything else stays, the folder itself too if there is something else in it.
+    """
+    for path in list(walk(folder)):
+        if own.fullmatch(path):
+            if not path.endswith("/"):
+                remove(os.path.join(folder, path))
+            while path := os.path.dirname(path):
+                remove_if_empty(os.path.join(folder, path))
+    remove_if_empty(folder)
+
+
+def remove_if_empty(folder):
+    if is_folder(folder) and not names(folder):
+        _remote("rmtree", folder) if is_remote(folder) else os.rmdir(folder)
 
 
 def stamp(path):
@@ -166,22 +196,6 @@ def sha256(path):
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def sole_user(folder):
-    """Holds a folder of this machine for one process; UserError where another has it."""
-    if is_remote(folder):
-        yield
-        return
-    with open(pathlib.Path(folder) / ".lock", "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{folder}: another process is at work there; wait for it, or stop it"
-            ) from None
-        yield
-
-
 def is_remote(path):
     return "://" in str(path)
 
@@ -193,7 +207,21 @@ def _remote(function, path, *arguments, **options):
     try:
         return getattr(tf.io.gfile, function)(path, *arguments, **options)
     except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message.splitlines()[0], str(path)) from None
+        raise os_error(error, path) from None
+
+
+def os_error(error, path=None):
+    """An error of TensorFlow's file systems as the OSError that Python would raise."""
+    import tensorflow as tf
+
+    number = {
+        tf.errors.NotFoundError: errno.ENOENT,
+        tf.errors.PermissionDeniedError: errno.EACCES,
+        tf.errors.ResourceExhaustedError: errno.ENOSPC,
+        tf.errors.OutOfRangeError: errno.EFBIG,
+    }.get(type(error), errno.EIO)
+    reason = (error.message or type(error).__name__).splitlines()[0].split(" [Op:")[0]
+    return OSError(number, reason, path and str(path))
 
 
 class _RemoteFile(io.RawIOBase):
@@ -235,4 +263,4 @@ class _RemoteFile(io.RawIOBase):
         try:
             return function(*arguments)
         except tf.errors.OpError as error:
-            raise OSError(errno.EIO, error.message.splitlines()[0], self._path) from None
+            raise os_error(error, self._path) from None

@@ -7,9 +7,8 @@ gives the same file. Every 100th line is held out, to tell what the vocabulary m
 """
 
 import dataclasses
-import pathlib
 
-from bert_tf import command, files
+from bert_tf import command, files, ownership, paths
 from bert_tf.data import documents
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import SPECIALS
@@ -30,6 +29,7 @@ class LearnVocabSettings:
         choices=documents.FORMATS,
     )
     text_field: str = command.setting("key of the text in jsonl", "text")
+    overwrite: bool = command.setting("replace the file of --output", False)
 
     def __post_init__(self):
         if self.vocab_size <= len(SPECIALS):
@@ -37,31 +37,25 @@ class LearnVocabSettings:
         if not self.input:
             raise UserError("--input: wanted files of text, or globs of them")
         # What is remote is looked for later, since that needs TensorFlow.
-        documents.find_files(pattern for pattern in self.input if not files.is_remote(pattern))
-        if not files.is_remote(self.output):
-            self.check_output()
-            if not pathlib.Path(self.output).absolute().parent.is_dir():
-                raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
-
-    def check_output(self):
-        if files.exists(self.output):
-            raise UserError(f"--output={self.output}: is there already; name another --output")
+        local = [pattern for pattern in self.input if not files.is_remote(pattern)]
+        found = documents.find_files(local) if local else []
+        paths.check_output(self.output, [*found, *self.input], self.overwrite)
 
 
 def main(settings):
     from bert_tf.data.vocabulary_learning import learn
 
-    settings.check_output()
-    vocabulary = learn(
-        documents.find_files(settings.input),
-        settings.input_format,
-        settings.text_field,
-        settings.vocab_size,
-        settings.do_lower_case,
-        settings.strip_accents,
-        command.say,
-    )
-    files.replace_file(settings.output, vocabulary.to_bytes().decode())
+    with ownership.sole_output(settings.output, settings.overwrite):
+        vocabulary = learn(
+            documents.find_files(settings.input),
+            settings.input_format,
+            settings.text_field,
+            settings.vocab_size,
+            settings.do_lower_case,
+            settings.strip_accents,
+            command.say,
+        )
+        files.replace_file(settings.output, vocabulary.to_bytes().decode())
     command.say(f"{settings.output}: {len(vocabulary):,} entries")
 
 

@@ -1,5 +1,6 @@
 """A run directory: everything that a model is, in files anybody can read.
 
+RUN/.bert_tf.lock    marks it as ours, and names the process that writes there
 RUN/config.json      BertConfig
 RUN/vocab.txt
 RUN/task.json        what it was fine-tuned for (absent after pretraining)
@@ -9,6 +10,7 @@ RUN/metrics.jsonl    a JSON object a line
 RUN/tensorboard/     the same, for TensorBoard
 """
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +19,7 @@ from importlib import metadata
 
 import tensorflow as tf
 
-from bert_tf import files, strict_json
+from bert_tf import files, ownership, run_directory, strict_json
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -26,9 +28,6 @@ from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how often, how loud.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
-_PARTS = frozenset(
-    "checkpoints vocab.txt task.json train.json config.json metrics.jsonl tensorboard".split()
-)
 # What TensorBoard's own tf.summary.scalar writes, which wants TensorBoard to be installed.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
@@ -50,8 +49,30 @@ class Run:
 
     @classmethod
     def is_at(cls, path):
-        config, checkpoints = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
-        return files.exists(config) and files.is_folder(checkpoints)
+        return run_directory.is_run(path)
+
+    @classmethod
+    @contextlib.contextmanager
+    def writing(cls, path, writes=True):
+        """Holds the directory of a run, or of one to be made, for the block and this process.
+
+        A run without a marker, by an earlier version, gets it. With `writes` False another process
+        holds it. Raises UserError if something else is there, or another process.
+        """
+        if not writes:
+            yield
+            return
+        run_directory.check(path)
+        with ownership.sole_writer(path):
+            for name in filter(run_directory.OF_RUN.fullmatch, files.walk(path)):
+                if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
+                    files.remove(os.path.join(path, name))
+            try:
+                yield
+            except OSError:
+                if not cls(path).checkpoints.steps():
+                    files.remove_own(path, run_directory.OF_RUN)
+                raise
 
     @classmethod
     def open(cls, path, writes=True):
@@ -84,12 +105,11 @@ class Run:
     def create(cls, path, config, vocabulary, train, task=None):
         """Makes and opens a new run directory. Raises UserError where something else already is.
 
-        `train` is what train.json has to hold beside versions and threads.
+        What one of ours left that was killed before its first checkpoint gives way. `train` is what
+        train.json has to hold beside versions and threads.
         """
         run = cls(path)
-        if files.exists(run.path) and not run._is_abandoned():
-            if not files.is_folder(run.path) or files.names(run.path):
-                raise UserError(f"{run.path}: there is something else there; name a new directory")
+        run_directory.check_free(run.path)
         run.config, run.vocabulary, run.task = config, vocabulary, task
         run.train = {
             **train,
@@ -98,8 +118,9 @@ class Run:
             "versions": _versions(),
             "threads": os.cpu_count(),
         }
-        files.remove_folder(run.path)  # Empty, or abandoned.
-        # The first and the last tell an abandoned run and a whole one.
+        if ownership.is_ours(run.path):
+            files.remove_own(run.path, run_directory.OF_RUN)
+        ownership.mark(run.path)  # First of all: without it nothing there is ever deleted.
         files.make_folder(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
@@ -107,13 +128,6 @@ class Run:
         _write_json(run.file("train.json"), run.train)
         _write_json(run.file("config.json"), config.to_dict())
         return run
-
-    def _is_abandoned(self):
-        """True for what a run leaves that was killed before its first save, and nothing else."""
-        found = {name for name in files.names(self.path) if not files.is_temporary(name)}
-        started = len(files.names(self.checkpoints.directory))  # More than one: not its first.
-        is_ours = "checkpoints" in found and found <= _PARTS
-        return is_ours and started <= 1 and not self.checkpoints.steps()
 
     def check_resumable(self, settings, task, decided=()):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE.

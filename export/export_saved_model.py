@@ -7,8 +7,10 @@ it.
 """
 
 import dataclasses
+import os
 
-from bert_tf import command
+from bert_tf import command, paths
+from bert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,13 @@ class ExportSettings:
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
+
+    def __post_init__(self):
+        paths.check_local("output_dir", self.output_dir)
+        if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
+            raise UserError(
+                f"--output_dir={self.output_dir}: is the run; name a directory for its versions"
+            )
 
 
 def main(settings):

@@ -1,8 +1,12 @@
 """From a run to a numbered version that a server picks up: whole, checked, or not at all."""
 
+import errno
 import os
 import pathlib
 
+import tensorflow as tf
+
+from bert_tf import paths
 from bert_tf.errors import UserError
 from bert_tf.files import sync
 from export import package, parity, unpublished
@@ -23,26 +27,35 @@ def publish(
     with nothing published, if they do not pass, or if the run asked for thresholds or a temperature
     that were not tuned for this checkpoint.
     """
+    paths.check_local("output_dir", output_dir)
     if trained.untuned:
         raise UserError(trained.untuned)
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
-    output_dir.mkdir(parents=True, exist_ok=True)
-    unpublished.remove_abandoned(output_dir, say)
-    with unpublished.folder(output_dir) as temporary:
-        say(f"writing the SavedModel of {trained.checkpoint}")
-        write(trained, temporary, precision)
-        signatures = package.prepare(temporary, trained, say)
-        say("asking it in a process of its own, and comparing")
-        examples = [(signature.name, signature.example()) for signature in signatures]
-        answers = parity.check(temporary, trained, precision, examples)
-        package.write_documents(
-            temporary, _name(output_dir), trained, precision, signatures, answers
-        )
-        for path in (*temporary.rglob("*"), temporary):
-            sync(path)
-        return _rename_to_next_version(temporary, output_dir)
+    try:
+        with unpublished.folder(output_dir, say) as temporary:
+            say(f"writing the SavedModel of {trained.checkpoint}")
+            write(trained, temporary, precision)
+            signatures = package.prepare(temporary, trained, say)
+            say("asking it in a process of its own, and comparing")
+            examples = [(signature.name, signature.example()) for signature in signatures]
+            answers = parity.check(temporary, trained, precision, examples)
+            package.write_documents(
+                temporary, _name(output_dir), trained, precision, signatures, answers
+            )
+            for path in (*temporary.rglob("*"), temporary):
+                path.chmod(0o755 if path.is_dir() else 0o644)  # A server is another user.
+                sync(path)
+            return _rename_to_next_version(temporary, output_dir)
+    except (OSError, tf.errors.OpError) as error:
+        # Of a full disk TensorFlow says one of several things.
+        reason = getattr(error, "message", None) or str(error)
+        raise OSError(
+            getattr(error, "errno", None) or errno.EIO,
+            f"the export failed ({reason.split(' [Op:')[0].strip()}); nothing is published",
+            str(output_dir),
+        ) from None
 
 
 def versions(directory):

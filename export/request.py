@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 
-from bert_tf import command
+from bert_tf import command, paths
 from bert_tf.errors import UserError
 
 
@@ -30,6 +30,8 @@ class RequestSettings:
     def __post_init__(self):
         if len([target for target in (self.model_dir, self.url, self.grpc) if target]) != 1:
             raise UserError("wanted one of --model_dir, --url and --grpc")
+        if self.model_dir:
+            paths.check_local("model_dir", self.model_dir)
         if bool(self.grpc) != bool(self.model):
             raise UserError("--grpc and --model go together")
         if not 0 < self.timeout < float("inf"):

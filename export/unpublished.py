@@ -1,42 +1,43 @@
 """The folder in which a version is written, by a name that no server reads.
 
-It is named after its process, and locked while that lives: processes of several containers that
-share a directory may have the same number.
+It is named after its process, which holds the directory of versions meanwhile.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 
-from bert_tf.errors import UserError
+from bert_tf import ownership
 
 PREFIX = ".writing-"  # And the number of the process.
 
 
 @contextlib.contextmanager
-def folder(output_dir):
+def folder(output_dir, say):
     """An empty folder below `output_dir` for the block, after which it is gone, or has moved.
 
-    Raises UserError where another process holds the one of our number.
+    Raises UserError where another process exports to the same directory. What killed ones left is
+    removed, if the directory is known to be ours.
     """
-    path = output_dir / f"{PREFIX}{os.getpid()}"
-    if path.exists() and not _is_free(path):
-        raise UserError(f"{path}: another export is at work there; try again")
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    try:
-        with _locked(path):
+    is_ours = ownership.is_ours(output_dir)
+    with ownership.sole_writer(output_dir) as made:
+        for path in made:
+            os.chmod(path, 0o755)  # A server is another user.
+        path = output_dir / f"{PREFIX}{os.getpid()}"
+        if is_ours:
+            _remove_abandoned(output_dir, path, say)
+        path.mkdir()
+        try:
             yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_abandoned(output_dir, say):
-    """Removes what killed exports have left, and nothing of one that is at work."""
+def _remove_abandoned(output_dir, own, say):
     for path in sorted(output_dir.glob(f"{PREFIX}*")):
         number = path.name.removeprefix(PREFIX)
-        if number.isdecimal() and path.is_dir() and not _lives(int(number)) and _is_free(path):
+        # Where the file system has no locks, another process may be at work.
+        if number.isdecimal() and path.is_dir() and (path == own or not _lives(int(number))):
             shutil.rmtree(path, ignore_errors=True)
             say(f"{path}: removed, left by an export that was killed")
 
@@ -49,27 +50,3 @@ def _lives(pid):
     except (PermissionError, OverflowError):
         pass  # Another user's, or no number that we know of.
     return True
-
-
-def _is_free(path):
-    try:
-        with _locked(path):
-            return True
-    except BlockingIOError:
-        return False
-
-
-@contextlib.contextmanager
-def _locked(path):
-    """Holds the lock of a folder. BlockingIOError if another process does."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass  # Some network file systems lock no folders; the process number has to do.
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ python -m tasks.evaluate --run=RUN --data=dev.csv
 import dataclasses
 import json
 
-from bert_tf import command
+from bert_tf import command, paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,9 @@ class EvaluateSettings:
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
+
+    def __post_init__(self):
+        paths.check_local_file("data", self.data)
 
 
 def main(settings):

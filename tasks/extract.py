@@ -7,9 +7,8 @@ row that cannot be read.
 """
 
 import dataclasses
-import pathlib
 
-from bert_tf import command
+from bert_tf import command, paths
 from bert_tf.errors import UserError
 
 
@@ -42,41 +41,41 @@ class ExtractSettings:
         "lower-case the text; by default what the weights' source says", None
     )
     global_batch_size: int = command.setting("rows read at a time", 64)
+    overwrite: bool = command.setting("replace the file of --output", False)
 
     def __post_init__(self):
         for name, least in (("max_seq_length", 4), ("global_batch_size", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
-        if not pathlib.Path(self.input).is_file():
-            raise UserError(f"--input={self.input}: no such file")
-        output = pathlib.Path(self.output)
-        if output.suffix not in (".npy", ".jsonl"):
+        paths.check_local_file("input", self.input)
+        if not self.output.endswith((".npy", ".jsonl")):
             raise UserError(f"--output={self.output}: wanted a file that ends in .npy or .jsonl")
-        if output.is_dir() or not output.absolute().parent.is_dir():
-            raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
+        paths.check_output(self.output, [self.input, self.model], self.overwrite)
 
 
 def main(settings):
+    from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
     from tasks.extraction import Extractor, extract
 
     columns = [settings.text_column, *filter(None, [settings.text_b_column])]
-    extractor = Extractor(
-        read_pretrained(settings.model, settings.do_lower_case),
-        settings.layers,
-        settings.pooling,
-        settings.max_seq_length,
-        len(columns),
-    )
-    count, bad = extract(
-        extractor,
-        settings.input,
-        columns,
-        settings.output,
-        settings.html_entities,
-        settings.global_batch_size,
-        command.say,
-    )
+    with sole_output(settings.output, settings.overwrite):
+        extractor = Extractor(
+            read_pretrained(settings.model, settings.do_lower_case),
+            settings.layers,
+            settings.pooling,
+            settings.max_seq_length,
+            len(columns),
+        )
+        count, bad = extract(
+            extractor,
+            settings.input,
+            columns,
+            settings.output,
+            settings.html_entities,
+            settings.global_batch_size,
+            command.say,
+        )
     wrong = f", {bad} of them bad, with their error in place" if bad else ""
     command.say(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
 

@@ -31,6 +31,12 @@ def finetune(settings, say=lambda line: None, strategy=None):
     """
     # First of all: a strategy of several processes has to find TensorFlow unused.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    with Run.writing(settings.output_dir, is_chief(strategy)):
+        return _finetune(settings, say, strategy)
+
+
+def _finetune(settings, say, strategy):
+    """The run directory is ours alone."""
     chief = is_chief(strategy)
     if not chief:
         say = _silent

@@ -4,9 +4,8 @@ python -m tasks.predict --run=RUN --input=rows.csv --output=answers.jsonl
 """
 
 import dataclasses
-import pathlib
 
-from bert_tf import command
+from bert_tf import command, paths
 from bert_tf.errors import UserError
 
 
@@ -21,37 +20,37 @@ class PredictSettings:
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
     global_batch_size: int = command.setting("rows answered at a time", 64)
+    overwrite: bool = command.setting("replace the file of --output", False)
 
     def __post_init__(self):
         if self.global_batch_size < 1:
             raise UserError(f"--global_batch_size={self.global_batch_size}: wanted at least 1")
-        if not pathlib.Path(self.input).is_file():
-            raise UserError(f"--input={self.input}: no such file")
-        output = pathlib.Path(self.output)
-        if output.is_dir() or not output.absolute().parent.is_dir():
-            raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
+        paths.check_local_file("input", self.input)
+        paths.check_output(self.output, [self.input, self.run], self.overwrite)
 
 
 def main(settings):
+    from bert_tf.ownership import sole_output
     from tasks.prediction import predict, submit
     from tasks.trained import Trained
 
-    trained = Trained.open(settings.run, settings.checkpoint)
-    if trained.untuned:
-        if not trained.task.answers_untuned:
-            raise UserError(trained.untuned)
-        command.say(f"warning: {trained.untuned}")
-    arguments = (
-        trained,
-        settings.input,
-        settings.output,
-        settings.global_batch_size,
-        command.say,
-    )
-    if settings.output.endswith(".tsv"):
-        command.say(f"{settings.output}: {submit(*arguments)} rows to send in")
-        return
-    count, bad = predict(*arguments)
+    with sole_output(settings.output, settings.overwrite):
+        trained = Trained.open(settings.run, settings.checkpoint)
+        if trained.untuned:
+            if not trained.task.answers_untuned:
+                raise UserError(trained.untuned)
+            command.say(f"warning: {trained.untuned}")
+        arguments = (
+            trained,
+            settings.input,
+            settings.output,
+            settings.global_batch_size,
+            command.say,
+        )
+        if settings.output.endswith(".tsv"):
+            command.say(f"{settings.output}: {submit(*arguments)} rows to send in")
+            return
+        count, bad = predict(*arguments)
     wrong = f", {bad} of them bad, answered with their error" if bad else ""
     command.say(f"{settings.output}: {count} rows{wrong}")
 

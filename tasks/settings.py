@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-import pathlib
 
+from bert_tf import paths
 from bert_tf.command import setting
 from bert_tf.errors import UserError
 from tasks import catalog, rare_classes
@@ -143,10 +143,9 @@ class FinetuneSettings:
             raise UserError(
                 f"--labels={','.join(self.labels)}: wanted two or more different labels"
             )
-        for flag, paths in (("train", [self.train]), ("dev", self.dev)):
-            for path in paths:
-                if not pathlib.Path(path).is_file():
-                    raise UserError(f"--{flag}={path}: no such file")
+        for flag, given in (("train", [self.train]), ("dev", self.dev)):
+            for path in given:
+                paths.check_local_file(flag, path)
         for name in catalog.OPTIONS:
             if self._is_given(name) and name not in self.kind.options:
                 raise UserError(f"--{name}: not for --task={self.task}")

@@ -6,6 +6,7 @@ al. 2019, 4.1; Mosbach et al. 2021): one run says little.
     STUDY/seed-1/                       a run, or with several learning rates
     STUDY/learning_rate-2e-5-seed-1/
     STUDY/study.json                    written once all runs are over
+    STUDY/.bert_tf.lock                 marks it as ours, and names the process that writes there
 """
 
 import gc
@@ -13,7 +14,7 @@ import json
 import os
 import statistics
 
-from bert_tf import files
+from bert_tf import files, ownership
 from bert_tf.errors import Diverged, UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import is_chief, make_strategy
@@ -35,6 +36,29 @@ def study(settings, say=lambda line: None, strategy=None):
         )
     # One for all: strategies of one process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    if not is_chief(strategy):
+        return _study(settings, say, strategy)
+    _check_free(settings)
+    with ownership.sole_writer(settings.output_dir):
+        return _study(settings, say, strategy)
+
+
+def _check_free(settings):
+    """Raises UserError where something else is; a study of an earlier version has no marker."""
+    folder = settings.output_dir
+    if files.exists(folder) and not files.is_folder(folder):
+        raise UserError(f"--output_dir={folder}: is a file, wanted a directory")
+    found = files.names(folder)
+    if found and not ownership.is_ours(folder):
+        if not any(Run.is_at(run.output_dir) for run in settings.runs().values()):
+            raise UserError(
+                f"--output_dir={folder}: there is something else there; name a new directory "
+                f"(found {', '.join(found[:3])}, and no study)"
+            )
+
+
+def _study(settings, say, strategy):
+    """The directory is ours alone."""
     chief = is_chief(strategy)
     tell = say if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None

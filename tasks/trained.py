@@ -62,17 +62,18 @@ class Trained:
         `pretrained` is the Pretrained that it began with: configuration, vocabulary and origin come
         from there.
         """
-        run = Run.create(
-            path,
-            pretrained.config,
-            pretrained.vocabulary,
-            train={"origin": pretrained.origin_in(model)},
-            task=task.with_tuned({}).to_dict(),
-        )
-        run.checkpoints.save(0, checkpoints.model_variables(model))
-        if task.to_decide and not task.undecided:
-            values = {name: getattr(task, name) for name in task.to_decide}
-            run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
+        with Run.writing(path):
+            run = Run.create(
+                path,
+                pretrained.config,
+                pretrained.vocabulary,
+                train={"origin": pretrained.origin_in(model)},
+                task=task.with_tuned({}).to_dict(),
+            )
+            run.checkpoints.save(0, checkpoints.model_variables(model))
+            if task.to_decide and not task.undecided:
+                values = {name: getattr(task, name) for name in task.to_decide}
+                run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
         return cls.open(path)
 
     @property

@@ -20,8 +20,7 @@ TINY = {
 
 def make_folders(folder):
     """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
-    config = config_of(**TINY, max_position_embeddings=48)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    make_config(folder)
     return {
         "shards": write_shards(folder / "train"),
         "held_out": write_shards(folder / "held_out", seed=1),
@@ -29,6 +28,11 @@ def make_folders(folder):
         "longer": write_shards(folder / "longer", max_seq_length=48, max_predictions_per_seq=8),
         "config": folder / "config.json",
     }
+
+
+def make_config(folder):
+    config = config_of(**TINY, max_position_embeddings=48)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
 
 
 def settings_of(folders, output_dir, shards=("shards",), **changes):

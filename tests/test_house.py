@@ -15,6 +15,7 @@ VERBS = {*COMMANDS, "bert_tf.text.make_tables"}
 # Inside bert_tf a module may import from its own floor and from those before it.
 FLOORS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files", "bert_tf.strict_json"},
+    {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
     {"bert_tf.command", "bert_tf.config", "bert_tf.shapes"},
     {"bert_tf.text"},
     {"bert_tf.data"},

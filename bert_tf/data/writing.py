@@ -6,9 +6,10 @@ This process imports no TensorFlow (for paths without "://"): its workers do.
 import contextlib
 import datetime
 import os
+import re
 import time
 
-from bert_tf import files
+from bert_tf import files, ownership
 from bert_tf.config import read_json_object
 from bert_tf.data import dealing, documents
 from bert_tf.data.manifest import (
@@ -40,11 +41,10 @@ def write_shards(settings, say=lambda line: None):
     is_here = not files.is_remote(folder)
     paths = documents.find_files(settings.input, os.path.realpath(folder) if is_here else None)
     _check_folder(folder)
-    files.make_folder(folder)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(files.sole_user(folder))
+        stack.enter_context(ownership.sole_writer(folder))
         spill_dir = os.path.join(folder, SPILL)
-        stack.callback(files.remove_folder, spill_dir)
+        stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
         say(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
         began, stamps = time.monotonic(), [files.stamp(path) for path in paths]

@@ -35,6 +35,12 @@ def pretrain(settings, say=lambda line: None, strategy=None):
     """
     # First of all: a strategy of several processes has to find TensorFlow unused.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    with Run.writing(settings.output_dir, is_chief(strategy)):
+        return _pretrain(settings, say, strategy)
+
+
+def _pretrain(settings, say, strategy):
+    """The run directory is ours alone."""
     chief = is_chief(strategy)
     if not chief:
         say = _silent

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from bert_tf import checkpoints
+from bert_tf import checkpoints, files
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
@@ -58,8 +58,9 @@ class Pretrained:
 
     def save(self, path):
         """Writes these weights as a run directory, at step 0; returns the open Run."""
-        run = Run.create(path, self.config, self.vocabulary, train={"origin": self.origin})
-        run.checkpoints.save(0, self.weights)
+        with Run.writing(path):
+            run = Run.create(path, self.config, self.vocabulary, train={"origin": self.origin})
+            run.checkpoints.save(0, self.weights)
         return run
 
     def _heads_in(self, there):
@@ -97,6 +98,11 @@ def _read(path):
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
         return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
+    if files.is_remote(path):
+        raise UserError(
+            f"{path}: no run there; a run is all that is read from remote paths: copy a Hugging "
+            "Face directory, a Google release or a preset to this machine"
+        )
     folder = pathlib.Path(path)
     for kind, reader in (
         ("Google release", google),
@@ -112,7 +118,7 @@ def _read(path):
             "Face directory (model.safetensors), a Google release (bert_config.json) or a "
             "keras-nlp preset"
         )
-    if "/" in str(path) and "://" not in str(path):
+    if "/" in str(path):
         raise UserError(f"{folder}: no such directory")
     return _pretrained(keras_preset.read(str(path)), f"keras-nlp preset {path}")
 

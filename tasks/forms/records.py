@@ -10,7 +10,7 @@ import dataclasses
 import json
 import pathlib
 
-from bert_tf import strict_json
+from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
 MAX_LINE_LENGTH = 2**27  # Characters. More is no text, but a line end or a quote left out.
@@ -63,6 +63,8 @@ def good_or_bad(where, record, make, *arguments):
 
 def checked_path(path, suffixes=None):
     """The pathlib.Path. Raises UserError if there is no such file, or it ends in something else."""
+    if files.is_remote(path):
+        raise UserError(f"{path}: wanted a file of this machine; copy it here")
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")

@@ -151,6 +151,90 @@ def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabula
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def everything(folder):
+    return {str(path): path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+
+
+def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabulary):
+    path = tmp_path / "theirs"
+    for name in ("config.json", "vocab.txt", "checkpoints/best_model/weights.bin"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("theirs")
+    before = everything(path)
+    found = "found checkpoints, config.json, vocab.txt"
+    for begin in (Run.writing, lambda path: Run.create(path, config, vocabulary, train={})):
+        with pytest.raises(UserError, match=f"something else there; name a new .*{found}"):
+            with begin(path):
+                pass
+    (path / ".bert_tf.lock").touch()  # Ours, but for a file.
+    with pytest.raises(UserError, match=r"found checkpoints/best_model/weights\.bin, and"):
+        Run.create(path, config, vocabulary, train={})
+    (path / ".bert_tf.lock").unlink()
+    assert everything(path) == before
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="is a file, wanted a directory"),
+        Run.writing(path / "../file"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, vocabulary, is_marked):
+    run = Run.create(tmp_path / "run", config, vocabulary, train={})
+    run.checkpoints.save(3, variables(3))
+    (tmp_path / "run" / "checkpoints" / "step-00000003" / "checkpoint.json").unlink()
+    if not is_marked:
+        (tmp_path / "run" / ".bert_tf.lock").unlink()
+    before = everything(tmp_path)
+    with pytest.raises(UserError, match="step-00000003: holds weights, but checkpoint.json is"):
+        Run.create(run.path, config, vocabulary, train={})
+    assert everything(tmp_path) == before
+
+
+def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):
+    run = Run.create(tmp_path / "run", config, vocabulary, train={})
+    run.checkpoints.save(3, variables(3))
+    marker = tmp_path / "run" / ".bert_tf.lock"
+    marker.unlink()
+    with Run.writing(run.path, writes=False):
+        assert not marker.exists()
+    with Run.writing(run.path):
+        assert marker.exists() and Run.open(run.path).checkpoints.steps() == [3]
+        with pytest.raises(UserError, match="another process is at work there"):
+            with Run.writing(run.path):
+                pass
+
+
+def test_what_a_kill_or_a_full_disk_leaves_of_a_new_run_goes(tmp_path, config, vocabulary):
+    path = tmp_path / "run"
+    with pytest.raises(OSError, match="No space left"), Run.writing(path):
+        run = Run.create(path, config, vocabulary, train={}, task={"kind": "x"})
+        run.log_metrics({"step": 1})
+        half = pathlib.Path(run.checkpoints.folder(2))
+        half.mkdir()
+        (half / "variables.data-00000-of-00001.tempstate1").touch()
+        raise OSError(28, "No space left on device")
+    assert not list(tmp_path.iterdir())
+    run = Run.create(path, config, vocabulary, train={})
+    run.checkpoints.save(1, variables(1))
+    left = [path / f".metrics.jsonl.{'0' * 32}", path / f".notes.{'0' * 32}"]
+    left.append(path / "checkpoints" / "step-00000001" / f".checkpoint.json.{'0' * 32}")
+    for file in left:
+        file.touch()
+    with Run.writing(path):
+        assert [file.exists() for file in left] == [False, True, False]  # The second is not ours.
+
+
+def test_what_is_not_ours_in_a_checkpoint_stays(tmp_path):
+    checkpoints = saved(tmp_path, 1)
+    notes = pathlib.Path(checkpoints.folder(1)) / "notes.txt"
+    notes.touch()
+    for step in (2, 3, 4):
+        checkpoints.save(step, variables(step))
+    assert checkpoints.steps() == [3, 4] and os.listdir(notes.parent) == ["notes.txt"]
+
+
 def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):
     Run.create(
         tmp_path / "run",

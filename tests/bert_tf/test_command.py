@@ -187,3 +187,23 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
         process.send_signal(signum)
         assert process.wait(timeout=60) == status
         assert "Traceback" not in process.stderr.read()
+
+
+def test_an_error_of_tensorflows_is_one_line(monkeypatch, capsys):
+    import tensorflow as tf
+
+    def fail(settings):
+        raise tf.errors.OutOfRangeError(None, None, "variables; File too large\nmore of it")
+
+    monkeypatch.setattr(sys, "argv", ["x", "--name=n"])
+    monkeypatch.setattr(command, "import_tensorflow", lambda verbose: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
+    with pytest.raises(SystemExit) as raised:
+        command.start(fail, Settings, "doc")
+    assert raised.value.code == 1
+    assert capsys.readouterr().err == (
+        "TensorFlow: OutOfRangeError: variables; File too large (--verbosity=0 shows where)\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
+    with pytest.raises(tf.errors.OutOfRangeError):
+        command.start(fail, Settings, "doc")

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 from bert_tf import UserError, Vocabulary
 from bert_tf.data import dealing, documents, writing
 from bert_tf.data.manifest import Manifest
-from bert_tf.files import sole_user
+from bert_tf.ownership import sole_writer
 from tests.conftest import ROOT
 from tests.corpus import (
     ENTRIES,
@@ -238,7 +239,8 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
 def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
-    with sole_user(folder), pytest.raises(UserError, match="another process is at work there"):
+    owner = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
+    with sole_writer(folder), pytest.raises(UserError, match=owner):
         writing.write_shards(settings_of(corpus, folder))
 
 

@@ -1,11 +1,12 @@
 """Publishing: whole versions only, whatever happens, and the same bytes from the same run."""
 
-import fcntl
+import errno
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
-from bert_tf import UserError, read_pretrained
-from export import package, parity, probe, publishing, unpublished, warmup
+from bert_tf import UserError, ownership, read_pretrained
+from export import package, parity, probe, publishing, warmup
 from export.publishing import publish, versions
 from tasks.classification import Classification
 from tasks.trained import Trained
@@ -55,7 +56,8 @@ for module, name in (
         publishing.publish(Trained.open(run), output_dir, write=write)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL, name
-    assert os.listdir(output_dir) == [f".writing-{process}"], name  # Not those before it.
+    left = {".bert_tf.lock", f".writing-{process}"}  # Not those before it.
+    assert set(os.listdir(output_dir)) == left, name
 """
 
 
@@ -98,7 +100,11 @@ def test_a_poller_sees_whole_versions_only(tmp_path, without_tensorflow):
     poller.join()
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
     assert versions(output_dir) == list(range(1, 51))
-    assert not list(output_dir.glob(".*"))
+    assert [path.name for path in output_dir.glob(".*")] == [ownership.MARKER]
+
+
+def contents(output_dir):
+    return {path.name for path in output_dir.iterdir()} - {ownership.MARKER}
 
 
 def dead_process():
@@ -110,38 +116,76 @@ def dead_process():
 def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
     tmp_path, without_tensorflow
 ):
-    dead, held = dead_process(), dead_process()
-    names = [f".writing-{number}" for number in (dead, held, os.getppid(), "notes")]
+    dead = dead_process()
+    names = [f".writing-{number}" for number in (dead, os.getpid(), os.getppid(), "notes")]
+    lines = []
+    publish(Nothing, tmp_path, lines.append, write=fake())
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    lines = []
-    # A process of another container: its number says nothing here, but its lock does.
-    lock = os.open(tmp_path / f".writing-{held}", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
     publish(Nothing, tmp_path, lines.append, write=fake())
-    assert {path.name for path in tmp_path.iterdir()} == {"1", *names[1:]}
+    assert contents(tmp_path) == {"1", "2", *names[2:]}
     assert [line for line in lines if "killed" in line] == [
-        f"{tmp_path / names[0]}: removed, left by an export that was killed"
+        f"{tmp_path / name}: removed, left by an export that was killed"
+        for name in sorted(names[:2])
     ]
-    os.close(lock)
-    publish(Nothing, tmp_path, lines.append, write=fake())
-    assert {path.name for path in tmp_path.iterdir()} == {"1", "2", *names[2:]}
 
 
-def test_the_folder_being_written_is_held(tmp_path, without_tensorflow):
-    own = tmp_path / f".writing-{os.getpid()}"
+def test_nothing_is_removed_from_a_directory_that_is_not_ours(tmp_path, without_tensorflow):
+    name = f".writing-{dead_process()}"
+    (tmp_path / name).mkdir()
+    publish(Nothing, tmp_path, write=fake())
+    assert contents(tmp_path) == {"1", name}
 
+
+def test_one_process_at_a_time_exports_to_a_directory(tmp_path, without_tensorflow):
     def write(trained, directory, *rest):
-        assert directory == own and not unpublished._is_free(own)
-        with pytest.raises(UserError, match="another export is at work there"):
+        with pytest.raises(UserError, match=rf"another process .* \(PID {os.getpid()} on "):
             publish(Nothing, tmp_path, write=fake())
         (directory / "last").touch()
 
-    own.mkdir()
-    (own / "left").touch()  # By a process of our number.
     publish(Nothing, tmp_path, write=write)
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["last"]
+
+
+def test_a_server_of_another_user_reads_a_version_whatever_the_umask(tmp_path, without_tensorflow):
+    def write(trained, directory, *rest):
+        (directory / "variables").mkdir()
+        (directory / "variables" / "last").touch(0o600)
+
+    before = os.umask(0o077)
+    try:
+        version = publish(Nothing, tmp_path / "models" / "name", write=write)
+    finally:
+        os.umask(before)
+    inner = (version.parents[1], version.parent, version, version / "variables")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in inner} == {0o755}
+    assert stat.S_IMODE((version / "variables" / "last").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.OutOfRangeError(None, None, "variables; File too large"),
+        OSError(errno.ENOSPC, "No space left on device", "variables"),
+    ],
+)
+def test_a_failed_export_leaves_nothing(tmp_path, without_tensorflow, error):
+    def write(trained, directory, *rest):
+        (directory / "half").touch()
+        raise error
+
+    with pytest.raises(OSError, match="nothing is published") as raised:
+        publish(Nothing, tmp_path / "models" / "name", write=write)
+    assert raised.value.filename == str(tmp_path / "models" / "name")
+    assert not list(tmp_path.iterdir())
+
+
+def test_versions_are_published_on_this_machine(tmp_path, without_tensorflow, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--output_dir=gs://b/m: wanted a path of this machine"):
+        publish(Nothing, "gs://b/m", write=fake())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_model_is_called_as_its_directory(tmp_path, monkeypatch):
@@ -278,5 +322,5 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
     assert done.returncode == 0, done.stderr
     lines = []
     publish(Nothing, tmp_path, lines.append, write=fake())
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert contents(tmp_path) == {"1"}
     assert sum("left by an export that was killed" in line for line in lines) == 1

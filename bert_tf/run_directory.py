@@ -1,0 +1,74 @@
+"""What a run directory holds, by name: what can go on there, what may be deleted. No TensorFlow."""
+
+import os
+import re
+
+from bert_tf import files, ownership
+from bert_tf.errors import UserError
+
+STATE = "checkpoint.json"
+STEP = re.compile(r"step-(\d{8,})")
+_TEMPORARY = r"\.[0-9a-f]{32}"
+_STATE_FILE = rf"(checkpoint\.json|\.checkpoint\.json{_TEMPORARY}|variables\.[^/]*)?"
+OF_CHECKPOINT = re.compile(_STATE_FILE)
+_PART = r"((config|task|train)\.json|vocab\.txt|metrics\.jsonl|loss\.png)"
+OF_RUN = re.compile(
+    rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
+    rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_STATE_FILE})?"
+)
+
+
+def is_run(path):
+    config, checkpoints = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
+    return files.exists(config) and files.is_folder(checkpoints)
+
+
+def complete_steps(checkpoints):
+    """Steps of the complete checkpoints in a folder of checkpoints, oldest first."""
+    matches = map(STEP.fullmatch, files.names(checkpoints))
+    found = sorted((int(match[1]), match[0]) for match in matches if match)
+    return [step for step, name in found if files.exists(os.path.join(checkpoints, name, STATE))]
+
+
+def check(path):
+    """Raises UserError unless a run can go on in this directory, or begin there.
+
+    It can go on from a complete checkpoint. It can begin where nothing is, or what one of ours left
+    that was killed before its first checkpoint.
+    """
+    checkpoints = os.path.join(path, "checkpoints")
+    if not (is_run(path) and complete_steps(checkpoints)):
+        check_free(path)
+
+
+def check_free(path):
+    """Raises UserError unless a run can begin in this directory."""
+    if not files.exists(path):
+        return
+    if not files.is_folder(path):
+        raise UserError(f"{path}: is a file, wanted a directory")
+    found = [name for name in files.names(path) if name != ownership.MARKER]
+    if not found:
+        return
+    for folder in _checkpoints_without_state(path) if is_run(path) else ():
+        raise UserError(
+            f"{folder}: holds weights, but {STATE} is missing: the copy or the save of this run "
+            "broke off; copy it again, or name a new directory"
+        )
+    if ownership.is_ours(path) and not complete_steps(os.path.join(path, "checkpoints")):
+        found = [name for name in files.walk(path) if not OF_RUN.fullmatch(name)]
+        if found == [ownership.MARKER]:
+            return
+        found.remove(ownership.MARKER)
+    raise UserError(
+        f"{path}: there is something else there; name a new directory (found "
+        f"{', '.join(found[:3])}, and no run that this command can go on with)"
+    )
+
+
+def _checkpoints_without_state(path):
+    checkpoints = os.path.join(path, "checkpoints")
+    for name in filter(STEP.fullmatch, files.names(checkpoints)):
+        parts = files.names(os.path.join(checkpoints, name))
+        if "variables.index" in parts and STATE not in parts:
+            yield os.path.join(checkpoints, name)

@@ -1,0 +1,126 @@
+"""One process at a time, wherever something is written; nothing is deleted that is not ours."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from bert_tf import UserError, files, ownership
+from tests.conftest import ROOT
+
+OWNER = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
+
+
+def test_a_folder_is_held_by_one_process_which_the_error_names(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with ownership.sole_writer(folder) as made:
+        assert made == [str(folder), str(tmp_path / "a")] and ownership.is_ours(folder)
+        (folder / "file").touch()
+        with pytest.raises(UserError, match=OWNER), ownership.sole_writer(folder):
+            pass
+    assert sorted(os.listdir(folder)) == [ownership.MARKER, "file"]
+    with ownership.sole_writer(folder) as made:
+        assert not made
+
+
+def test_after_an_error_a_folder_is_as_it_was(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "a" / "b", tmp_path / "empty"):
+        with pytest.raises(KeyError), ownership.sole_writer(folder):
+            raise KeyError
+    assert os.listdir(tmp_path) == ["empty"] and not os.listdir(tmp_path / "empty")
+    with pytest.raises(KeyError), ownership.sole_writer(tmp_path / "a"):
+        (tmp_path / "a" / "file").touch()
+        raise KeyError
+    assert sorted(os.listdir(tmp_path / "a")) == [ownership.MARKER, "file"]
+
+
+def killed(code, path):
+    """What `code` leaves, which is killed without warning."""
+    code = f"import os, sys\nfrom bert_tf import files, ownership\n{code}"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_process_held_is_free(tmp_path):
+    killed("with ownership.sole_writer(sys.argv[1]): os.kill(os.getpid(), 9)", tmp_path)
+    assert re.fullmatch(rf"{socket.gethostname()} \d+\n", (tmp_path / ".bert_tf.lock").read_text())
+    with ownership.sole_writer(tmp_path):
+        pass
+    assert not (tmp_path / ".bert_tf.lock").read_text()  # Nobody's.
+
+
+def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path):
+    path = tmp_path / "out.jsonl"
+    killed(
+        "with ownership.sole_output(sys.argv[1]), files.replacing(sys.argv[1]) as stream:\n"
+        "    stream.write('half'); stream.flush(); os.kill(os.getpid(), 9)",
+        path,
+    )
+    assert len(os.listdir(tmp_path)) == 2 and not path.exists()
+    other = tmp_path / f".other.jsonl.{'0' * 32}"
+    other.touch()  # Of another output, which may be written right now.
+    with ownership.sole_output(path):
+        files.replace_file(path, "whole")
+    assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
+
+
+def test_an_output_is_written_by_one_process_and_replaced_only_if_asked(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with ownership.sole_output(path):
+        with pytest.raises(UserError, match=OWNER), ownership.sole_output(path):
+            pass
+        files.replace_file(path, "first")
+    with pytest.raises(UserError, match="is there already; .* --overwrite"):
+        with ownership.sole_output(path):
+            pass
+    with pytest.raises(KeyError), ownership.sole_output(path, overwrite=True):
+        raise KeyError
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["out.jsonl"]
+
+
+def test_without_locks_in_a_file_system_work_goes_on(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(ownership.fcntl, "flock", refuse)
+    left = tmp_path / f".out.jsonl.{'0' * 32}"
+    left.touch()  # Maybe another process is at work on it.
+    with ownership.sole_writer(tmp_path), ownership.sole_output(tmp_path / "out.jsonl"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == [ownership.MARKER, left.name]
+
+
+def test_a_remote_folder_is_marked(tmp_path):
+    with ownership.sole_writer("ram://ownership/folder") as made:
+        assert not made and ownership.is_ours("ram://ownership/folder")
+    with ownership.sole_output("ram://ownership/out.jsonl"):
+        files.replace_file("ram://ownership/out.jsonl", "x")
+    with pytest.raises(UserError, match="is there already"):
+        with ownership.sole_output("ram://ownership/out.jsonl"):
+            pass
+
+
+def test_only_what_is_ours_is_removed(tmp_path):
+    for path in ("a.txt", "x/a.txt", "x/y/a.txt", "x/y/b.txt", "z/a.txt"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "z")
+    everything = ["a.txt", "empty/", "link", "x/a.txt", "x/y/a.txt", "x/y/b.txt", "z/a.txt"]
+    assert list(files.walk(tmp_path)) == everything
+    files.remove_own(tmp_path, re.compile(r"(.*/)?a\.txt"))
+    assert list(files.walk(tmp_path)) == ["empty/", "link", "x/y/b.txt"]
+    files.remove_own(tmp_path, re.compile(r".*"))
+    assert not tmp_path.exists()
+
+
+def test_a_new_folder_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync", synced.append)
+    files.make_folder(tmp_path / "a" / "b")
+    assert synced == [str(tmp_path / "a"), str(tmp_path)]

@@ -1,0 +1,53 @@
+"""Runs commands in forks of a process that has TensorFlow imported already, so they start at once.
+
+python -m tests.fault_server: of each line of JSON that comes in, {"module", "arguments", "output"},
+it starts the command, in a group of processes of its own, whose pid it answers; what it prints goes
+to the file "output", with {"pid"} it waits for the end of one, whose status it answers.
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+
+# Imported and not used, so that a fork finds no threads.
+import bert_tf.data.vocabulary_learning
+import bert_tf.pretraining.recipe  # noqa: F401
+import export.publishing  # noqa: F401
+import tasks.extraction
+import tasks.finetuning
+import tasks.prediction  # noqa: F401
+
+
+def start(module, arguments, output):
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [module, *arguments]
+    status = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "pid" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["pid"], 0)[1])
+        else:
+            answer = start(**request)
+        print(answer, flush=True)

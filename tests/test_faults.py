@@ -1,0 +1,176 @@
+"""Whatever goes wrong while a command writes: it ends well, or in a line that says what to do.
+
+The table of commands and faults is FAULTS.md. One command alone: `-k predict`.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.faulty_commands import MARKER, WRITERS, Commands, content, listing
+
+pytestmark = pytest.mark.slow
+MOMENTS = 10
+NAMES = sorted(WRITERS)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory, config, vocabulary):
+    commands = Commands(tmp_path_factory.mktemp("faults"), config, vocabulary)
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(commands):
+    """{command: (its listing, its content, seconds)}, each run when it is first asked for."""
+    return Undisturbed(commands)
+
+
+class Undisturbed(dict):
+    def __init__(self, commands):
+        self.commands = commands
+
+    def __missing__(self, name):
+        import time
+
+        out = self.commands.folder / f"undisturbed-{name}"
+        out.mkdir()
+        began = time.monotonic()
+        done = self.commands.run(name, out)
+        seconds = time.monotonic() - began
+        assert done.status == 0, done.output
+        self[name] = listing(out), content(name, out), seconds
+        return self[name]
+
+
+def is_over(done):
+    """The output is there whole, and the command refuses to write it again."""
+    return done.status == 2 and "is there already" in done.output
+
+
+def assert_ends_well(commands, undisturbed, name, out):
+    """The same command again: all is as if nothing had happened, nothing is left besides."""
+    before = content(name, out) if (out / WRITERS[name].output).is_file() else None
+    done = commands.run(name, out)
+    paths, wanted, _ = undisturbed[name]
+    if not (before == wanted and is_over(done)):
+        if done.status:
+            done.assert_one_line("name a new directory")
+            return
+    assert content(name, out) == wanted, done.output
+    found = [path for path in listing(out) if not path.startswith("models/name/2")]
+    assert found == paths, done.output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_at_ten_moments(commands, undisturbed, name, tmp_path):
+    paths, wanted, seconds = undisturbed[name]
+    for moment in range(MOMENTS):
+        out = tmp_path / f"{moment}"
+        out.mkdir()
+        done = commands.kill_after((moment + 0.5) / MOMENTS * seconds, name, out)
+        left = [path for path in listing(out) if path not in paths]
+        print(f"{name} {moment}: status {done.status}, left {left[:5]}")
+        if (out / WRITERS[name].output).is_file():
+            assert content(name, out) == wanted  # Nothing half written under the final name.
+        assert_ends_well(commands, undisturbed, name, out)
+
+
+@contextlib.contextmanager
+def disk(folder, kilobytes):
+    """A small file system of its own."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remount(folder, options):
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_disk(commands, undisturbed, name, tmp_path):
+    undisturbed[name]
+    whole = commands.folder / f"undisturbed-{name}"
+    kilobytes = sum(-(-path.stat().st_size // 4096) * 4 for path in whole.rglob("*"))
+    for share in (0, 0.2, 0.5, 0.9):
+        out = tmp_path / f"{share}"
+        with disk(out, max(4, int(share * kilobytes))):
+            done = commands.run(name, out)
+            print(f"{name} {share} of {kilobytes}: {done.last_line}; left {listing(out)}")
+            done.assert_one_line(str(out))
+            assert not [path for path in listing(out) if path.startswith("models/name/1")]
+            assert not (out / WRITERS[name].output).is_file()
+            remount(out, "size=64m")
+            assert_ends_well(commands, undisturbed, name, out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_read_only_directory(commands, name, tmp_path):
+    out = tmp_path / "out"
+    with disk(out, 1024):
+        remount(out, "ro")
+        commands.run(name, out).assert_one_line("Read-only file system")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_existing_output(commands, undisturbed, name, tmp_path):
+    output = tmp_path / WRITERS[name].output
+    is_file = output.suffix in (".txt", ".npy", ".jsonl")
+    theirs = output if is_file else output / "notes.txt"
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("theirs")
+    done = commands.run(name, tmp_path)
+    if name == "export":  # A new version beside whatever is there.
+        assert done.status == 0, done.output
+        assert content(name, tmp_path) == undisturbed[name][1]
+    else:
+        done.assert_one_line("there already", "something else there")
+        assert listing(theirs.parent) == [theirs.name]
+    assert theirs.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_output_equal_to_input(commands, name, tmp_path):
+    source = commands.inputs / WRITERS[name].source
+    before = tmp_path / "before"
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, before)
+    done = commands.run(name, None, output=source)
+    done.assert_one_line("name another", "something else there", "is the run")
+    if source.is_dir():
+        assert listing(source) == listing(before)
+        assert not (source / MARKER).exists() or (before / MARKER).exists()
+    files = [path for path in before.rglob("*") if path.is_file()] if source.is_dir() else [before]
+    for path in files:
+        assert path.read_bytes() == (source / path.relative_to(before)).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_at_once(commands, undisturbed, name, tmp_path):
+    started = [commands.start(name, tmp_path) for _ in range(2)]
+    done = [commands.wait(*process) for process in started]
+    paths, wanted, _ = undisturbed[name]
+    print([one.last_line for one in done])
+    assert content(name, tmp_path) == wanted
+    found = [path for path in listing(tmp_path) if not path.startswith("models/name/2")]
+    assert found == paths
+    failed = [one for one in done if one.status]
+    assert len(failed) <= 1
+    for one in failed:
+        one.assert_one_line("another process is at work there (PID", "is there already")
+
+
+def test_evaluate_writes_nothing(commands, run_command):
+    before = listing(commands.inputs)
+    flags = (f"--run={commands.inputs}/run", f"--data={commands.inputs}/dev.csv")
+    assert run_command("tasks.evaluate", *flags).returncode == 0
+    assert listing(commands.inputs) == before
