@@ -134,6 +134,10 @@ class Checkpoints:
         except UserError:
             return False
 
+    def newest_readable(self):
+        """Return the newest step whose checkpoint is not damaged, or `None`."""
+        return next(filter(self.is_readable, reversed(self.steps())), None)
+
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
         scores = {step: self.info(step).get("score") for step in self.steps()}

@@ -17,8 +17,6 @@ import os
 import platform
 from importlib import metadata
 
-import tensorflow as tf
-
 from bert_tf import files, ownership, run_directory, strict_json
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.config import BertConfig, read_json_object
@@ -28,10 +26,6 @@ from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that may change when a run is resumed: how often, how loud.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
-# What TensorBoard's own tf.summary.scalar writes, which wants TensorBoard to be installed.
-_SCALAR = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
-)
 
 
 class Run:
@@ -161,6 +155,18 @@ class Run:
                 "name a new directory"
             )
 
+    def change_num_train_steps(self, step, before, after, rate_before, rate_after):
+        """Record in train.json that a run goes on from a step with another number of steps."""
+        change = {
+            "step": step,
+            "num_train_steps": [before, after],
+            "learning_rate": [rate_before, rate_after],
+        }
+        self.train["settings"]["num_train_steps"] = after
+        self.train.setdefault("changes", []).append(change)
+        if self.writes:
+            _write_json(self.file("train.json"), self.train)
+
     def changes(self):
         """What is not as when the run began, as lines: then numbers may differ in the last digits.
 
@@ -181,13 +187,13 @@ class Run:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
             lines.write(f"{json.dumps(record)}\n".encode())
-        if self._board is None:
-            self._board = tf.summary.create_file_writer(self.file("tensorboard"))
-        with self._board.as_default(step=record["step"]):
-            for name, value in record.items():
-                if name != "step":
-                    tf.summary.write(name, tf.constant(value, tf.float32), metadata=_SCALAR)
-        self._board.flush()
+        self._event_files().write(record)
+
+    def _event_files(self):
+        from bert_tf.event_files import EventFiles  # With TensorFlow.
+
+        self._board = self._board or EventFiles(self.file("tensorboard"))
+        return self._board
 
     def metrics(self):
         """The records of metrics.jsonl, in order, but for a line that a killed process left."""
@@ -233,18 +239,25 @@ class Run:
     def forget_metrics_after(self, step, and_evaluation=False):
         """Drops lines of steps that were lost with a killed process and will be written again.
 
-        With `and_evaluation` also what `step` itself was evaluated to, which is told by having no
-        "loss".
+        TensorBoard is told to drop them too. With `and_evaluation` also what `step` itself was
+        evaluated to, which is told by having no "loss".
         """
         path = self.file("metrics.jsonl")
         if self.writes and files.exists(path):
+            records = self._metrics_lines()
             kept = [
-                f"{line}\n"
-                for line, record in self._metrics_lines()
+                (line, record)
+                for line, record in records
                 if record["step"] < step
                 or (record["step"] == step and ("loss" in record or not and_evaluation))
             ]
-            files.replace_file(path, "".join(kept))
+            if len(kept) < len(records):
+                # Whole steps only can be dropped there: what is kept of this one is written again.
+                self._event_files().forget_from(step)
+                for _, record in kept:
+                    if record["step"] == step:
+                        self._event_files().write(record)
+            files.replace_file(path, "".join(f"{line}\n" for line, _ in kept))
 
 
 def _versions():

@@ -20,7 +20,7 @@ FLOORS = (
     {"bert_tf.text"},
     {"bert_tf.data"},
     {"bert_tf.model"},
-    {"bert_tf.checkpoints"},
+    {"bert_tf.checkpoints", "bert_tf.event_files"},
     {"bert_tf.run"},
     {"bert_tf.weights"},
     {"bert_tf.train"},

@@ -85,12 +85,7 @@ def _pretrain(settings, say, strategy):
         model = PretrainingModel(
             config, POLICIES[settings.precision], recompute=settings.gradient_checkpointing
         )
-        schedule = WarmupLinearDecay(
-            settings.learning_rate,
-            num_train_steps,
-            settings.warmup_steps,
-            continuous=settings.schedule == "continuous",
-        )
+        schedule = _schedule(settings, num_train_steps)
         optimizer = OPTIMIZERS[settings.optimizer](
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
@@ -107,6 +102,8 @@ def _pretrain(settings, say, strategy):
             Run.create(settings.output_dir, config, vocabulary, train)
         meet(strategy)
         run = Run.open(settings.output_dir, writes=chief)
+    elif line := _change_steps(run, settings, num_train_steps):
+        say(line)
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         say(line)
 
@@ -156,6 +153,32 @@ def _pretrain(settings, say, strategy):
     except ImportError:
         say("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
     return run
+
+
+def _schedule(settings, num_train_steps):
+    return WarmupLinearDecay(
+        settings.learning_rate,
+        num_train_steps,
+        settings.warmup_steps,
+        continuous=settings.schedule == "continuous",
+    )
+
+
+def _change_steps(run, settings, num_train_steps):
+    """Record another --num_train_steps than the run had; return what it changes, as a line."""
+    before = run.train["settings"].get("num_train_steps", num_train_steps)
+    if settings.phase_steps or before == num_train_steps:
+        return None
+    step = run.checkpoints.newest_readable()
+    if step is None:
+        return None  # The loop refuses the run.
+    rates = [float(_schedule(settings, steps)(step)) for steps in (before, num_train_steps)]
+    run.change_num_train_steps(step, before, num_train_steps, *rates)
+    return (
+        f"--num_train_steps: was {before}, is {num_train_steps}; from step {step} on this changes "
+        f"the learning rate, there from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
+        f"{run.file('train.json')})"
+    )
 
 
 def _silent(line):

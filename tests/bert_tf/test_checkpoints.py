@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -137,6 +138,38 @@ def test_metrics_of_lost_steps_are_dropped(tmp_path, config, vocabulary):
     assert path.read_text().count("\n") == 3
     run.forget_metrics_after(0)
     assert path.read_text() == ""
+
+
+def scalars_of(run):
+    """[(step, tag, value)] as TensorBoard has them; a session start drops its step and later."""
+    read, names = [], os.listdir(run.file("tensorboard"))
+    for name in sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]):
+        path = os.path.join(run.file("tensorboard"), name)
+        for event in tf.compat.v1.train.summary_iterator(path):
+            if event.session_log.status == tf.compat.v1.SessionLog.START:
+                read = [entry for entry in read if entry[0] < event.step]
+            read += [
+                (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+                for value in event.summary.value
+            ]
+    return read
+
+
+def test_tensorboard_forgets_the_metrics_of_lost_steps(tmp_path, config, vocabulary):
+    first = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {}})
+    for step in (1, 2, 3):
+        first.log_metrics({"step": step, "loss": float(step)})
+    first.log_metrics({"step": 2, "dev_accuracy": 0.5})
+    run = Run.open(first.path)
+    run.forget_metrics_after(2)
+    run.log_metrics({"step": 3, "loss": 30.0})
+    accuracy, losses = (2, "dev_accuracy", 0.5), [(1, "loss", 1.0), (2, "loss", 2.0)]
+    assert sorted(scalars_of(run)) == sorted([*losses, accuracy, (3, "loss", 30.0)])
+    run.forget_metrics_after(2, and_evaluation=True)
+    assert scalars_of(run) == losses
+    size = len(list(tf.io.gfile.glob(run.file("tensorboard/*"))))
+    Run.open(first.path).forget_metrics_after(2)  # There is nothing to forget.
+    assert len(list(tf.io.gfile.glob(run.file("tensorboard/*")))) == size
 
 
 def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabulary):

@@ -13,6 +13,7 @@ from bert_tf.config import read_json_object
 from bert_tf.data import inspection, records
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
+from bert_tf.run import Run
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
 from bert_tf.weights import names
@@ -304,6 +305,41 @@ def test_changed_flags_and_other_shards_are_refused(folders, tmp_path):
     other = write_shards(tmp_path / "other", seed=5)
     with pytest.raises(UserError, match="--shards: was"):
         recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
+
+
+def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
+    folders, tmp_path, config, vocabulary
+):
+    settings = settings_of(folders, tmp_path / "run", num_train_steps=4)
+    record = {"settings": recipe._recorded(settings)}
+    run = Run.create(settings.output_dir, config, vocabulary, record)
+    run.checkpoints.save(3, {"a": tf.Variable(1.0)})
+    assert recipe._change_steps(run, settings, 4) is None
+    longer = dataclasses.replace(settings, num_train_steps=8)
+    told = recipe._change_steps(run, longer, 8)
+    assert told.startswith("--num_train_steps: was 4, is 8; from step 3 on")
+    assert "there from 0.00025 to 0.000625" in told  # 1 - 3/4 and 1 - 3/8 of the peak.
+    run = Run.open(run.path)
+    assert run.train["settings"]["num_train_steps"] == 8
+    (change,) = run.train["changes"]
+    assert (change["step"], change["num_train_steps"]) == (3, [4, 8])
+    assert change["learning_rate"] == pytest.approx([2.5e-4, 6.25e-4])
+    # The next resume is no change, and other settings are still compared.
+    assert recipe._change_steps(run, longer, 8) is None
+    with pytest.raises(UserError, match="--seed: was 0"):
+        run.check_resumable(recipe._recorded(dataclasses.replace(longer, seed=1)), None)
+
+
+@pytest.mark.slow
+def test_a_longer_run_goes_on_at_the_rate_that_it_tells(folders, tmp_path):
+    settings = settings_of(folders, tmp_path / "run", num_train_steps=3)
+    recipe.pretrain(settings)
+    said = []
+    run = recipe.pretrain(dataclasses.replace(settings, num_train_steps=6), said.append)
+    (told,) = [line for line in said if line.startswith("--num_train_steps")]
+    assert "from step 3 on" in told and "there from 0 to 0.0005" in told
+    assert lines_of(run)[3]["step"] == 4
+    assert lines_of(run)[3]["learning_rate"] == pytest.approx(5e-4)
 
 
 @pytest.mark.slow
