@@ -15,7 +15,13 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
-from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
+from bert_tf.train.distribution import (
+    is_chief,
+    make_layout,
+    make_strategy,
+    meet,
+    use_precision,
+)
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -77,7 +83,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
         )
     with strategy.scope():
         model = PretrainingModel(
-            config, POLICIES[settings.precision], recompute=settings.gradient_checkpointing
+            config, use_precision(settings.precision), recompute=settings.gradient_checkpointing
         )
         schedule = WarmupLinearDecay(
             settings.learning_rate,
