@@ -95,7 +95,10 @@ def main():
             )
             curves[precision] = answer["points"]
             last = [loss for step, loss in answer["points"] if step > STEPS - 100]
-            print(f"{precision}: {statistics.mean(last):.4f}, {answer['process_seconds']:.0f} s")
+            print(
+                f"{precision}: {statistics.mean(last):.4f}, {answer['process_seconds']:.0f} s",
+                flush=True,
+            )
     draw(curves, options.output / "precision_loss.png")
 
 

@@ -92,7 +92,7 @@ class FinetuneSettings:
     )
     tpu: str = setting("the TPU's name or grpc:// address, or local", "local")
     precision: str = setting(
-        "matrix products in training; tf32: on GPUs that have it, float32 rounded to 10 bits",
+        "matrix products in training; tf32: float32, rounded where a GPU or TPU has faster products",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )

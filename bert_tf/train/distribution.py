@@ -65,8 +65,8 @@ def _multi_worker():
 def use_precision(precision):
     """Set how this process computes float32 matrix products, and return the Keras dtype policy.
 
-    TensorFlow's default on GPUs with TensorFloat-32 is to round the factors to 10 bits. Here only
-    "tf32" does; the switch is TensorFlow's own and global.
+    By default TensorFlow rounds their factors to 10 bits on GPUs with TensorFloat-32, and to
+    bfloat16 on TPUs. Here only "tf32" does; the switch is TensorFlow's own and global.
 
     Args:
         precision: "float32", "tf32" or "bfloat16".
