@@ -23,7 +23,7 @@ from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.pretraining.recipe import flops_a_token, pretrain
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.train.distribution import POLICIES
+from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
@@ -37,7 +37,7 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=UNCOUNTED):
     sizes = Sizes(**sizes)
     config = config_of(sizes)
     keras.utils.set_random_seed(0)
-    model = PretrainingModel(config, POLICIES[precision], recompute=recompute)
+    model = PretrainingModel(config, use_precision(precision), recompute=recompute)
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, MEASURES)
@@ -98,7 +98,7 @@ def keras_hub_fit(sizes, precision, steps, jit):
 
     sizes = Sizes(**sizes)
     keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy(POLICIES[precision])
+    keras.config.set_dtype_policy(use_precision(precision))
     backbone = BertBackbone(
         vocabulary_size=sizes.vocabulary,
         num_layers=sizes.layers,

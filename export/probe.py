@@ -17,6 +17,8 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 
 def main(model_path, cases_path, results_path):
+    # As the trained model it is compared with: GPUs would else compute products in TF32.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     with open(cases_path, encoding="ascii") as file:
         cases = json.load(file)
     results = ask(model_path, cases)

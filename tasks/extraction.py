@@ -13,6 +13,7 @@ from bert_tf.files import replacing, replacing_bytes
 from bert_tf.model.encoder import Encoder
 from bert_tf.text.packing import flat, pack
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.train.distribution import use_precision
 from tasks.forms.records import BadRow, strict
 from tasks.forms.rows import read_rows
 from tasks.pooling import first_token, mean_of_tokens
@@ -48,7 +49,7 @@ class Extractor:
             if wanted > there:
                 raise UserError(f"{flag}: wants {wanted} {what}, {pretrained.origin} has {there}")
         self.tokenizer = Tokenizer(self.vocabulary, config.do_lower_case, config.strip_accents)
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, dtype=use_precision("float32"))
         self.encoder.build()
         pretrained.assign_to(self.encoder)
         self.vector_size = config.hidden_size * (4 if layers == "concat_last_4" else 1)

@@ -10,7 +10,13 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.packing import padded
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
+from bert_tf.train.distribution import (
+    is_chief,
+    make_layout,
+    make_strategy,
+    meet,
+    use_precision,
+)
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -75,7 +81,7 @@ def _finetune(settings, say, strategy):
             f"{replicas} replicas"
         )
     with strategy.scope():
-        model = task.build_model(config, POLICIES[settings.precision])
+        model = task.build_model(config, use_precision(settings.precision))
     if settings.frozen_layers is not None:
         if settings.frozen_layers > config.num_hidden_layers:
             raise UserError(

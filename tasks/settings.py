@@ -93,7 +93,9 @@ class FinetuneSettings:
     )
     tpu: str = setting("the TPU's name or grpc:// address, or local", "local")
     precision: str = setting(
-        "of the matrix products in training", "float32", choices=("float32", "bfloat16")
+        "matrix products in training; tf32: float32, rounded where a GPU or TPU has faster products",
+        "float32",
+        choices=("float32", "tf32", "bfloat16"),
     )
     do_lower_case: bool | None = setting(
         "lower-case the text; by default what the weights' source says", None

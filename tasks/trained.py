@@ -7,6 +7,7 @@ from bert_tf import checkpoints
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.train.distribution import use_precision
 from tasks.pipeline import Pipeline
 from tasks.pretrained import Pretrained, PretrainedPipeline
 from tasks.tuning import task_at, tuned_at
@@ -42,7 +43,7 @@ class Trained:
         else:
             task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
         folder = run.checkpoints.folder(step)
-        model = task.build_model(run.config)
+        model = task.build_model(run.config, use_precision("float32"))
         values = checkpoints.read(folder)
         if run.task is None and not any(name.startswith("masked_lm/") for name in values):
             raise UserError(

@@ -119,15 +119,19 @@ class Encoder(keras.layers.Layer):
             outputs.append(hidden_TH)
 
         if pooled_only:
-            return {"pooled": self.pooler(hidden_TH)}
+            return {"pooled": self._pooled(hidden_TH, seed)}
         result = {
             "sequence": layout.restore(hidden_TH),
-            "pooled": self.pooler(layout.first_rows(hidden_TH)),
+            "pooled": self._pooled(layout.first_rows(hidden_TH), seed),
         }
         if return_layers:
             result["layers"] = [layout.restore(output_TH) for output_TH in outputs]
             result["attentions"] = attentions
         return result
+
+    def _pooled(self, first_BH, seed):
+        """The pooler's, by `product`: under bfloat16 the layer's own gradients lose rows."""
+        return self.pooler.activation(layers.product(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
         """The output of the lowest layers; where those are the frozen ones, as a constant."""

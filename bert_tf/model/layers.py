@@ -8,6 +8,7 @@ and softmax are float32 under every precision; `compute_dtype` is that of the pr
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from bert_tf.model import kernels
 from bert_tf.model.layout import first_row_heads
@@ -27,10 +28,15 @@ def dense(config, units, name, dtype, activation=None):
     )
 
 
-def product(x_TH, layer):
+def product(x_TH, layer, seed):
     """A dense layer before its activation; matrix product and bias, which TensorFlow joins."""
     kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-    return tf.nn.bias_add(tf.matmul(x_TH, kernel), bias)
+    product_TF = tf.matmul(x_TH, kernel)
+    if seed is not None and product_TF.dtype == tf.bfloat16:
+        # On a CPU the gradient of bias_add is summed in bfloat16, where 256 + 1 is 256. The
+        # gradient of a plain sum is a reduce_sum, which accumulates in float32.
+        return product_TF + bias
+    return tf.nn.bias_add(product_TF, bias)
 
 
 def activation(x_TF, config, seed):
@@ -71,8 +77,9 @@ class LayerNorm(keras.layers.Layer):
     def _of_inference(self, x_TH):
         x_TH = tf.cast(x_TH, tf.float32)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        # The one kernel is the processor's alone; TensorFlow has put it on GPUs too, and failed.
-        if tf.config.list_logical_devices("GPU"):
+        # The one kernel is the processor's alone: TensorFlow has put it on GPUs too, and failed,
+        # and XLA computes its variance as E[x^2] - E[x]^2, which cancels in rows far from 0.
+        if tf.config.list_logical_devices("GPU") or _is_for_xla():
             normed_TH = self._by_moments(x_TH, gamma, beta)
         else:
             normed_TH = tf.cond(
@@ -110,6 +117,12 @@ class LayerNorm(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}
+
+
+def _is_for_xla():
+    """Whether what is traced now will be compiled by XLA: under jit_compile, set_jit or a TPU."""
+    graph = tf.compat.v1.get_default_graph()
+    return bool(tf.config.optimizer.get_jit()) or GraphOrParentsInXlaContext(graph)
 
 
 class Embeddings(keras.layers.Layer):
@@ -178,11 +191,13 @@ class SelfAttention(keras.layers.Layer):
     def call(self, hidden_TH, layout, seed=None, first_only=False):
         num_heads = self.config.num_attention_heads
         if first_only:
-            q_BNLD = first_row_heads(product(layout.first_rows(hidden_TH), self.query), num_heads)
+            q_BNLD = first_row_heads(
+                product(layout.first_rows(hidden_TH), self.query, seed), num_heads
+            )
         else:
-            q_BNLD = layout.split_heads(product(hidden_TH, self.query), num_heads)
-        k_BNLD = layout.split_heads(product(hidden_TH, self.key), num_heads)
-        v_BNLD = layout.split_heads(product(hidden_TH, self.value), num_heads)
+            q_BNLD = layout.split_heads(product(hidden_TH, self.query, seed), num_heads)
+        k_BNLD = layout.split_heads(product(hidden_TH, self.key, seed), num_heads)
+        v_BNLD = layout.split_heads(product(hidden_TH, self.value, seed), num_heads)
 
         head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
@@ -206,7 +221,7 @@ class SelfAttention(keras.layers.Layer):
             context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
         else:
             context_TH = layout.merge_heads(context_BNLD)
-        return product(context_TH, self.output_dense), probs_BNLL
+        return product(context_TH, self.output_dense, seed), probs_BNLL
 
 
 class TransformerLayer(keras.layers.Layer):
@@ -250,8 +265,8 @@ class TransformerLayer(keras.layers.Layer):
         hidden_TH = self.attention_norm(
             attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 1
         )
-        inner_TF = activation(product(hidden_TH, self.intermediate), self.config, seed)
-        output_TH = product(inner_TF, self.output_dense)
+        inner_TF = activation(product(hidden_TH, self.intermediate, seed), self.config, seed)
+        output_TH = product(inner_TF, self.output_dense, seed)
         hidden_TH = self.output_norm(
             output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 2
         )

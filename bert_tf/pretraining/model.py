@@ -40,7 +40,7 @@ class MaskedLmHead(keras.layers.Layer):
 
     def call(self, vectors_NH, embeddings_VH, seed=None):
         """[N, H] and [V, H] -> logits float32 [N, V]."""
-        hidden_NH = activation(product(vectors_NH, self.transform), self.config, seed)
+        hidden_NH = activation(product(vectors_NH, self.transform, seed), self.config, seed)
         hidden_NH = self.norm(hidden_NH, seed=seed)
         embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
         logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)

@@ -15,7 +15,13 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
-from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
+from bert_tf.train.distribution import (
+    is_chief,
+    make_layout,
+    make_strategy,
+    meet,
+    use_precision,
+)
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -83,7 +89,7 @@ def _pretrain(settings, say, strategy):
         )
     with strategy.scope():
         model = PretrainingModel(
-            config, POLICIES[settings.precision], recompute=settings.gradient_checkpointing
+            config, use_precision(settings.precision), recompute=settings.gradient_checkpointing
         )
         schedule = _schedule(settings, num_train_steps)
         optimizer = OPTIMIZERS[settings.optimizer](

@@ -46,7 +46,9 @@ class PretrainSettings:
     tpu: str = setting("which TPU: its name, its grpc:// address, or that of this machine", "local")
     steps_per_call: int = setting("steps that TensorFlow makes before Python looks again", 1)
     precision: str = setting(
-        "of the matrix products in training", "float32", choices=("float32", "bfloat16")
+        "matrix products in training; tf32: float32, rounded where a GPU or TPU has faster products",
+        "float32",
+        choices=("float32", "tf32", "bfloat16"),
     )
     gradient_checkpointing: bool = setting(
         "compute layers again in the backward pass: less memory, more time", False

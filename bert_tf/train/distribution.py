@@ -10,7 +10,7 @@ from bert_tf.text.packing import flat, padded
 
 # After so long without an answer a worker is taken for lost.
 WORKER_TIMEOUT_SECONDS = 120
-POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def make_strategy(name, devices=None, tpu="local"):
@@ -60,6 +60,19 @@ def _multi_worker():
             timeout_seconds=WORKER_TIMEOUT_SECONDS
         )
     )
+
+
+def use_precision(precision):
+    """Set how this process computes float32 matrix products, and return the Keras dtype policy.
+
+    By default TensorFlow rounds their factors to 10 bits on GPUs with TensorFloat-32, and to
+    bfloat16 on TPUs. Here only "tf32" does; the switch is TensorFlow's own and global.
+
+    Args:
+        precision: "float32", "tf32" or "bfloat16".
+    """
+    tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+    return POLICIES[precision]
 
 
 def is_several(strategy):

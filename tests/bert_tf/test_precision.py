@@ -1,0 +1,207 @@
+"""Gradients summed over many rows in bfloat16, LayerNorm of rows far from 0, and TF32."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf.model.layers import Embeddings, LayerNorm, dense, product
+from bert_tf.model.layout import layout_of
+from bert_tf.pretraining import recipe
+from bert_tf.pretraining.model import MaskedLmHead
+from bert_tf.train.distribution import use_precision
+from bert_tf.weights.sources import read_pretrained
+from tasks import finetuning
+from tasks.classification import Classification
+from tasks.extraction import Extractor
+from tasks.heads import TextModel
+from tasks.trained import Trained
+from tests import small
+from tests.corpus import config_of, write_shards
+from tests.pretraining import TINY, settings_of
+
+ROWS, POLICY = 4096, "mixed_bfloat16"  # bfloat16 holds 256 and 258, but not 257.
+SEED = tf.constant([1, 2], tf.int64)
+
+
+def gradients_of_ones(function, variables):
+    """The gradients of the sum of all that `function` returns, as float32 arrays."""
+    with tf.GradientTape() as tape:
+        output = function()
+    ones = tf.ones_like(output)
+    gradients = tape.gradient(output, [variable.value for variable in variables], ones)
+    return [tf.cast(tf.convert_to_tensor(value), tf.float32).numpy() for value in gradients]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_the_gradient_of_a_bias_counts_all_rows(config, wrap):
+    layer = dense(config, 3, "layer", POLICY)
+    layer.build((None, 4))
+
+    def call():
+        with keras.src.backend.common.variables.AutocastScope("bfloat16"):
+            return product(tf.ones([ROWS, 4], tf.bfloat16), layer, SEED)
+
+    assert wrap(call)().dtype == tf.bfloat16
+    (of_bias,) = gradients_of_ones(wrap(call), [layer.bias])
+    np.testing.assert_array_equal(of_bias, [ROWS] * 3)
+
+
+@pytest.mark.parametrize("width", [8, 128])  # Plain, and compiled by XLA.
+def test_the_gradients_of_layer_norm_count_all_rows(width):
+    layer = LayerNorm(1e-12, dtype=POLICY)
+    layer.build((None, width))
+    x_TH = tf.tile(tf.constant([[1.0, -1.0]], tf.bfloat16), [ROWS, width // 2])
+    for arguments in ({}, {"residual_TH": tf.zeros_like(x_TH)})[width == 128 :]:
+        of_gamma, of_beta = gradients_of_ones(
+            lambda arguments=arguments: layer(x_TH, seed=SEED, **arguments),
+            [layer.gamma, layer.beta],
+        )
+        np.testing.assert_array_equal(of_gamma, [ROWS, -ROWS] * (width // 2))
+        np.testing.assert_array_equal(of_beta, [ROWS] * width)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_the_gradients_of_embeddings_count_all_rows(config, layout, monkeypatch):
+    # LayerNorm's own would be 0 for ones.
+    monkeypatch.setattr(LayerNorm, "call", lambda self, x_TH, seed=None: x_TH)
+    layer = Embeddings(dataclasses.replace(config, hidden_dropout_prob=0.0), dtype=POLICY)
+    layer.build()
+    length, texts = 8, ROWS // 8
+    inputs = {"input_ids": tf.ones([ROWS], tf.int32), "row_splits": tf.range(texts + 1) * length}
+    if layout == "padded":
+        inputs = {"input_mask": tf.ones([texts, length], tf.int32)}
+
+    def call():
+        ids_T = tf.ones([ROWS], tf.int32)
+        return layer(ids_T, ids_T, layout=layout_of(inputs), seed=SEED)
+
+    assert call().dtype == tf.bfloat16
+    of_words, of_positions, of_types = gradients_of_ones(
+        call,
+        [layer.word_embeddings_VH, layer.position_embeddings_PH, layer.token_type_embeddings],
+    )
+    np.testing.assert_array_equal(of_words[1], ROWS)
+    np.testing.assert_array_equal(of_types[1], ROWS)
+    np.testing.assert_array_equal(of_positions[:length], texts)
+
+
+def test_the_gradients_of_heads_count_all_rows(config):
+    config = dataclasses.replace(config, hidden_dropout_prob=0.0)
+    masked_lm = MaskedLmHead(config, dtype=POLICY)
+    masked_lm.build((None, config.hidden_size))
+    vectors_NH = tf.ones([ROWS, config.hidden_size], tf.bfloat16)
+    embeddings_VH = tf.ones([config.vocab_size, config.hidden_size])
+    (of_bias,) = gradients_of_ones(
+        lambda: masked_lm(vectors_NH, embeddings_VH, seed=SEED), [masked_lm.output_bias_V]
+    )
+    np.testing.assert_array_equal(of_bias, [ROWS] * config.vocab_size)
+    model = TextModel(config, 2, dtype=POLICY)
+    model.build()
+    (of_bias,) = gradients_of_ones(lambda: model.scores(vectors_NH, SEED), [model.head.bias])
+    np.testing.assert_array_equal(of_bias, [ROWS] * 2)
+    encoder = model.encoder
+    for variable in (encoder.pooler.kernel, encoder.pooler.bias):
+        variable.assign(tf.zeros_like(variable))  # Where the slope of tanh is 1.
+    of_one = {"input_ids": tf.ones([ROWS], tf.int32), "row_splits": tf.range(ROWS + 1)}
+    inputs = {**of_one, "segment_ids": tf.zeros([ROWS], tf.int32)}
+    for options in ({}, {"pooled_only": True}):
+        (of_bias,) = gradients_of_ones(
+            lambda options=options: encoder(inputs, training=True, seed=SEED, **options)["pooled"],
+            [encoder.pooler.bias],
+        )
+        np.testing.assert_array_equal(of_bias, [ROWS] * config.hidden_size)
+
+
+# The error of a stable float32 LayerNorm, oneDNN's own, grows with the mean like this.
+TOLERANCE_OF_MEAN = {0: 5e-6, 30: 5e-5, 300: 5e-4, 3000: 5e-3}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile", "nested", "concrete"])
+def test_layer_norm_of_many_rows_far_from_zero(mode):
+    """A variance of E[x^2] - E[x]^2 has no digit left at a mean of 3,000."""
+    layer = LayerNorm(1e-12)
+    layer.build((None, 384))
+    rng, x_TH = np.random.default_rng(0), tf.TensorSpec([None, 384])
+    call = {
+        "eager": layer,
+        "graph": tf.function(lambda x: layer(x)),
+        "jit_compile": tf.function(lambda x: layer(x), jit_compile=True),
+        "nested": tf.function(tf.function(lambda x: layer(x)), jit_compile=True),
+        "concrete": tf.function(lambda x: layer(x), jit_compile=True).get_concrete_function(x_TH),
+    }[mode]
+    for mean, tolerance in TOLERANCE_OF_MEAN.items():
+        x = (mean + rng.normal(size=[256, 384])).astype(np.float32)
+        wide = x.astype(np.float64)
+        wanted = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
+        np.testing.assert_allclose(call(tf.constant(x)), wanted, rtol=0, atol=tolerance)
+
+
+def test_set_jit_takes_the_same_formula(monkeypatch):
+    layer = LayerNorm(1e-12)
+    layer.build((None, 384))
+
+    def operations():
+        graph = tf.function(lambda x: layer(x)).get_concrete_function(tf.TensorSpec([None, 384]))
+        return {node.op for f in graph.graph.as_graph_def().library.function for node in f.node_def}
+
+    assert "FusedBatchNormV3" in operations()
+    monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "autoclustering")
+    assert "FusedBatchNormV3" not in operations()
+
+
+@pytest.fixture
+def is_tf32():
+    """Whether TensorFlow's switch is on; it stands as it stood before afterwards."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    yield tf.config.experimental.tensor_float_32_execution_enabled
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_tf32_is_on_where_it_was_asked_for_and_nowhere_else(precision, is_tf32):
+    for before in (True, False):
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+        policy = use_precision(precision)
+        assert policy == ("mixed_bfloat16" if precision == "bfloat16" else "float32")
+        assert is_tf32() == (precision == "tf32")
+
+
+class Built(Exception):
+    """Ends a recipe where its model is built."""
+
+
+def test_both_recipes_set_it(is_tf32, huggingface_dir, complaints, tmp_path, monkeypatch):
+    def build(*arguments, **options):
+        raise Built
+
+    monkeypatch.setattr(recipe, "PretrainingModel", build)
+    monkeypatch.setattr(finetuning, "Pipeline", build)
+    folders = {"shards": write_shards(tmp_path / "shards"), "config": tmp_path / "config.json"}
+    folders["config"].write_text(json.dumps(config_of(**TINY).to_dict()))
+    for precision in ("float32", "tf32"):
+        output = {"output_dir": tmp_path / "run", "precision": precision}
+        for train, settings in (
+            (recipe.pretrain, settings_of(folders, **output)),
+            (finetuning.finetune, small.settings(huggingface_dir, complaints, **output)),
+        ):
+            tf.config.experimental.enable_tensor_float_32_execution(precision != "tf32")
+            with pytest.raises(Built):
+                train(settings)
+            assert is_tf32() == (precision == "tf32")
+
+
+def test_what_is_trained_is_used_in_float32(huggingface_dir, tmp_path, is_tf32):
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    pretrained = read_pretrained(str(huggingface_dir))
+    Extractor(pretrained, "last", "mean", 8)
+    assert not is_tf32()
+    task = Classification(labels=("a", "b"), max_seq_length=8)
+    model = task.build_model(pretrained.config)
+    pretrained.assign_to(model)
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    Trained.create(tmp_path / "run", pretrained, task, model)
+    assert not is_tf32()
