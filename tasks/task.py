@@ -47,7 +47,7 @@ class Task:
         """The task of a task.json. Raises UserError where a field is missing or too many."""
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
-            raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
+            raise UserError(f"task.json: holds {', '.join(values):.200}, wanted {', '.join(wanted)}")
         hints = typing.get_type_hints(cls)
         for name, value in values.items():
             if not _fits(value, hints[name]):
@@ -90,6 +90,10 @@ class Task:
 
     def prepare(self, model, encoded):
         """Sets what of a new head follows from the training examples, an EncodedExamples."""
+
+    def to_measure(self, outputs):
+        """What metrics need of a batch's outputs, {name: array}: it is kept of all batches."""
+        return outputs
 
     def report(self, data, outputs):
         """What an evaluation has to tell beside its metrics: tables, as lists, by name."""

@@ -72,6 +72,8 @@ def _swag_choice(values, labelled, where):
 
 def _read_arc(path, labelled):
     for number, fields in csv_records(path):
+        if not fields:
+            continue
         yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
 
 
@@ -103,7 +105,7 @@ def _json_choice(values, labelled, where):
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
-        raise Fault(f"no 'prompt' and no 'question', there are: {', '.join(values)}")
+        raise Fault(f"no 'prompt' and no 'question', there are: {', '.join(values):.200}")
     if not isinstance(choices, list):
         raise Fault(f"'choices' holds {choices!r:.80}, wanted a list of texts")
     choices = [_text(choice, place) for place, choice in enumerate(choices)]
@@ -111,7 +113,7 @@ def _json_choice(values, labelled, where):
         return _choice(prompt, choices, None, 0, where)
     keys = [key for key in ("label", "answerKey") if key in values]
     if len(keys) != 1:
-        raise Fault(f"wanted either 'label' or 'answerKey', there are: {', '.join(values)}")
+        raise Fault(f"wanted either 'label' or 'answerKey', there are: {', '.join(values):.200}")
     answer = values[keys[0]]
     if not isinstance(answer, str | int) or isinstance(answer, bool):
         raise Fault(f"{keys[0]!r} holds {answer!r:.80}, wanted a letter or a whole number")
@@ -124,7 +126,7 @@ def _text(choice, place):
         return choice
     label = choice.get("label")
     if label not in (string.ascii_uppercase[place : place + 1], str(place + 1)):
-        raise Fault(f"choice {place + 1} has the label {label!r}, wanted A, B, ... in order")
+        raise Fault(f"choice {place + 1} has the label {label!r:.80}, wanted A, B, ... in order")
     return choice.get("text")
 
 
@@ -155,7 +157,7 @@ def _place(answer, count, first_number):
         place = -1
     if not 0 <= place < count:
         raise Fault(
-            f"the answer is {answer!r}, wanted one of the {count} choices: a letter from A, or a "
+            f"the answer is {answer!r:.80}, wanted one of the {count} choices: a letter from A, or a "
             f"number from {first_number}"
         )
     return place
