@@ -177,7 +177,8 @@ class Classification(TextTask):
         names = self._names_in(value)
         for name in names:
             if name not in self.labels:
-                raise ValueError(f"label {name!r:.80} is none of the task's: {', '.join(self.labels):.200}")
+                known = ", ".join(self.labels)
+                raise ValueError(f"label {name!r:.80} is none of the task's: {known}")
         numbers = tuple(self.labels.index(name) for name in names)
         return numbers if self.multi_label else numbers[0]
 

@@ -90,7 +90,7 @@ class Tagging(Task):
             if unknown:
                 yield BadRow(
                     item.where,
-                    f"entity type {unknown[0]!r:.80} is none of the task's: {', '.join(types):.200}",
+                    f"entity type {unknown[0]!r:.80} is none of the task's: {', '.join(types)}",
                 )
                 continue
             text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text

@@ -47,7 +47,8 @@ class Task:
         """The task of a task.json. Raises UserError where a field is missing or too many."""
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
-            raise UserError(f"task.json: holds {', '.join(values):.200}, wanted {', '.join(wanted)}")
+            found = ", ".join(values)
+            raise UserError(f"task.json: holds {found:.200}, wanted {', '.join(wanted)}")
         hints = typing.get_type_hints(cls)
         for name, value in values.items():
             if not _fits(value, hints[name]):

@@ -157,8 +157,8 @@ def _place(answer, count, first_number):
         place = -1
     if not 0 <= place < count:
         raise Fault(
-            f"the answer is {answer!r:.80}, wanted one of the {count} choices: a letter from A, or a "
-            f"number from {first_number}"
+            f"the answer is {answer!r:.80}, wanted one of the {count} choices: a letter from A, or "
+            f"a number from {first_number}"
         )
     return place
 

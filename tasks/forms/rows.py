@@ -86,8 +86,8 @@ def _named(header, fields):
         return Fault(f"{len(fields) - len(header)} more fields than the header's {len(header)}")
     if len(fields) < len(header):
         return Fault(
-            f"column {header[len(fields)]!r:.80} holds None: {len(fields)} fields, but the header has "
-            f"{len(header)}"
+            f"column {header[len(fields)]!r:.80} holds None: {len(fields)} fields, but the header "
+            f"has {len(header)}"
         )
     return dict(zip(header, fields, strict=True))
 

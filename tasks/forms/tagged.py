@@ -164,7 +164,8 @@ def _split(tag):
     prefix, _, kind = tag.partition("-")
     if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
         raise Fault(
-            f"tag {tag!r:.80}, wanted O or one of B-, I-, E-, S-, L-, U- and one type without a comma"
+            f"tag {tag!r:.80}, wanted O or one of B-, I-, E-, S-, L-, U- and one type without a "
+            "comma"
         )
     check_text(tag, "the tag")
     return prefix, kind
