@@ -124,17 +124,17 @@ class BertConfig:
         """Reads the keys of a run's or a Hugging Face config.json; refuses unknown ones."""
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
-            raise UserError(f"{where}: model_type is {values['model_type']!r}, wanted 'bert'")
+            raise UserError(f"{where}: model_type is {values['model_type']!r:.80}, wanted 'bert'")
         for name, neutral in NEUTRAL_VALUES.items():
             if values.get(name, neutral) != neutral:
                 raise UserError(
-                    f"{where}: {name}={values[name]!r} is not supported, only {neutral!r} is"
+                    f"{where}: {name}={values[name]!r:.80} is not supported, only {neutral!r} is"
                 )
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - fields - IGNORED_KEYS - set(NEUTRAL_VALUES))
         if unknown:
             raise UserError(
-                f"{where}: unknown key {', '.join(unknown)}; remove it if it changes no number"
+                f"{where}: unknown key {', '.join(unknown):.200}; remove it if it changes no number"
             )
         if "vocab_size" not in values:
             raise UserError(f"{where}: vocab_size is missing")

@@ -93,7 +93,7 @@ OPTIONS = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.o
 def task_class(kind):
     """The class of a kind of task. Raises UserError for a kind that there is not."""
     if kind not in KINDS:
-        raise UserError(f"task kind {kind!r}: wanted one of {', '.join(KINDS)}")
+        raise UserError(f"task kind {kind!r:.80}: wanted one of {', '.join(KINDS)}")
     module, name = KINDS[kind].where.split(":")
     return getattr(importlib.import_module(module), name)
 

@@ -180,7 +180,8 @@ class Classification(TextTask):
         known = [as_label(label) for label in self.labels]  # Earlier versions saved them as read.
         for name in names:
             if name not in known:
-                raise ValueError(f"label {name!r} is none of the task's: {', '.join(self.labels)}")
+                labels = ", ".join(self.labels)
+                raise ValueError(f"label {name!r:.80} is none of the task's: {labels}")
         numbers = tuple(known.index(name) for name in names)
         return numbers if self.multi_label else numbers[0]
 

@@ -16,18 +16,42 @@ class Evaluator:
 
     def metrics(self, encoded):
         """{name: figure} of the task's metrics, and the loss, over all examples of a data set."""
-        return self._figures(encoded, self.outputs(encoded))
+        return self._measured(encoded)[0]
 
     def report(self, encoded):
         """The metrics, and beside them the task's tables."""
-        outputs = self.outputs(encoded)
-        return {**self._figures(encoded, outputs), **self.task.report(encoded, outputs)}
+        figures, outputs = self._measured(encoded)
+        return {**figures, **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded):
-        """{output name: array [U, ...]} in the order of the units.
+        """{output name: array [U, ...]} in the order of the units: what the task has to_measure.
 
         What has an entry a token is filled up to the task's max_seq_length, as the heads do.
         """
+        return self._collected(encoded)
+
+    def _measured(self, encoded):
+        """(metrics and loss, outputs). The loss is as in training, but for dropout and weights."""
+        sums = {name: np.zeros(2) for name in self.task.losses}
+
+        def add_losses(numbers, outputs):
+            for name, loss in self.task.losses.items():
+                labels, weights = (
+                    _of_units(values[name], numbers, outputs[name].shape[1:2])
+                    for values in (encoded.labels, encoded.weights)
+                )
+                values = loss(labels, outputs[name]).numpy()
+                sums[name] += (
+                    np.sum(values * weights, dtype=np.float64),
+                    np.sum(weights, dtype=np.float64),
+                )
+
+        outputs = self._collected(encoded, add_losses)
+        loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
+        return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
+
+    def _collected(self, encoded, look=lambda numbers, outputs: None):
+        """What the task keeps of each batch, joined; `look` sees all of it, as it comes."""
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
@@ -38,19 +62,18 @@ class Evaluator:
             outputs, is_unit = self._forward(batch)
             kept = gather(self.strategy, {"kept": is_unit})["kept"] > 0
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
+            numbers = order[first : first + int(kept.sum())]
+            look(numbers, parts)
+            parts = self.task.to_measure(parts)
             if result is None:
                 result = {
                     name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
                     for name, values in parts.items()
                 }
-            numbers = order[first : first + int(kept.sum())]
             for name, values in parts.items():
                 result[name][numbers] = values
             first += len(numbers)
         return result
-
-    def _figures(self, encoded, outputs):
-        return {**self.task.metrics(encoded, outputs), "loss": self._loss(encoded, outputs)}
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
@@ -69,26 +92,9 @@ class Evaluator:
         paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
         return tf.pad(values, paddings, constant_values=MASKED_SCORE)
 
-    def _loss(self, encoded, outputs):
-        """As in training, but for dropout and the weights of rare classes."""
-        total = 0.0
-        for name, loss in self.task.losses.items():
-            sums = np.zeros(2)
-            for first in range(0, len(encoded), 1024):
-                part = slice(first, first + 1024)
-                labels, weights = (
-                    values[name][part] for values in (encoded.labels, encoded.weights)
-                )
-                predicted = outputs[name][part]
-                if isinstance(labels, tf.RaggedTensor):
-                    shape = [None, predicted.shape[1]]
-                    labels, weights = (
-                        values.to_tensor(0, shape=shape) for values in (labels, weights)
-                    )
-                values = loss(labels, predicted).numpy()
-                sums += (
-                    np.sum(values * weights, dtype=np.float64),
-                    np.sum(weights, dtype=np.float64),
-                )
-            total += sums[0] / max(sums[1], 1e-12)
-        return float(total)
+
+def _of_units(values, numbers, length):
+    """Labels or weights of some units; ragged ones filled up with 0 to a length."""
+    if isinstance(values, tf.RaggedTensor):
+        return tf.gather(values, numbers).to_tensor(0, shape=[None, *length])
+    return values[numbers]

@@ -37,7 +37,7 @@ class Regression(TextTask):
         except ValueError:
             value = float("nan")
         if not abs(value) <= LARGEST:
-            raise ValueError(f"label {text!r}, wanted a number")
+            raise ValueError(f"label {text!r:.80}, wanted a number")
         return value
 
     def targets(self, examples, windows):

@@ -91,7 +91,7 @@ class Tagging(Task):
             if unknown:
                 yield BadRow(
                     item.where,
-                    f"entity type {unknown[0]!r} is none of the task's: {', '.join(types)}",
+                    f"entity type {unknown[0]!r:.80} is none of the task's: {', '.join(types)}",
                 )
                 continue
             text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
@@ -116,10 +116,15 @@ class Tagging(Task):
         model.build()
         return model
 
+    def to_measure(self, outputs):
+        """The likeliest labels [W, L]: the logits of a million windows would be gigabytes."""
+        is_few = len(self.labels) < 2**15
+        return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
+
     def metrics(self, data, outputs):
         bio, sentences = self.bio, data.examples.labels
         labelled, _ = self._labelled(data.examples, data.windows)
-        predictions_T = in_text_order(data.windows, np.argmax(outputs["tag"], axis=-1)).numpy()
+        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
         predicted = word_predictions(bio, predictions_T, labelled)
         if isinstance(sentences[0], TaggedSentence):
             gold = [sentence.tags for sentence in sentences]

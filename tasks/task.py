@@ -51,7 +51,8 @@ class Task:
         """The task of a task.json. Raises UserError where a field is missing or too many."""
         wanted = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != wanted:
-            raise UserError(f"task.json: holds {', '.join(values)}, wanted {', '.join(wanted)}")
+            found = ", ".join(values)
+            raise UserError(f"task.json: holds {found:.200}, wanted {', '.join(wanted)}")
         return cls(**cls._checked(values, "task.json"))
 
     def to_dict(self):
@@ -84,6 +85,10 @@ class Task:
 
     def prepare(self, model, encoded):
         """Sets what of a new head follows from the training examples, an EncodedExamples."""
+
+    def to_measure(self, outputs):
+        """What metrics need of a batch's outputs, {name: array}: it is kept of all batches."""
+        return outputs
 
     def report(self, data, outputs):
         """What an evaluation has to tell beside its metrics: tables, as lists, by name."""

@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import math
 import os
 import zlib
 from array import array
@@ -22,6 +23,10 @@ from bert_tf.errors import UserError
 FORMATS = ("lines", "text", "jsonl")
 MAX_LINE_BYTES = 1 << 20
 MAX_JSON_LINE_BYTES = 64 << 20
+# gzip makes text 3 to 10 times as small, and at most 1,032 times. What unpacks to more than this is
+# no text, and would fill the disk it is unpacked to.
+MAX_EXPANSION = 100
+FREE_EXPANSION_BYTES = 4 << 20  # A small file may hold anything.
 
 
 class Span(NamedTuple):
@@ -79,12 +84,15 @@ def find_files(patterns, but_in=None):
 def lines(path, max_bytes=MAX_LINE_BYTES):
     """(offset, bytes, text) of each line of a file, plain or gzip, split at "\\n" only.
 
-    Raises UserError naming the line where one is too long or no UTF-8.
+    Raises UserError naming the line where one is too long or no UTF-8, and where gzip unpacks to
+    over MAX_EXPANSION times its size.
     """
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(files.open_file(path))
+        packed, next_check = stream, math.inf
         if path.endswith(".gz"):
-            stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
+            stream = stack.enter_context(gzip.GzipFile(fileobj=packed))
+            next_check = FREE_EXPANSION_BYTES
         if not isinstance(stream, io.BufferedReader):
             stream = stack.enter_context(io.BufferedReader(stream, 1 << 20))
         offset = number = 0
@@ -98,6 +106,13 @@ def lines(path, max_bytes=MAX_LINE_BYTES):
             if not line:
                 return
             number += 1
+            if offset >= next_check:
+                if offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
+                    raise UserError(
+                        f"{path}: unpacks to over {MAX_EXPANSION} times its size at line {number}, "
+                        "which is no text; take it out, or unpack it yourself"
+                    )
+                next_check = offset + (1 << 20)
             if len(line) > max_bytes and not line.endswith(b"\n"):
                 raise UserError(
                     f"{path}: line {number} is longer than {max_bytes} bytes; wanted a sentence or "

@@ -28,7 +28,7 @@ class Vocabulary:
                 )
             if entry in self._ids:
                 raise UserError(
-                    f"{where}: line {number} repeats {entry!r} of line {self._ids[entry] + 1}"
+                    f"{where}: line {number} repeats {entry!r:.80} of line {self._ids[entry] + 1}"
                 )
             self._ids[entry] = number - 1
         missing = [special for special in SPECIALS if special not in self._ids]

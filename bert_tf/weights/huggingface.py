@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from bert_tf import strict_json
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -28,6 +29,7 @@ _DTYPES = {
     "BF16": ml_dtypes.bfloat16,
     "I64": np.int64,
 }
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def is_directory_of(path):
@@ -89,18 +91,33 @@ def _drop_copies(tensors, where):
 
 
 def read_safetensors(path):
-    """{name: array} of a .safetensors file; by hand, as the library's reader lacks bfloat16."""
+    """{name: array} of a .safetensors file, floating-point numbers as float32.
+
+    By hand, as the library's reader lacks bfloat16, and tensor by tensor: what is in memory is the
+    result, and one tensor as it is in the file.
+    """
     try:
-        tensors = safetensors.deserialize(path.read_bytes())
-        return {
-            name: np.frombuffer(entry["data"], dtype=_DTYPES[entry["dtype"]]).reshape(
-                entry["shape"]
-            )
-            for name, entry in tensors
-        }
-    except (safetensors.SafetensorError, struct.error, ValueError) as error:
+        with safetensors.safe_open(path, framework="numpy"):
+            pass  # The library checks that the header is one, and fits the file.
+        with open(path, "rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            header = strict_json.parse_object(stream.read(size).decode("utf-8"))
+            header.pop("__metadata__", None)
+            tensors = {}
+            for name, entry in header.items():
+                if entry["dtype"] not in _DTYPES:
+                    raise UserError(
+                        f"{path}: holds tensors of type {entry['dtype']}, wanted one of "
+                        f"{', '.join(_DTYPES)}"
+                    )
+                begin, end = entry["data_offsets"]
+                stream.seek(8 + size + begin)
+                array = np.frombuffer(stream.read(end - begin), _DTYPES[entry["dtype"]])
+                if entry["dtype"] in _FLOATS:
+                    array = array.astype(np.float32, copy=False)
+                tensors[name] = array.reshape(entry["shape"])
+            return tensors
+    except (safetensors.SafetensorError, struct.error, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path}: not a readable safetensors file: {error}") from None
-    except KeyError as error:
-        raise UserError(
-            f"{path}: holds tensors of type {error}, wanted one of {', '.join(_DTYPES)}"
-        ) from None

@@ -73,6 +73,8 @@ def _swag_choice(values, labelled, where):
 
 def _read_arc(path, labelled):
     for number, fields in csv_records(path):
+        if not fields:
+            continue
         yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
 
 
@@ -104,7 +106,7 @@ def _json_choice(values, labelled, where):
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
-        raise Fault(f"no 'prompt' and no 'question', there are: {', '.join(values)}")
+        raise Fault(f"no 'prompt' and no 'question', there are: {', '.join(values):.200}")
     if not isinstance(choices, list):
         raise Fault(f"'choices' holds {choices!r:.80}, wanted a list of texts")
     choices = [_text(choice, place) for place, choice in enumerate(choices)]
@@ -112,7 +114,7 @@ def _json_choice(values, labelled, where):
         return _choice(prompt, choices, None, 0, where)
     keys = [key for key in ("label", "answerKey") if key in values]
     if len(keys) != 1:
-        raise Fault(f"wanted either 'label' or 'answerKey', there are: {', '.join(values)}")
+        raise Fault(f"wanted either 'label' or 'answerKey', there are: {', '.join(values):.200}")
     answer = values[keys[0]]
     if not isinstance(answer, str | int) or isinstance(answer, bool):
         raise Fault(f"{keys[0]!r} holds {answer!r:.80}, wanted a letter or a whole number")
@@ -126,7 +128,7 @@ def _text(choice, place):
     label = choice.get("label")
     places = (string.ascii_uppercase[place : place + 1], str(place + 1))
     if not isinstance(label, str) or as_label(label) not in places:
-        raise Fault(f"choice {place + 1} has the label {label!r}, wanted A, B, ... in order")
+        raise Fault(f"choice {place + 1} has the label {label!r:.80}, wanted A, B, ... in order")
     return choice.get("text")
 
 
@@ -157,8 +159,8 @@ def _place(answer, count, first_number):
         place = -1
     if not 0 <= place < count:
         raise Fault(
-            f"the answer is {answer!r}, wanted one of the {count} choices: a letter from A, or a "
-            f"number from {first_number}"
+            f"the answer is {answer!r:.80}, wanted one of the {count} choices: a letter from A, or "
+            f"a number from {first_number}"
         )
     return place
 

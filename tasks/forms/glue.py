@@ -106,6 +106,8 @@ class GlueRows:
         header = None
         is_empty = True
         for number, fields in tsv_records(self.path):
+            if not fields:
+                continue
             if header is None:
                 header = fields
                 if self.task.columns[0] not in fields and self.task.columns_without_header:
@@ -117,7 +119,7 @@ class GlueRows:
             if self._is_malformed(fields, header):
                 is_known = self.task.has_malformed and self.labelled
                 fields = (KnownFault if is_known else Fault)(
-                    f"{len(fields)} fields, wanted {len(header)}: {', '.join(header)}"
+                    f"{len(fields)} fields, wanted {len(header)}: {', '.join(header):.200}"
                 )
             yield good_or_bad(f"{self.path}:{number}", fields, self._row, places)
         if is_empty:
@@ -134,7 +136,7 @@ class GlueRows:
             if column not in header:
                 raise UserError(
                     f"{self.path}:1: no column {column!r} of {self.name}, there are: "
-                    f"{', '.join(header)}"
+                    f"{', '.join(header):.200}"
                 )
         from_end = len(header) if self.task.counts_from_end else 0
         places = {key: header.index(column) - from_end for key, column in keys.items()}
@@ -183,11 +185,11 @@ def _check_label(name, label):
     labels = GLUE[name].labels
     if labels:
         if label not in labels:
-            raise Fault(f"label {label!r} is none of {name}'s: {', '.join(labels)}")
+            raise Fault(f"label {label!r:.80} is none of {name}'s: {', '.join(labels)}")
         return
     try:
         is_score = 0 <= float(label) <= _HIGHEST_SCORE
     except ValueError:
         is_score = False
     if not is_score:
-        raise Fault(f"label {label!r}, wanted a number from 0 to {_HIGHEST_SCORE:g}")
+        raise Fault(f"label {label!r:.80}, wanted a number from 0 to {_HIGHEST_SCORE:g}")

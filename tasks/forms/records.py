@@ -1,8 +1,9 @@
 """Records of text files (.csv, .tsv, .jsonl) with their line numbers, and what becomes of bad ones.
 
 A reader yields a BadRow in a bad row's place and goes on; what stops it is a UserError.
-A line ends at LF or CR LF, in .csv also at CR. A byte order mark is no text, and an empty line no
-record.
+A line ends at LF or CR LF, in .csv also at CR. A byte order mark is no text. An empty line of .csv
+or .tsv has no fields: where a text is the only column it is an empty text, so that rows keep the
+order of lines; elsewhere, and in .jsonl, it is no record.
 """
 
 import csv
@@ -104,7 +105,10 @@ def read_lines(path, newline="\n"):
 
 
 def csv_records(path):
-    """Yields (number of the first line, fields); a Fault for fields where quotes are misplaced."""
+    """Yields (number of the first line, fields); a Fault for fields where quotes are misplaced.
+
+    An empty line has none.
+    """
     csv.field_size_limit(MAX_LINE_LENGTH)
     reader = csv.reader((line for _, line in read_lines(path, newline="")), strict=True)
     while True:
@@ -118,15 +122,14 @@ def csv_records(path):
             if "expected after" not in str(error):
                 raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
             fields = Fault(f"{error}; a quote in a quoted field is written twice")
-        if fields:
-            yield number, fields
+        yield number, fields
 
 
 def tsv_records(path):
-    """Yields (line number, fields). Quotes are data."""
+    """Yields (line number, fields), none of an empty line. Quotes are data."""
     for number, line in read_lines(path):
-        if line := line.removesuffix("\n").removesuffix("\r"):
-            yield number, line.split("\t")
+        line = line.removesuffix("\n").removesuffix("\r")
+        yield number, line.split("\t") if line else []
 
 
 def json_records(path, **parsers):

@@ -28,7 +28,8 @@ def read_rows(path, columns, html_entities=False, lists=(), optional=()):
 
     Numbers of .jsonl come as they are written there ("1.50"). A column that is also in `lists`
     may hold a list of strings in .jsonl; those in `optional` are left out where the file, or the
-    JSON object, has none. `html_entities` makes "&amp;" of every column but `lists` a "&".
+    JSON object, has none. Where a .csv or .tsv has one column alone, a blank line is an empty text;
+    else it is no row. `html_entities` makes "&amp;" of every column but `lists` a "&".
     Raises UserError if the file is missing, empty, of another extension or not UTF-8, if its header
     lacks a column, or if its last quote is left open.
     """
@@ -44,7 +45,8 @@ def read_rows(path, columns, html_entities=False, lists=(), optional=()):
 def header_of(path):
     """The column names of a .csv or .tsv file, [] if it is empty."""
     for _, fields in _TABLES[path.suffix](path):
-        return [] if isinstance(fields, Fault) else fields
+        if fields:
+            return [] if isinstance(fields, Fault) else fields
     return []
 
 
@@ -58,12 +60,16 @@ def _records(path, columns):
 def _table(path, records, columns):
     header = None
     for number, fields in records:
+        if not fields:
+            if header is None or len(header) > 1:
+                continue
+            fields = [""]
         if header is None:
             header = fields
             if isinstance(header, Fault):
                 raise UserError(f"{path}:{number}: {header}")
             if len(set(header)) < len(header):
-                raise UserError(f"{path}: two columns have one name: {', '.join(header)}")
+                raise UserError(f"{path}: two columns have one name: {', '.join(header):.200}")
             continue
         for column in columns:
             if column not in header:
@@ -80,8 +86,8 @@ def _named(header, fields):
         return Fault(f"{len(fields) - len(header)} more fields than the header's {len(header)}")
     if len(fields) < len(header):
         return Fault(
-            f"column {header[len(fields)]!r} holds None: {len(fields)} fields, but the header has "
-            f"{len(header)}"
+            f"column {header[len(fields)]!r:.80} holds None: {len(fields)} fields, but the header "
+            f"has {len(header)}"
         )
     return dict(zip(header, fields, strict=True))
 
@@ -106,7 +112,7 @@ def _row(values, columns, html_entities, lists, optional, where):
 
 
 def _no_column(column, columns):
-    return f"no column {column!r}, there are: {', '.join(columns)}"
+    return f"no column {column!r}, there are: {', '.join(columns):.200}"
 
 
 _TABLES = {".csv": csv_records, ".tsv": tsv_records}

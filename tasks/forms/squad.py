@@ -48,7 +48,9 @@ def read_questions(path, labelled=True):
     for item in read(path, labelled):
         if isinstance(item, Question):
             if item.id in ids:
-                raise UserError(f"{item.where}: its id {item.id!r} stands twice; answers go by id")
+                raise UserError(
+                    f"{item.where}: its id {item.id!r:.80} stands twice; answers go by id"
+                )
             ids.add(item.id)
         yield item
 
@@ -95,7 +97,7 @@ def _question(entry, context, title, labelled, path, place):
         answers,
         is_impossible,
         title,
-        f"{path}: question {name}",
+        f"{path}: question {name:.200}",
     )
 
 
@@ -123,7 +125,9 @@ def _row_question(values, labelled, where):
         try:
             answers = [(answer, int(start) if start else context.find(answer))]
         except ValueError:
-            raise Fault(f"column 'answer_start' holds {start!r}, wanted a whole number") from None
+            raise Fault(
+                f"column 'answer_start' holds {start!r:.80}, wanted a whole number"
+            ) from None
     question = Question(
         values.get("id") or where.rpartition(":")[2],
         values["question"],

@@ -135,8 +135,10 @@ def _sentences(path, labelled, convert):
 
 
 def _columns(line, is_tabbed):
-    # Not str.split(): a word may be one of Unicode's spaces.
-    return re.split(r" *\t *" if is_tabbed else " +", line)
+    # Not str.split() alone: a word may be one of Unicode's spaces.
+    if is_tabbed:
+        return [column.strip(" ") for column in line.split("\t")]
+    return re.split(" +", line)
 
 
 def _sentence(path, block, width, labelled, convert):
@@ -164,7 +166,8 @@ def _split(tag):
     prefix, _, kind = tag.partition("-")
     if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
         raise Fault(
-            f"tag {tag!r}, wanted O or one of B-, I-, E-, S-, L-, U- and one type without a comma"
+            f"tag {tag!r:.80}, wanted O or one of B-, I-, E-, S-, L-, U- and one type without a "
+            "comma"
         )
     check_text(tag, "the tag")
     return prefix, kind

@@ -122,6 +122,26 @@ def test_damaged_gzip_and_missing_files_are_named(tmp_path):
         documents.find_files([str(tmp_path / "nothing*")])
 
 
+@pytest.mark.parametrize("unit", [b"\n", b"\0", b"a text, line after line\n"])
+def test_gzip_that_expands_without_end_is_refused_before_it_fills_the_disk(tmp_path, unit):
+    path, spill = tmp_path / "bomb.gz", tmp_path / "unpacked"
+    with gzip.open(path, "wb") as stream:
+        for _ in range(16):
+            stream.write(unit * ((1 << 20) // len(unit)))
+    with pytest.raises(UserError, match=r"bomb.gz: (line 1 is longer|unpacks to over)") as raised:
+        documents.index([str(path)], "lines", "text", str(spill))
+    assert "\n" not in str(raised.value)
+    assert (spill / "0").stat().st_size < 7 << 20  # Of 16 MiB.
+
+
+def test_gzip_of_repetitive_text_is_read(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"a text, line after line\n" * (1 << 17)))
+    assert path.stat().st_size < 10_000
+    found = documents.index([str(path)], "lines", "text", str(tmp_path / "unpacked"))
+    assert found.lengths.tolist() == [24 << 17]
+
+
 def test_a_line_that_never_ends_is_refused_before_it_fills_memory(tmp_path):
     import tracemalloc
 

@@ -68,6 +68,15 @@ def test_a_bad_row_has_its_error_in_its_place(tmp_path, rows_at_a_time):
     assert last == {"error": f"{path}:6: holds a JSON list, wanted an object"}
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_answers_stand_in_the_lines_of_their_texts(tmp_path, suffix):
+    lines = ["a", "", "bb", "", "", "ccc", ""]
+    path, output = tmp_path / f"in{suffix}", tmp_path / "out.jsonl"
+    path.write_text("".join(f"{line}\n" for line in ["text", *lines]))
+    assert predict(stub(lengths), path, output, 2, lambda line: None) == (7, 0)
+    assert [answer["text"] for answer in answers(output)] == lines
+
+
 def write_long(path, rows):
     """A row is 1,000 characters; begins with its number."""
     with open(path, "w", encoding="utf-8") as lines:

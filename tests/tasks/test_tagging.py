@@ -189,7 +189,8 @@ def test_metrics_by_hand(tmp_path, encoded_of):
     data, pipeline = encoded_of(path, labels=("PER", "LOC"), max_seq_length=16)
     # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S do not count), Paris O.
     labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
-    metrics = pipeline.task.metrics(data, {"tag": logits_of(data.windows, labels_T, 5)})
+    outputs = {"tag": logits_of(data.windows, labels_T, 5)}
+    metrics = pipeline.task.metrics(data, pipeline.task.to_measure(outputs))
     assert metrics == pytest.approx(
         {
             "f1": 6 / 7,
@@ -227,7 +228,7 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
     ids = [pipeline.task.labels.index(tag) for tags in predicted for tag in tags]
     outputs = {"tag": logits_of(data.windows, np.array(ids, np.int32), 5)}
 
-    metrics = pipeline.task.metrics(data, outputs)
+    metrics = pipeline.task.metrics(data, pipeline.task.to_measure(outputs))
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval, f"{name}_score")(gold, predicted, zero_division=0)
         assert metrics[name] == pytest.approx(theirs)
@@ -248,8 +249,9 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [flat, padded])
-def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout):
+def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout, monkeypatch):
     """Batches of windows of different lengths; each window as if it were alone."""
+    monkeypatch.setattr(Tagging, "to_measure", lambda self, outputs: outputs)
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), layout)
     lengths = data.windows.packed.input_ids.row_lengths().numpy()
     assert len(set(lengths)) > 2
@@ -263,6 +265,25 @@ def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, la
             alone = pipeline.model(inputs)["tag"][0]
             length = lengths[number]
             np.testing.assert_allclose(outputs[number, :length], alone[:length], atol=1e-5)
+
+
+def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, monkeypatch):
+    data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
+    task = pipeline.task
+    evaluator = Evaluator(task, pipeline.model, tf.distribute.get_strategy(), 3)
+    metrics, kept = evaluator.metrics(data), evaluator.outputs(data)["tag"]
+    assert kept.dtype == np.int16 and kept.shape == (len(data), 6)
+
+    # The same of all logits at once.
+    monkeypatch.setattr(Tagging, "to_measure", lambda self, outputs: outputs)
+    logits = evaluator.outputs(data)["tag"]
+    monkeypatch.undo()
+    labels, weights = (
+        values["tag"].to_tensor(0, shape=logits.shape[:2]) for values in (data.labels, data.weights)
+    )
+    losses = task.losses["tag"](labels, logits).numpy()
+    assert metrics.pop("loss") == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
+    assert metrics == task.metrics(data, task.to_measure({"tag": logits}))
 
 
 @pytest.mark.slow

@@ -105,6 +105,19 @@ def test_a_short_row_is_bad_though_its_missing_column_is_not_wanted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("ending", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_blank_line_is_an_empty_text_where_a_text_is_all_there_is(tmp_path, suffix, ending):
+    path = tmp_path / f"a{suffix}"
+    path.write_text(f"\ntext\n\na\n\n\nb{ending}")
+    rows = [(row.values["text"], row.where.rpartition(":")[2]) for row in read_rows(path, ["text"])]
+    wanted = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
+    assert rows == wanted[: 6 if ending == "\n\n" else 5]
+    # Beside other columns it is no row, as it would have to be a bad one.
+    path.write_text("text,label\n\na,x\n\n".replace(",", "," if suffix == ".csv" else "\t"))
+    assert [row.where for row in read_rows(path, ["text"])] == [f"{path}:3"]
+
+
 def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path):
     (tmp_path / "a.tsv").write_bytes("text\tlabel\r\na\rb\u2028c\x85\tx\r\n\r\nd\ty".encode())
     assert read(tmp_path / "a.tsv") == [("a\rb\u2028c\x85", "x"), ("d", "y")]
