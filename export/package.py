@@ -1,7 +1,7 @@
 """What stands beside the graph in a published version, for those who run a server.
 
 assets.extra/tf_serving_warmup_requests    see warmup.py
-batching_parameters.txt, models.config     to start TF Serving with
+batching_params.pbtxt, models.config       to start TF Serving with; the former where it may batch
 SIGNATURES.md                              requests, and this model's answers to them
 MODEL_CARD.md                              what it is, and where it is from
 """
@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import fingerprint_pb2
 from export import warmup
 from export.interface import read_signatures
 from export.model_card import model_card
-from export.server_files import batching_parameters, models_config
+from export.server_files import BATCHING, batching_parameters, models_config
 from export.signature_page import signature_page
 
 
@@ -30,12 +30,13 @@ def write_documents(directory, name, trained, precision, signatures, answers):
     """Adds the files for people; `answers` {signature: {output: array}} are to the examples."""
     directory = pathlib.Path(directory)
     for file_name, text in (
-        ("batching_parameters.txt", batching_parameters(signatures)),
+        (BATCHING, batching_parameters(signatures)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, answers)),
         ("MODEL_CARD.md", model_card(name, trained, precision)),
     ):
-        (directory / file_name).write_text(text, encoding="utf-8")
+        if text is not None:
+            (directory / file_name).write_text(text, encoding="utf-8")
 
 
 def settle_fingerprint(directory):

@@ -13,18 +13,20 @@ from tasks.prediction import jsonable
 
 
 class ServedDirectory(ServedModel):
-    """The newest version of a published model."""
+    """The newest version of a published model, or the version whose directory is named."""
 
     def __init__(self, model_dir):
         path = pathlib.Path(model_dir)
         if not path.is_dir():
             raise UserError(f"--model_dir={path}: no such directory")
-        numbers = versions(path)
-        if not numbers:
+        if (path / "saved_model.pb").exists():
+            self.path = path
+        elif numbers := versions(path):
+            self.path = path / str(numbers[-1])
+        else:
             raise UserError(
                 f"--model_dir={path}: no version there; export.export_saved_model makes one"
             )
-        self.path = path / str(numbers[-1])
         try:
             self._model = tf.saved_model.load(str(self.path))
         except (OSError, tf.errors.OpError) as error:

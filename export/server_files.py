@@ -3,40 +3,37 @@
 from google.protobuf import text_encoding
 
 MAX_BATCH_SIZE = 32
-# Nearer to each other than powers of two: a row that only fills up costs as much as a text.
-ALLOWED_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+BATCHING = "batching_params.pbtxt"  # The name by which TF Serving finds it in a version.
 
 _BATCHING = """\
-# Lets TF Serving answer requests that come at the same time as one batch: more answers a second for
-# a little more waiting. Nothing of it is needed; without it each request is answered by itself.
+# Lets TF Serving answer requests that come at the same time as one batch: more answers per second
+# for a little more waiting. Without it each request is answered by itself.
 #
-#   tensorflow_model_server ... --enable_batching --batching_parameters_file=THIS_FILE
+#   tensorflow_model_server ... --enable_batching --enable_per_model_batching_parameters
+#
+# reads this file in each version that has one, and batches no model that has none. The number of
+# threads is that of the processor's cores; --batching_parameters_file sets another.
+#
+# TF Serving compares the shapes of requests only when it joins them. A request of another rank than
+# SIGNATURES.md says fails together with those that it is joined with (FAILED_PRECONDITION): they
+# can be sent again. Where clients cannot be trusted with that, do not enable batching. A request
+# without rows waits until another one comes.
 
-# The most rows of a batch. A request with more rows is refused: send them in several.
+# The most rows of a batch. A request with more rows is refused (INVALID_ARGUMENT), it alone: send
+# them in several. Not enable_large_batch_splitting: TF Serving could not put the parts together
+# again, since outputs that are padded to the longest row differ in width.
 max_batch_size {{ value: {max_batch_size} }}
 
-# How long a request waits for others, in millionths of a second. 0: it takes along those that are
-# waiting already. If clients are many and small, try 1000 to 10000.
+# How long a request waits for others, in microseconds. 0: it takes along those that are waiting
+# already. If clients are many and small, try 1000 to 10000.
 batch_timeout_micros {{ value: 0 }}
 
-# How many batches may wait. What comes on top is refused at once (status UNAVAILABLE), so that
-# clients can try again elsewhere instead of waiting ever longer.
+# How many batches may wait. What comes on top is refused at once (UNAVAILABLE), so that clients can
+# try again elsewhere instead of waiting ever longer.
 max_enqueued_batches {{ value: 100 }}
 
-# How many batches are computed at a time: write the number of the server's processor cores here.
-num_batch_threads {{ value: 4 }}
-
-# A batch is filled up to the next of these sizes, with copies of a row whose answers are dropped.
-# They have to grow, and end with max_batch_size.
-{sizes}
-
-# Texts of all lengths go together as they are: there is no padding to configure here.
-{remark}"""
-
-_OF_LISTS = """\
-#
-# {names}: a list a row. With batching, requests that meet in a batch need lists of the same
-# length: fill them up with "" in the client, or leave batching off.
+# No allowed_batch_sizes: any size is as good to this model, and rows that fill up a batch would be
+# computed for nothing. No pad_variable_length_inputs: texts of all lengths go together as they are.
 """
 
 _MODELS = """\
@@ -61,20 +58,14 @@ model_config_list {{
 
 
 def batching_parameters(signatures):
-    """The text of batching_parameters.txt: BatchingParameters in protobuf's text form."""
-    lists = sorted(
-        {
-            tensor.name
-            for signature in signatures
-            for tensor in signature.inputs
-            if len(tensor.shape) == 2
-        }
-    )
-    return _BATCHING.format(
-        max_batch_size=MAX_BATCH_SIZE,
-        sizes="\n".join(f"allowed_batch_sizes: {size}" for size in ALLOWED_BATCH_SIZES),
-        remark=_OF_LISTS.format(names=", ".join(lists)) if lists else "",
-    )
+    """The text of batching_params.pbtxt, BatchingParameters in protobuf's text form, or None.
+
+    None for a model that takes lists, as the choices of a question: TF Serving joins only lists of
+    one length, and fails all requests of a batch where one has another.
+    """
+    if any(len(tensor.shape) > 1 for signature in signatures for tensor in signature.inputs):
+        return None
+    return _BATCHING.format(max_batch_size=MAX_BATCH_SIZE)
 
 
 def models_config(name):

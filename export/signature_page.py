@@ -35,7 +35,9 @@ import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-channel = grpc.insecure_channel("localhost:8500")
+# -1: messages of any size. gRPC refuses answers of over 4 MB by itself.
+unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+channel = grpc.insecure_channel("localhost:8500", unlimited)
 stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 ```
 {sections}"""

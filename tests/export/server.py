@@ -16,6 +16,7 @@ import sys
 import threading
 import typing
 
+from tests.export.batching import Batching
 from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
 from tests.export.rest_json import predicted
 
@@ -54,9 +55,9 @@ class Addresses(typing.NamedTuple):
 
 
 class Servable:
-    """The newest version of MODELS/name."""
+    """The newest version of MODELS/name; one with batching_params.pbtxt may be batched."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, batches=False):
         self.name = pathlib.Path(directory).name
         self.path = max(
             (path for path in pathlib.Path(directory).iterdir() if path.name.isdecimal()),
@@ -64,12 +65,18 @@ class Servable:
         )
         self.version = int(self.path.name)
         self.engine = Engine(self.path)
+        parameters = self.path / "batching_params.pbtxt"
+        if batches and parameters.exists():
+            self.engine = Batching(self.engine, parameters.read_text())
 
 
 @contextlib.contextmanager
-def serving(*directories):
-    """Serves MODELS/name directories in threads, on free ports; gives their Addresses."""
-    servables = {servable.name: servable for servable in map(Servable, directories)}
+def serving(*directories, batches=False):
+    """Serves MODELS/name directories in threads, on free ports; gives their Addresses.
+
+    With `batches` as under --enable_batching --enable_per_model_batching_parameters.
+    """
+    servables = {pathlib.Path(path).name: Servable(path, batches) for path in directories}
 
     class Handler(RestHandler):
         pass

@@ -314,6 +314,11 @@ def test_the_command_asks(models, run_command):
     assert json.loads(done.stdout)["label"] == ["billing", "hardware"]
 
 
+def test_a_version_is_asked_by_its_own_directory(models):
+    texts = {"text": ["the bill is too high"]}
+    assert ServedDirectory(models / "1").ask(texts) == ServedDirectory(models).ask(texts)
+
+
 def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
     with pytest.raises(UserError, match="no version there"):
         ServedDirectory(tmp_path)

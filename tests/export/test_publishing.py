@@ -242,7 +242,7 @@ def test_one_run_gives_the_same_bytes_from_two_processes(exported_twice):
         "variables/variables.data-00000-of-00001",
         *(f"assets.extra/{name}.json" for name in ("config", "task", "tokenizer")),
         *("assets.extra/vocab.txt", "assets.extra/tf_serving_warmup_requests"),
-        *("batching_parameters.txt", "models.config", "SIGNATURES.md", "MODEL_CARD.md"),
+        *("batching_params.pbtxt", "models.config", "SIGNATURES.md", "MODEL_CARD.md"),
     }
 
 

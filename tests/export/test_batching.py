@@ -1,0 +1,144 @@
+"""A server that batches: whose request fails, and that no answer depends on who else asks."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+
+from export import server_files
+from export.interface import read_signatures
+from export.server_files import BATCHING, batching_parameters
+from export.signatures import write_saved_model
+from tasks import parts, windows
+from tasks.multiple_choice import MultipleChoice
+from tasks.tagging import Tagging
+from tests.export.batching import FAILED_PRECONDITION, Batching
+from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
+from tests.export.server import Servable
+from tests.export.test_kinds import trained
+
+
+def published(folder, task, config, vocabulary):
+    """MODELS/name with a version that has what a server reads of it."""
+    version = folder / "name" / "1"
+    write_saved_model(trained(folder, task, config, vocabulary), version)
+    parameters = batching_parameters(read_signatures(version))
+    if parameters is not None:
+        (version / BATCHING).write_text(parameters)
+    return folder / "name"
+
+
+@pytest.fixture(scope="module")
+def tagging(tmp_path_factory, config, vocabulary):
+    task = Tagging(labels=("O", "B-x", "I-x"), max_seq_length=12, stride=5)
+    folder = published(tmp_path_factory.mktemp("tagging"), task, config, vocabulary)
+    return Servable(folder, batches=True)
+
+
+def texts(*values):
+    return {"text": np.array(values, object)}
+
+
+def together(engine, requests, signature="serving_default"):
+    """The answers, or errors, of requests that meet in a batch."""
+
+    def ask(inputs):
+        try:
+            return engine.ask(inputs, signature)
+        except EngineError as error:
+            return error
+
+    refused = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as threads:
+        with engine.held(len(requests) - refused):
+            answers = [threads.submit(ask, inputs) for inputs in requests]
+        return [answer.result(60) for answer in answers]
+
+
+def assert_begins_with(answer, alone):
+    """The answer alone, and the padding that others' longer rows bring along."""
+    for name, values in alone.items():
+        array = answer[name]
+        assert array.shape[0] == values.shape[0]
+        part = array[tuple(slice(size) for size in values.shape)]
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(part, values, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(part, values)
+
+
+REQUESTS = (
+    texts(b"the bill is too high"),
+    texts(b"my app", b"", b"the screen is broken " * 20),
+    texts(b"\xff"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signature", ["serving_default", "tokenize", "embed"])
+def test_requests_that_meet_get_their_own_answers(tagging, signature):
+    engine = tagging.engine
+    answers = together(engine, REQUESTS, signature)
+    assert sorted(engine.batches[-1]) == [1, 1, 3]
+    for answer, inputs in zip(answers, REQUESTS, strict=True):
+        assert_begins_with(answer, engine._engine.ask(inputs, signature))
+
+
+@pytest.mark.slow
+def test_a_request_of_too_many_rows_fails_alone(tagging):
+    answers = together(tagging.engine, [*REQUESTS, texts(*[b"a"] * 33), texts(*[b"a"] * 27)])
+    assert answers[3].code == INVALID_ARGUMENT and "33 is larger" in str(answers[3])
+    assert tagging.engine.batches[-1] != [33] and sum(tagging.engine.batches[-1]) == 32
+    for answer, inputs in zip(answers[:3], REQUESTS, strict=True):
+        assert_begins_with(answer, tagging.engine._engine.ask(inputs))
+
+
+@pytest.mark.slow
+def test_a_request_without_rows_goes_along_with_others(tagging):
+    *answers, empty = together(tagging.engine, [*REQUESTS, texts()])
+    assert empty["num_entities"].shape == (0,)
+    for answer, inputs in zip(answers, REQUESTS, strict=True):
+        assert_begins_with(answer, tagging.engine._engine.ask(inputs))
+
+
+@pytest.mark.slow
+def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
+    """By TF Serving's own hand, before the graph sees it; batching_params.pbtxt says so."""
+    wrong = {"text": np.array([[b"a", b"b"]], object)}
+    answers = together(tagging.engine, [REQUESTS[0], wrong])
+    assert {answer.code for answer in answers} == {FAILED_PRECONDITION}
+    assert "FAILED_PRECONDITION" in (tagging.path / BATCHING).read_text()
+    (answer,) = together(tagging.engine, REQUESTS[:1])
+    assert_begins_with(answer, tagging.engine._engine.ask(REQUESTS[0]))
+    (error,) = together(tagging.engine, [wrong])
+    assert error.code == INVALID_ARGUMENT  # Alone it comes to the graph, which refuses it.
+
+
+@pytest.mark.slow
+def test_parts_of_a_large_request_could_not_be_put_together(tagging):
+    """Why enable_large_batch_splitting is not set: outputs of parts differ in width."""
+    answers = [tagging.engine._engine.ask(inputs, "tokenize") for inputs in REQUESTS]
+    for name in answers[0]:
+        assert len({answer[name].shape[1:] for answer in answers}) > 1
+
+
+@pytest.mark.slow
+def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, config, vocabulary):
+    folder = published(tmp_path, MultipleChoice(max_seq_length=12), config, vocabulary)
+    engine = Servable(folder, batches=True).engine
+    assert isinstance(engine, Engine)
+    two = {"prompt": np.array([b"a"], object), "choices": np.array([[b"b", b"c"]], object)}
+    three = {**two, "choices": np.array([[b"b", b"c", b"a"]], object)}
+    # What would happen if they were.
+    batching = Batching(engine, "max_batch_size { value: 32 }")
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        with batching.held(2):
+            answers = [threads.submit(batching.ask, inputs) for inputs in (two, three)]
+        assert {answer.exception(60).code for answer in answers} == {FAILED_PRECONDITION}
+        for inputs in (two, three):
+            assert engine.ask(inputs)["probabilities"].shape == inputs["choices"].shape
+
+
+def test_a_batch_of_any_texts_is_within_the_limit_of_an_output():
+    """A request alone may be over it, and then fails; it must not fail those it is joined with."""
+    assert parts.MAX_VALUES == server_files.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS
