@@ -93,7 +93,7 @@ class FinetuneSettings:
     )
     tpu: str = setting("the TPU's name or grpc:// address, or local", "local")
     precision: str = setting(
-        "matrix products in training; tf32: float32, rounded where a GPU has faster products",
+        "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )

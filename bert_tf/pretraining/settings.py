@@ -46,7 +46,7 @@ class PretrainSettings:
     tpu: str = setting("which TPU: its name, its grpc:// address, or that of this machine", "local")
     steps_per_call: int = setting("steps that TensorFlow makes before Python looks again", 1)
     precision: str = setting(
-        "matrix products in training; tf32: float32, rounded where a GPU has faster products",
+        "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )

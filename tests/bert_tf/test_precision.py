@@ -120,18 +120,21 @@ def test_the_gradients_of_heads_count_all_rows(config):
 TOLERANCE_OF_MEAN = {0: 5e-6, 30: 5e-5, 300: 5e-4, 3000: 5e-3}
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile", "nested", "concrete"])
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile", "nested", "concrete", "keras"])
 def test_layer_norm_of_many_rows_far_from_zero(mode):
     """A variance of E[x^2] - E[x]^2 has no digit left at a mean of 3,000."""
     layer = LayerNorm(1e-12)
     layer.build((None, 384))
     rng, x_TH = np.random.default_rng(0), tf.TensorSpec([None, 384])
+    model = keras.Sequential([keras.Input((384,)), layer])
+    model.compile(jit_compile=True)
     call = {
         "eager": layer,
         "graph": tf.function(lambda x: layer(x)),
         "jit_compile": tf.function(lambda x: layer(x), jit_compile=True),
         "nested": tf.function(tf.function(lambda x: layer(x)), jit_compile=True),
         "concrete": tf.function(lambda x: layer(x), jit_compile=True).get_concrete_function(x_TH),
+        "keras": model.predict_on_batch,
     }[mode]
     for mean, tolerance in TOLERANCE_OF_MEAN.items():
         x = (mean + rng.normal(size=[256, 384])).astype(np.float32)
