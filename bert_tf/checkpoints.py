@@ -62,24 +62,29 @@ def assign(variables, values, where, ignore=re.compile("(?!)")):
     Raises UserError naming a variable without value, a value without variable, or two shapes that
     differ.
     """
-    missing = sorted(set(variables) - set(values))
     left_over = sorted(name for name in set(values) - set(variables) if not ignore.fullmatch(name))
-    if missing:
-        raise UserError(
-            f"{where}: nothing there for {len(missing)} variables, the first {missing[0]}"
-        )
     if left_over:
         raise UserError(
             f"{where}: {len(left_over)} tensors have no variable here, the first {left_over[0]}"
         )
-    for name, variable in variables.items():
-        if tuple(values[name].shape) != tuple(variable.shape):
-            raise UserError(
-                f"{where}: {name} has shape {tuple(values[name].shape)}, the model wants "
-                f"{tuple(variable.shape)}"
-            )
+    check_shapes({name: variable.shape for name, variable in variables.items()}, values, where)
     for name, variable in variables.items():
         variable.assign(values[name])
+
+
+def check_shapes(shapes, values, where):
+    """Raises UserError where {name: array} lacks one of {name: shape}, or has another shape."""
+    missing = sorted(set(shapes) - set(values))
+    if missing:
+        raise UserError(
+            f"{where}: nothing there for {len(missing)} variables, the first {missing[0]}"
+        )
+    for name, shape in shapes.items():
+        if tuple(values[name].shape) != tuple(shape):
+            raise UserError(
+                f"{where}: {name} has shape {tuple(values[name].shape)}, the model wants "
+                f"{tuple(shape)}"
+            )
 
 
 class Checkpoints:

@@ -8,6 +8,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
+from bert_tf.weights import names
 from tasks.pipeline import Pipeline
 from tasks.pretrained import Pretrained, PretrainedPipeline
 from tasks.tuning import task_at, tuned_at
@@ -43,8 +44,15 @@ class Trained:
         else:
             task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
         folder = run.checkpoints.folder(step)
-        model = task.build_model(run.config, use_precision("float32"))
         values = checkpoints.read(folder)
+        # Before a model of another size is built, which might not fit into memory.
+        checkpoints.check_shapes(names.shapes(run.config), values, folder)
+        if task.max_seq_length > run.config.max_position_embeddings:
+            raise UserError(
+                f"{run.path}: task.json has max_seq_length {task.max_seq_length}, config.json "
+                f"{run.config.max_position_embeddings} positions"
+            )
+        model = task.build_model(run.config, use_precision("float32"))
         if run.task is None and not any(name.startswith("masked_lm/") for name in values):
             raise UserError(
                 f"{run.path}: neither fine-tuned for a task nor with the heads of pretraining; run "

@@ -1,0 +1,398 @@
+"""A valid file of each format, how the commands read it, and where it is cheap a second reading.
+
+FORMATS: {name: folder -> (path, path -> result[, (path, result) -> whether it is right])}.
+TensorFlow is imported by those formats alone that need it.
+"""
+
+import csv
+import json
+
+from tests.rows import SENTENCES
+
+ROWS = [(text, "ab"[number % 2]) for number, text in enumerate(SENTENCES)]
+
+
+def _written(path, text):
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def _rows(path):
+    from tasks.forms.records import BadRow
+    from tasks.forms.rows import read_rows
+
+    rows = list(read_rows(path, ("text", "label"), html_entities=False))
+    return [None if isinstance(row, BadRow) else (row.values, row.where) for row in rows]
+
+
+def csv_rows(folder):
+    path = folder / "rows.csv"
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([("text", "label"), *ROWS])
+
+    def check(path, rows):
+        """The good rows are among those of Python's reader, in order."""
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            csv.field_size_limit(2**27)
+            header, *others = [fields for fields in csv.reader(stream) if fields]
+        others = [dict(zip(header, fields, strict=False)) for fields in others]
+        return len(others) == len(rows) and all(
+            row is None or {name: other[name] for name in row[0]} == row[0]
+            for row, other in zip(rows, others, strict=True)
+        )
+
+    return path, _rows, check
+
+
+def tsv_rows(folder):
+    path = _written(
+        folder / "rows.tsv", "".join(f"{a}\t{b}\n" for a, b in [("text", "label"), *ROWS])
+    )
+
+    def check(path, rows):
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = [line.removesuffix("\r").split("\t") for line in lines]
+        header = next(line for line in lines if line != [""])
+        return all(
+            row is None
+            or row[0]
+            == {
+                name: lines[int(row[1].rpartition(":")[2]) - 1][header.index(name)]
+                for name in row[0]
+            }
+            for row in rows
+        )
+
+    return path, _rows, check
+
+
+def jsonl_rows(folder):
+    lines = (json.dumps({"text": text, "label": label, "id": 7}) + "\n" for text, label in ROWS)
+    path = _written(folder / "rows.jsonl", "".join(lines))
+
+    def as_text(line):
+        return json.loads(line.strip(), parse_int=str, parse_float=str)
+
+    def check(path, rows):
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        return all(
+            row is None
+            or row[0].items() <= as_text(lines[int(row[1].rpartition(":")[2]) - 1]).items()
+            for row in rows
+        )
+
+    return path, _rows, check
+
+
+def conll(folder):
+    from tasks.forms.tagged import read_tagged, scheme_of
+
+    words = [
+        [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
+        for text in SENTENCES
+    ]
+    path = _written(folder / "words.conll", "\n\n".join("\n".join(lines) for lines in words) + "\n")
+
+    def read(path):
+        items = list(read_tagged(path))
+        list(read_tagged(path, labelled=False))
+        scheme_of(path)
+        return items
+
+    return path, read
+
+
+def tagged_jsonl(folder):
+    from tasks.forms.tagged import read_tagged
+
+    entity = {"start": 0, "end": 3, "type": "X"}
+    lines = (json.dumps({"text": text, "entities": [entity]}) + "\n" for text in SENTENCES)
+    return _written(folder / "spans.jsonl", "".join(lines)), lambda path: list(read_tagged(path))
+
+
+def squad(folder):
+    from tasks.forms.squad import read_questions
+
+    questions = [
+        {
+            "id": f"q{number}",
+            "question": "what is it",
+            "answers": [{"text": text[:3], "answer_start": 0}],
+        }
+        for number, text in enumerate(SENTENCES)
+    ]
+    paragraphs = [
+        {"context": text, "qas": [question]}
+        for text, question in zip(SENTENCES, questions, strict=True)
+    ]
+    data = {"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]}
+    return _written(folder / "dev.json", json.dumps(data)), lambda path: list(read_questions(path))
+
+
+def choices(folder):
+    from tasks.forms.choices import read_choices
+
+    lines = (
+        json.dumps({"prompt": text, "choices": ["a", "b", "c"], "label": 1}) + "\n"
+        for text in SENTENCES
+    )
+    path = _written(folder / "choices.jsonl", "".join(lines))
+    return path, lambda path: list(read_choices(path, "rows"))
+
+
+def arc(folder):
+    from tasks.forms.choices import read_choices
+
+    path = _written(
+        folder / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)
+    )
+    return path, lambda path: list(read_choices(path, "arc"))
+
+
+def vocabulary(folder):
+    from bert_tf.text.vocabulary import Vocabulary
+    from tests.rows import WORDS
+
+    path = folder / "vocab.txt"
+    Vocabulary(WORDS).save(path)
+
+    def read(path):
+        found = Vocabulary.load(path)
+        found.looks_cased()
+        return found
+
+    def check(path, found):
+        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        return list(found.lines) == lines and all(
+            found[line.strip()] == number for number, line in enumerate(lines)
+        )
+
+    return path, read, check
+
+
+def documents_jsonl(folder):
+    from bert_tf.data import documents
+
+    lines = (json.dumps({"text": text, "id": 5}) + "\n" for text in SENTENCES)
+    path = _written(folder / "documents.jsonl", "".join(lines))
+    return path, lambda path: documents.index([str(path)], "jsonl", "text", "").sha256
+
+
+def documents_gzip(folder):
+    import gzip
+
+    from bert_tf.data import documents
+
+    path = folder / "documents.gz"
+    path.write_bytes(gzip.compress("\n\n".join(SENTENCES).encode()))
+    spill = str(folder / "unpacked")
+    return path, lambda path: documents.index([str(path)], "lines", "text", spill).sha256
+
+
+def rest_answer(folder):
+    """What a server says, byte by byte."""
+    from export.served_rest import ServedRest
+
+    shape = {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}
+    text = {"dtype": "DT_STRING", "tensor_shape": shape, "name": "a:0"}
+    value = {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "b:0"}
+    signature = {"inputs": {"text": text}, "outputs": {"label": text, "score": value}}
+    signatures = {"serving_default": {**signature, "method_name": "predict"}}
+    answers = {
+        "/metadata": {"metadata": {"signature_def": {"signature_def": signatures}}},
+        ":predict": {"outputs": {"label": ["a", "b"], "score": [0.5, 1.0]}},
+    }
+    path = _written(folder / "answers.json", "\n".join(map(json.dumps, answers.values())))
+
+    def read(path):
+        metadata, _, answer = path.read_bytes().partition(b"\n")
+        bodies = {"/metadata": metadata, ":predict": answer}
+
+        class Answered(ServedRest):
+            def _exchanged(self, path, request):
+                return 200, "application/json", bodies[path]
+
+        found = Answered("http://127.0.0.1:1/v1/models/m").ask({"text": ["x", "y"]})
+        return json.dumps(found, ensure_ascii=False).encode()  # As it is printed.
+
+    return path, read
+
+
+def manifest(folder):
+    from bert_tf.text.vocabulary import Vocabulary
+    from tests.corpus import ENTRIES, config_of
+
+    _make_shards(folder)
+
+    def read(path):
+        from bert_tf.data.batches import PretrainingData
+        from bert_tf.data.manifest import Manifest
+
+        found = Manifest.load(path.parent)
+        found.vocabulary()
+        found.check_files()
+        data = PretrainingData(path.parent, Vocabulary(ENTRIES), config_of())
+        return found.sha256, found.plan_sha256 if "corpus" in found.values else "", len(data)
+
+    return folder / "shards" / "manifest.json", read
+
+
+def shard(folder):
+    from bert_tf.data import inspection
+    from bert_tf.text.vocabulary import Vocabulary
+    from tests.corpus import ENTRIES
+
+    _make_shards(folder)
+    (folder / "shards" / "manifest.json").unlink()
+    path = next(folder.glob("shards/*.tfrecord"))
+
+    def read(path):
+        adopted = path.parent / "manifest.json"
+        try:
+            found = inspection.adopt(path.parent, Vocabulary(ENTRIES))
+            return list(inspection.inspect(found, Vocabulary(ENTRIES)).lines(32))
+        finally:
+            adopted.unlink(missing_ok=True)
+
+    return path, read
+
+
+def config(folder):
+    run = _make_run(folder)
+    return run / "config.json", _opened
+
+
+def task(folder):
+    run = _make_run(folder)
+    return run / "task.json", _opened
+
+
+def train(folder):
+    run = _make_run(folder)
+
+    def read(path):
+        from bert_tf.run import Run
+        from export.model_card import model_card
+
+        assert model_card
+        run = Run.open(path.parent)
+        run.changes()
+        run.check_resumable(run.train.get("settings", {}), run.task)
+        return run.train
+
+    return run / "train.json", read
+
+
+def metrics(folder):
+    run = _make_run(folder)
+    lines = [{"step": 1, "loss": 0.5}, {"step": 1, "score": 0.7, "dev_accuracy": 0.7}]
+    path = _written(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def read(path):
+        from bert_tf.run import Run
+
+        run = Run.open(path.parent)
+        run.has_stalled(2)
+        return run.metrics()
+
+    return path, read
+
+
+def checkpoint_json(folder):
+    run = _make_run(folder)
+    path = next(run.glob("checkpoints/*/checkpoint.json"))
+    text = json.dumps({"step": 0, "score": 0.5, "metrics": {"dev_accuracy": 0.5}})
+    return _written(path, text), lambda path: _opened(run / "task.json")
+
+
+def safetensors(folder):
+    from bert_tf.config import BertConfig
+    from bert_tf.text.vocabulary import Vocabulary
+    from tests import small
+    from tests.rows import CONFIG, WORDS
+
+    made = small.write_huggingface(folder / "huggingface", BertConfig(**CONFIG), Vocabulary(WORDS))
+
+    def read(path):
+        from bert_tf.weights.sources import read_pretrained
+
+        return len(read_pretrained(path.parent).weights)
+
+    return made / "model.safetensors", read
+
+
+def checkpoint_index(folder):
+    run = _make_run(folder)
+    return next(run.glob("checkpoints/*/variables.index")), lambda path: _opened(run / "task.json")
+
+
+def checkpoint_data(folder):
+    run = _make_run(folder)
+    path = next(run.glob("checkpoints/*/variables.data*"))
+    return path, lambda path: _opened(run / "task.json")
+
+
+def _make_shards(folder):
+    from bert_tf.data.manifest import Manifest
+    from bert_tf.data.writing import write_shards
+    from bert_tf.text.vocabulary import Vocabulary
+    from tests.corpus import ENTRIES, settings_of, write_corpus
+
+    assert Manifest
+    Vocabulary(ENTRIES).save(folder / "vocab.txt")
+    corpus = {"input": str(write_corpus(folder / "corpus.txt")), "vocab": str(folder / "vocab.txt")}
+    write_shards(settings_of(corpus, folder / "shards", num_shards=1, num_workers=1))
+
+
+def _make_run(folder):
+    from bert_tf import checkpoints
+    from bert_tf.config import BertConfig
+    from bert_tf.run import Run
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.classification import Classification
+    from tests.rows import CONFIG, WORDS
+
+    bert = BertConfig(**CONFIG)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    settings = {"seed": 1, "learning_rate": 0.1}
+    record = {"settings": settings, "origin": "nowhere", "data": {"a": "b"}}
+    run = Run.create(folder / "run", bert, Vocabulary(WORDS), record, task.to_dict())
+    run.checkpoints.save(0, checkpoints.model_variables(task.build_model(bert)))
+    return folder / "run"
+
+
+def _opened(path):
+    import tensorflow as tf
+
+    from tasks.trained import Trained
+
+    trained = Trained.open(path.parent)
+    texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}
+    windows = trained.pipeline.encode(**texts)
+    return windows.packed.input_ids.to_list()
+
+
+FORMATS = {
+    "CSV": csv_rows,
+    "TSV": tsv_rows,
+    "JSONL": jsonl_rows,
+    "CoNLL": conll,
+    "tagged JSONL": tagged_jsonl,
+    "SQuAD JSON": squad,
+    "multiple choice": choices,
+    "ARC": arc,
+    "vocab.txt": vocabulary,
+    "documents JSONL": documents_jsonl,
+    "documents gzip": documents_gzip,
+    "REST answer": rest_answer,
+    "manifest": manifest,
+    "TFRecord shard": shard,
+    "config.json": config,
+    "task.json": task,
+    "train.json": train,
+    "metrics.jsonl": metrics,
+    "checkpoint.json": checkpoint_json,
+    "safetensors": safetensors,
+    "checkpoint index": checkpoint_index,
+    "checkpoint data": checkpoint_data,
+}

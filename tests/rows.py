@@ -1,0 +1,20 @@
+"""Words, sentences and sizes that need no TensorFlow."""
+
+WORDS = (
+    "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
+    "##aff ##able ! , ? a b c "
+    "##s cafe 中 my"
+).split()
+SENTENCES = [
+    *("the bill is too high", "my bill is high !", "the screen is broken", "not open , the app"),
+    *('he said "un" , "aff"', "cafe é 中", "it's & the <b>", "a b c , b c a"),
+]
+CONFIG = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 16,
+}
