@@ -19,7 +19,7 @@ LEAST_BYTES = 2**8  # What a shorter text counts as.
 # Of an output of a request, 32 rows of 2**20 each: as many rows as batching_params.pbtxt allows.
 MAX_VALUES = 2**25
 
-DIFFERENT_ROWS = "inputs differ in their number of rows; wanted as many of each"
+DIFFERENT_ROWS = "inputs differ in their number of rows; send as many of each"
 
 
 def in_parts(function, packed, vocabulary):

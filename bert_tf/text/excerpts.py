@@ -75,7 +75,7 @@ def last_cuts(texts, places):
 
 
 def _sizes(tokenize, texts, max_tokens, truncation):
-    """How many bytes of each text to read at the side or sides it is kept of, int32 [B]."""
+    """Return how many bytes to read of each text, on each side that is kept, int32 [B]."""
     num_sides = 2 if truncation == "head_tail" else 1
     length_B = tf.strings.length(texts)
     size_B = tf.fill(tf.shape(length_B), BYTES_PER_TOKEN * max_tokens)

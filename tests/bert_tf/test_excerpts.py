@@ -63,7 +63,7 @@ def tokenizer(request):
 
 
 def assert_same_ends(tokenize, texts, monkeypatch, max_tokens=6, reach=24):
-    """Of each mode; small steps and a small reach, so that all that may happen does."""
+    """Compare each mode; small steps and a small reach, so that all that may happen does."""
     monkeypatch.setattr(excerpts, "BYTES_PER_TOKEN", 2)
     monkeypatch.setattr(excerpts, "REACH", reach)
     traced = tf.function(
