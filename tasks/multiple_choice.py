@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.packing import pack
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, room_of
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.train.losses import softmax_cross_entropy
 from tasks.decisions import lead
@@ -24,6 +25,8 @@ from tasks.metrics.labels import accuracy
 from tasks.task import Task
 from tasks.windows import Windows
 
+MAX_CHOICES = 2**12  # Of a question; each is read with the prompt, which takes memory.
+TOO_MANY = f"wanted at most {MAX_CHOICES} choices per question"
 EQUAL = 1e-6  # Probabilities so near are of equal choices; rounding shall not decide.
 
 
@@ -61,15 +64,17 @@ class MultipleChoice(Task):
         tf.debugging.assert_equal(
             tf.size(prompt_B), tf.shape(choices_BC)[0], "wanted choices for each prompt"
         )
+        tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
         places_W2 = tf.where(choices_BC != "")
         owner_W, choice_W = tf.unstack(places_W2, axis=1)
+        room = room_of(2, self.max_seq_length)
         prompts = Tokens(
             *(
                 None if ragged is None else tf.gather(ragged, owner_W)
-                for ragged in tokenize(prompt_B)
+                for ragged in tokenize_ends(tokenize, prompt_B, room)
             )
         )
-        choices = tokenize(tf.gather_nd(choices_BC, places_W2))
+        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, places_W2), room)
         return Windows(
             pack([prompts, choices], vocabulary, self.max_seq_length),
             tf.cast(owner_W, tf.int32),

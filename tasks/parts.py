@@ -1,74 +1,182 @@
-"""A model over any number of sequences, a part of them at a time, in one graph.
+"""A request in parts, in one graph, so that its memory is that of its largest part.
 
-The memory of a request is that of its largest part, however many texts it holds or windows they
-have.
+Rows of a part are padded to the longest of them, in attention and in answers. So a part is bounded
+by its rows times the longest; and where one part is not enough, rows of like size share one.
 
-Legend: W sequences, (L) tokens of one, L the longest of all.
+Legend: R rows, r rows of a part, B texts, W sequences, L tokens of the longest.
 """
 
 import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.packing import Packed, flat
 
-TOKENS_AT_A_TIME = 2**14
+TOKENS_AT_A_TIME = 2**14  # Sequences times the longest of them.
+LEAST_TOKENS = 8  # What a shorter sequence counts as.
+BYTES_AT_A_TIME = MAX_BYTES  # Texts times the longest of them.
+LEAST_BYTES = 2**8  # What a shorter text counts as.
+# Of an output of a request, 32 rows of 2**20 each: as many rows as batching_params.pbtxt allows.
+MAX_VALUES = 2**25
+
+DIFFERENT_ROWS = "inputs differ in their number of rows; send as many of each"
 
 
-def in_parts(function, packed, vocabulary, of_tokens=False):
-    """`function` of the flat inputs of n sequences -> {name: [n, ...]}, over Packed sequences.
+def in_parts(function, packed, vocabulary):
+    """Applies `function` to the flat inputs of some sequences at a time, of all of a Packed.
 
-    Returns {name: [W, ...]}, [W, L, ...] where its outputs are `of_tokens`: those are filled up
-    with MASKED_SCORE.
+    Args:
+        function: Flat inputs of n sequences -> {name: [n, ...]}, or [n, L, ...] of every token.
+
+    Returns:
+        {name: [W, ...]}; what is [W, L, ...] is padded with MASKED_SCORE.
     """
-    specs = {
-        name: tf.TensorSpec([None], tf.int32, name=name)
-        for name in ("input_ids", "segment_ids", "row_splits")
-    }
-    function = tf.function(function, input_signature=[specs], autograph=False)
-    function = function.get_concrete_function()
+
+    def of_rows(row_r):
+        of_part = [tf.gather(ragged, row_r) for ragged in (packed.input_ids, packed.segment_ids)]
+        return function(flat(Packed(*of_part), vocabulary))
+
+    size_W = tf.maximum(packed.input_ids.row_lengths(), LEAST_TOKENS)
+    return _in_parts(of_rows, size_W, TOKENS_AT_A_TIME, lambda name, dtype: MASKED_SCORE)
+
+
+def texts_in_parts(function, texts, fillers):
+    """Applies `function` to the texts of some rows at a time, of all rows of a request.
+
+    Args:
+        function: {input: strings [b] or [b, C]} -> {name: [b, ...]}.
+        fillers: {name: value} that pads outputs whose width follows from the texts; "" or -1 by
+            default.
+
+    Returns:
+        {name: [B, ...]}. An output of more than MAX_VALUES is an error, which says so.
+    """
+
+    num_rows = [tf.shape(values)[0] for values in texts.values()]
+    same = tf.debugging.assert_equal(tf.stack(num_rows), num_rows[0], DIFFERENT_ROWS)
+    with tf.control_dependencies([same]):
+        texts = {name: tf.identity(values) for name, values in texts.items()}
+
+    def of_rows(row_b):
+        return function(**{name: tf.gather(values, row_b) for name, values in texts.items()})
+
+    sizes = [
+        tf.cast(tf.clip_by_value(tf.strings.length(values), LEAST_BYTES, MAX_BYTES), tf.int64)
+        for values in texts.values()
+    ]
+    if max(size.shape.rank for size in sizes) == 2:
+        # A text counts with each choice, since it is read with each.
+        sizes = [size if size.shape.rank == 2 else size[:, tf.newaxis] for size in sizes]
+        sizes = [tf.reduce_sum(sum(sizes), axis=1)]
+    return _in_parts(
+        of_rows,
+        sum(sizes),
+        BYTES_AT_A_TIME,
+        lambda name, dtype: fillers.get(name, "" if dtype == tf.string else -1),
+        MAX_VALUES,
+    )
+
+
+def _in_parts(function, size_R, budget, filler, max_values=None):
+    """Applies `function`, row numbers int32 [r] -> {name: [r, ...]}, to parts of R rows.
+
+    A part is one row, or its rows times the largest of their `size_R` are at most `budget`. Returns
+    {name: [R, ...]}, where parts differ in a width padded with `filler(name, dtype)`.
+    """
+    function = tf.function(
+        function, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
+    ).get_concrete_function()
     outputs = function.structured_outputs
 
-    splits = packed.input_ids.row_splits
-    # A sequence is of the part that its last token falls in. No part between two is empty, since no
-    # sequence is as long as a part; where there is no sequence at all there is one empty part.
-    part_W = (splits[1:] - 1) // TOKENS_AT_A_TIME
-    num_parts = tf.cast(tf.reduce_max(tf.concat([[0], part_W], axis=0)), tf.int32) + 1
-    first_W = tf.searchsorted(part_W, tf.cast(tf.range(num_parts + 1), tf.int64))
-    longest = tf.cast(packed.input_ids.bounding_shape(1), tf.int32)
+    num_rows = tf.size(size_R)
+    size_R = tf.cast(tf.minimum(size_R, budget), tf.int32)
+    largest = tf.reduce_max(tf.concat([[1], size_R], axis=0))
+    is_one_part = num_rows <= budget // largest
+    # In their own order where all are one part, as in nearly all requests.
+    order_R = tf.where(
+        is_one_part, tf.range(num_rows), tf.argsort(size_R, direction="DESCENDING", stable=True)
+    )
+    size_R = tf.where(is_one_part, largest, tf.gather(size_R, order_R))
+    size_R = tf.concat([size_R, [1]], axis=0)  # One more, for no rows at all, which are one part.
 
-    def filled(values):
-        missing = longest - tf.shape(values)[1]
-        paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
-        return tf.pad(values, paddings, constant_values=MASKED_SCORE)
+    def end_of(first):
+        return tf.minimum(first + tf.maximum(budget // size_R[first], 1), num_rows)
 
-    def body(part, arrays):
-        first, last = first_W[part], first_W[part + 1]
-        begin, end = splits[first], splits[last]
-        of_part = [
-            tf.RaggedTensor.from_row_splits(
-                ragged.flat_values[begin:end], splits[first : last + 1] - begin, validate=False
+    _, num_parts = tf.while_loop(
+        lambda first, count: first < num_rows,
+        lambda first, count: (end_of(first), count + 1),
+        (end_of(0), 1),
+    )
+    inner = {name: tensor.shape[1:] for name, tensor in outputs.items()}
+    fixed = {
+        name: shape.num_elements() for name, shape in inner.items() if shape.is_fully_defined()
+    }
+    num_parts = _checked(num_parts, num_rows, max(fixed.values(), default=0), max_values)
+
+    def body(part, first, widths, arrays):
+        last = end_of(first)
+        values = function(order_R[first:last])
+        return (
+            part + 1,
+            last,
+            {name: tf.maximum(width, tf.shape(values[name])[1:]) for name, width in widths.items()},
+            {name: array.write(part, values[name]) for name, array in arrays.items()},
+        )
+
+    def new_arrays(names):
+        return {
+            name: tf.TensorArray(
+                outputs[name].dtype,
+                num_parts,
+                infer_shape=False,
+                element_shape=[None, *inner[name]],
             )
-            for ragged in (packed.input_ids, packed.segment_ids)
-        ]
-        values = function(flat(Packed(*of_part), vocabulary))
-        return part + 1, {
-            name: array.write(part, filled(values[name]) if of_tokens else values[name])
-            for name, array in arrays.items()
+            for name in names
         }
 
-    arrays = {
-        name: tf.TensorArray(
-            tensor.dtype, num_parts, infer_shape=False, element_shape=[None, *tensor.shape[1:]]
-        )
-        for name, tensor in outputs.items()
-    }
-    _, arrays = tf.while_loop(
-        lambda part, arrays: part < num_parts,
+    widths = {name: tf.zeros([inner[name].rank], tf.int32) for name in outputs if name not in fixed}
+    *_, widths, arrays = tf.while_loop(
+        lambda part, *_: part < num_parts,
         body,
-        (tf.constant(0), arrays),
+        (0, 0, widths, new_arrays(outputs)),
         parallel_iterations=1,
     )
+    if widths:
+        sizes = [tf.reduce_prod(tf.cast(width, tf.int64)) for width in widths.values()]
+        num_parts = _checked(num_parts, num_rows, tf.reduce_max(tf.stack(sizes)), max_values)
+
+        def pad(part, arrays, padded):
+            for name, width in widths.items():
+                values = arrays[name].read(part)
+                missing = tf.pad(width - tf.shape(values)[1:], [[1, 0]])
+                paddings = tf.stack([tf.zeros_like(missing), missing], axis=1)
+                values = tf.pad(values, paddings, constant_values=filler(name, values.dtype))
+                padded = {**padded, name: padded[name].write(part, values)}
+            return part + 1, arrays, padded
+
+        *_, padded = tf.while_loop(
+            lambda part, *_: part < num_parts,
+            pad,
+            (0, {name: arrays[name] for name in widths}, new_arrays(widths)),
+            parallel_iterations=1,
+        )
+        arrays = {**arrays, **padded}
+    place_R = tf.math.invert_permutation(order_R)
     return {
-        name: tf.ensure_shape(array.concat(), [None, *outputs[name].shape[1:]])
+        name: tf.ensure_shape(tf.gather(array.concat(), place_R), [None, *inner[name]])
         for name, array in arrays.items()
     }
+
+
+def _checked(tensor, num_rows, width, max_values):
+    """`tensor`, once `num_rows` of `width` values are no more than `max_values`."""
+    if not max_values:
+        return tensor
+    rows, width = tf.cast(num_rows, tf.int64), tf.cast(width, tf.int64)
+    parts = ["an output of", tf.strings.as_string(rows), "rows of", tf.strings.as_string(width)]
+    parts.append(
+        f"values has more than the {max_values} that are allowed; send fewer rows at a time"
+    )
+    check = tf.debugging.Assert(rows * width <= max_values, [tf.strings.join(parts, separator=" ")])
+    with tf.control_dependencies([check]):
+        return tf.identity(tensor)

@@ -8,9 +8,10 @@ import contextlib
 import tensorflow as tf
 
 from bert_tf.text.byte_limit import first_bytes
-from bert_tf.text.packing import pack
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, room_of
 from tasks.heads import on_grid
-from tasks.parts import in_parts
+from tasks.parts import in_parts, texts_in_parts
 from tasks.pooling import mean_of_tokens
 
 
@@ -49,7 +50,8 @@ class Pipeline(tf.Module):
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        tokens = self.tokenizer.tokenize(first_bytes(text))
+        room = room_of(1, self.task.max_seq_length)
+        tokens = tokenize_ends(self.tokenizer.tokenize, first_bytes(text), room)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
 
         def vectors(inputs):
@@ -94,9 +96,9 @@ class Pipeline(tf.Module):
         """{signature: tf.function} of string inputs by position, each traced once."""
         texts = self.task.input_names
         return {
-            "serving_default": self._traced(self.answer, texts),
-            "tokenize": self._traced(self.tokenize, texts),
-            "embed": self._traced(self.embed, ("text",)),
+            "serving_default": self._served(self.answer, texts),
+            "tokenize": self._served(self.tokenize, texts),
+            "embed": self._served(self.embed, ("text",)),
         }
 
     def _windows(self, **texts):
@@ -110,7 +112,7 @@ class Pipeline(tf.Module):
     def _outputs(self, windows, texts):
         """The model's outputs, {name: [W, ...]}, or [B, C] of choices."""
         if windows.choice_W is None:
-            return self._in_parts(self.model, windows.packed, self.task.has_windows)
+            return self._in_parts(self.model, windows.packed)
 
         def scores(inputs):
             each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
@@ -119,12 +121,21 @@ class Pipeline(tf.Module):
         scores_W = self._in_parts(scores, windows.packed)["choice"][:, 0]
         return {"choice": on_grid(scores_W, _grid(windows, texts))}
 
-    def _in_parts(self, function, packed, of_tokens=False):
+    def _in_parts(self, function, packed):
         def under_weights(inputs):
             with self.weights():
                 return function(inputs)
 
-        return in_parts(under_weights, packed, self.vocabulary, of_tokens)
+        return in_parts(under_weights, packed, self.vocabulary)
+
+    def _served(self, function, names):
+        """A signature's tf.function, of requests of any size."""
+        fillers = {
+            "input_ids": self.vocabulary["[PAD]"],
+            "input_mask": 0,
+            "segment_ids": 0,
+        }
+        return self._traced(lambda **texts: texts_in_parts(function, texts, fillers), names)
 
     def _traced(self, function, names):
         specs = [

@@ -11,7 +11,8 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.text.byte_limit import first_bytes
-from bert_tf.text.packing import pack
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, room_of
 from tasks.decisions import lead
 from tasks.examples import Example
 from tasks.forms.records import BadRow
@@ -44,7 +45,10 @@ class Pretrained(Task):
                 yield Example({"text": row.values["text"]}, None, row.where)
 
     def encode(self, texts, tokenize, vocabulary):
-        tokens = tokenize_masked(texts["text"], tokenize, vocabulary)
+        def with_masks(texts):
+            return tokenize_masked(texts, tokenize, vocabulary)
+
+        tokens = tokenize_ends(with_masks, texts["text"], room_of(1, self.max_seq_length))
         return one_each(pack([tokens], vocabulary, self.max_seq_length))
 
     def build_model(self, config, dtype="float32"):
@@ -67,12 +71,16 @@ class PretrainedPipeline(Pipeline):
         return {
             **signatures,
             "masked_lm": signatures["serving_default"],
-            "next_sentence": self._traced(self.next_sentence, ("text_a", "text_b")),
+            "next_sentence": self._served(self.next_sentence, ("text_a", "text_b")),
         }
 
     def next_sentence(self, text_a, text_b):
         """[B] string each -> {"is_next": [B]}, the probability that B goes on where A ends."""
-        segments = [self.tokenizer.tokenize(first_bytes(text)) for text in (text_a, text_b)]
+        room = room_of(2, self.task.max_seq_length)
+        segments = [
+            tokenize_ends(self.tokenizer.tokenize, first_bytes(text), room)
+            for text in (text_a, text_b)
+        ]
         packed = pack(segments, self.vocabulary, self.task.max_seq_length)
 
         def is_next(inputs):

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.train.losses import half_softmax_cross_entropy
 from tasks.decisions import lead
 from tasks.examples import Example
@@ -106,7 +107,7 @@ class SpanQA(Task):
 
     def encode(self, texts, tokenize, vocabulary):
         return pack_windows(
-            tokenize(texts["question"]),
+            tokenize_ends(tokenize, texts["question"], self.max_query_length),
             tokenize(texts["context"]),
             vocabulary,
             self.max_seq_length,

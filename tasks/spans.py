@@ -11,6 +11,7 @@ that are compared, N spans that are returned.
 import tensorflow as tf
 
 NO_SPAN = -1e30  # The logit where there is no span: less than any, and a number JSON can write.
+WIDER_FROM = (0x80, 0x800, 0x10000)  # From each of these on a character takes a byte more.
 SPANS_PER_ANSWER = 5  # How many spans are compared for each that is returned, since some are equal.
 
 
@@ -141,14 +142,21 @@ def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
 def _cut(texts, start_BK, end_BK):
     """The characters of texts [B] from start to end -> string [B, K].
 
-    Decoded as the tokenizer does, so that characters are counted as it does.
+    Characters are counted as the tokenizer counts them. The cut is made in bytes: with many spans
+    of one long word, code points would take twelve times the memory.
     """
-    characters = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
-    begin_B1 = characters.row_starts()[:, tf.newaxis]
-    start_BK, end_BK = (begin_B1 + tf.cast(places, tf.int64) for places in (start_BK, end_BK))
-    places = tf.ragged.range(tf.reshape(start_BK, [-1]), tf.reshape(end_BK, [-1]))
-    cut = tf.strings.unicode_encode(tf.gather(characters.flat_values, places), "UTF-8")
-    return tf.reshape(cut, tf.shape(start_BK))
+    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+    sizes = 1 + tf.add_n([tf.cast(codes.flat_values >= code, tf.int32) for code in WIDER_FROM])
+    ends = tf.concat([[0], tf.cumsum(sizes)], axis=0)
+    begin_B1 = codes.row_starts()[:, tf.newaxis]
+    start_BK, end_BK = (
+        tf.gather(ends, begin_B1 + tf.cast(tf.maximum(places, 0), tf.int64))
+        - tf.gather(ends, begin_B1)
+        for places in (start_BK, end_BK)
+    )
+    texts_B1 = tf.strings.unicode_encode(codes, "UTF-8")[:, tf.newaxis]
+    texts_BK = tf.repeat(texts_B1, tf.shape(start_BK)[1], axis=1)
+    return tf.strings.substr(texts_BK, start_BK, end_BK - start_BK)
 
 
 def _is_new(text_BK):

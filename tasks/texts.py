@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from bert_tf.text.packing import pack
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, room_of
 from tasks.examples import Example
 from tasks.forms.glue import GLUE, read_glue
 from tasks.forms.records import BadRow
@@ -57,7 +58,9 @@ class TextTask(Task):
             yield Example(texts, label, row.where, row.values.get("index"))
 
     def encode(self, texts, tokenize, vocabulary):
-        segments = [tokenize(texts[name]) for name in self.input_names]
+        names = self.input_names
+        room = room_of(len(names), self.max_seq_length)
+        segments = [tokenize_ends(tokenize, texts[name], room, self.truncation) for name in names]
         return one_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 
 

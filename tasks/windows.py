@@ -16,6 +16,9 @@ from bert_tf.errors import UserError
 from bert_tf.text.packing import Packed, cut, join, laid_out
 from bert_tf.text.tokenizer import Tokens
 
+# Tokens of all windows of a text: windows beyond are left out, as bytes beyond the limit are.
+MAX_WINDOW_TOKENS = 2**20
+
 
 class Windows(NamedTuple):
     """Packed sequences [W, (L)] of N examples, ordered by example, and where they are from.
@@ -88,7 +91,8 @@ def pack_windows(first, long, vocabulary, max_seq_length, stride, max_first=None
     """Tokens [B, (T)] of a question, or None, and of a long text -> Windows.
 
     Each is [CLS] first [SEP] window [SEP], or [CLS] window [SEP]; they begin `stride` tokens apart,
-    or a window's length where that is less. An empty text has one window. `first` is cut to
+    or a window's length where that is less. An empty text has one window, a very long one as many
+    as hold MAX_WINDOW_TOKENS. `first` is cut to
     `max_first` tokens (released: 64), by default to what leaves one place for the text. Offsets are
     packed along where both Tokens have them.
 
@@ -119,7 +123,8 @@ def pack_windows(first, long, vocabulary, max_seq_length, stride, max_first=None
     step_B = tf.minimum(room_B, stride)
 
     # The first window, and one more for each step that is begun to reach the tail.
-    numbers = tf.ragged.range(1 - tf.minimum(room_B - length_B, 0) // step_B)
+    count_B = 1 - tf.minimum(room_B - length_B, 0) // step_B
+    numbers = tf.ragged.range(tf.minimum(count_B, max(MAX_WINDOW_TOKENS // max_seq_length, 1)))
     owner_W = numbers.value_rowids()
     begin_W = numbers.flat_values * tf.gather(step_B, owner_W)
     length_W = tf.minimum(tf.gather(length_B, owner_W) - begin_W, tf.gather(room_B, owner_W))

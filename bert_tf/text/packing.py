@@ -32,11 +32,16 @@ def pack(segments, vocabulary, max_seq_length, truncation="head"):
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
     """
-    room = _room(segments, max_seq_length - len(segments) - 1)
+    room = _room(segments, room_of(len(segments), max_seq_length))
     segments = [
         cut(segment, keep, truncation) for segment, keep in zip(segments, room, strict=True)
     ]
     return join(segments, vocabulary)
+
+
+def room_of(num_segments, max_seq_length):
+    """How many tokens of all segments a packed row holds beside [CLS] and each [SEP]."""
+    return max_seq_length - num_segments - 1
 
 
 def join(segments, vocabulary):
