@@ -10,6 +10,7 @@ run.
 import dataclasses
 
 from bert_tf import command
+from bert_tf.weights import sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,10 @@ class ConvertSettings:
     do_lower_case: bool | None = command.setting(
         "lower-case the text; by default what the source says", None
     )
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        sources.check(self.from_)
 
 
 def main(settings):

@@ -9,6 +9,7 @@ it.
 import dataclasses
 
 from bert_tf import command
+from tasks import inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,10 @@ class ExportSettings:
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        inputs.check_run(self.run, self.checkpoint)
 
 
 def main(settings):

@@ -38,6 +38,11 @@ class RequestSettings:
             if not pair.partition("=")[0] or "=" not in pair:
                 raise UserError(f"--input={pair}: wanted NAME=VALUE")
 
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if self.model_dir and not os.path.isdir(self.model_dir):
+            raise UserError(f"--model_dir={self.model_dir}: no such directory")
+
     def inputs(self):
         """{name: its values in order}, bytes as they were typed."""
         result = {}

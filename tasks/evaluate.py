@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from bert_tf import command
+from tasks import inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,12 @@ class EvaluateSettings:
     checkpoint: str | None = command.setting(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if run := inputs.check_run(self.run, self.checkpoint):
+            if run.task is not None:
+                inputs.check_rows(run.task, self.data, labelled=True)
 
 
 def main(settings):

@@ -8,6 +8,8 @@ import pathlib
 
 from bert_tf import command
 from bert_tf.errors import UserError
+from tasks import inputs
+from tasks.forms.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,14 @@ class PredictSettings:
         output = pathlib.Path(self.output)
         if output.is_dir() or not output.absolute().parent.is_dir():
             raise UserError(f"--output={self.output}: wanted a file in a folder that is there")
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if run := inputs.check_run(self.run, self.checkpoint):
+            inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
+            form = (run.task or {}).get("form")
+            if self.output.endswith(".tsv"):
+                check_submission(self.output, form, self.run)
 
 
 def main(settings):

@@ -14,8 +14,7 @@ import os
 import statistics
 
 from bert_tf import files
-from bert_tf.errors import Diverged, UserError
-from bert_tf.run import Run
+from bert_tf.errors import Diverged
 from bert_tf.train.distribution import is_chief, make_strategy
 from tasks.catalog import task_from_dict
 from tasks.finetuning import finetune
@@ -29,10 +28,7 @@ def study(settings, say=lambda line: None, strategy=None):
     failed and the others go on; one that learned nothing ("degenerate") counts as any other, and
     is named. Otherwise as `finetune`.
     """
-    if Run.is_at(settings.output_dir):
-        raise UserError(
-            f"--output_dir={settings.output_dir}: a single run is there; name a new directory"
-        )
+    settings.check_is_no_run()
     # One for all: strategies of one process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     chief = is_chief(strategy)

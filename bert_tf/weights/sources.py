@@ -1,11 +1,12 @@
 """Pretrained weights from wherever they are: recognised by the files, read into one form."""
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
 
-from bert_tf import checkpoints
+from bert_tf import checkpoints, files
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
@@ -88,6 +89,19 @@ def read_pretrained(path, do_lower_case=None):
     return dataclasses.replace(pretrained, config=config)
 
 
+def check(path):
+    """Raises UserError unless read_pretrained finds a model at a path. Reads no weights.
+
+    Where only TensorFlow reaches it is not looked for.
+    """
+    if files.is_remote(path):
+        return
+    if Run.is_at(path):
+        Run.open(path).checkpoints.chosen_step()
+    else:
+        _reader_of(path)
+
+
 def _read(path):
     if Run.is_at(path):
         run = Run.open(path)
@@ -97,6 +111,12 @@ def _read(path):
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
         return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
+    read, source = _reader_of(path)
+    return _pretrained(read(), source)
+
+
+def _reader_of(path):
+    """(function that reads the model at a path that is no run, what it is)."""
     folder = pathlib.Path(path)
     for kind, reader in (
         ("Google release", google),
@@ -104,7 +124,7 @@ def _read(path):
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(folder):
-            return _pretrained(reader.read(folder), f"{kind} {folder.resolve().name}")
+            return functools.partial(reader.read, folder), f"{kind} {folder.resolve().name}"
     if folder.exists():
         raise UserError(
             f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
@@ -114,7 +134,7 @@ def _read(path):
         )
     if "/" in str(path) and "://" not in str(path):
         raise UserError(f"{folder}: no such directory")
-    return _pretrained(keras_preset.read(str(path)), f"keras-nlp preset {path}")
+    return functools.partial(keras_preset.read, str(path)), f"keras-nlp preset {path}"
 
 
 def _pretrained(read, source):
