@@ -68,7 +68,11 @@ def finetune(settings, say=lambda line: None, strategy=None):
             )
     else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
-        _check_fits(source, task)
+        settings.check_fits(source.config, source.origin)
+        if len(task.input_names) > source.config.type_vocab_size:
+            raise UserError(
+                f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
+            )
     config, vocabulary = (run or source).config, (run or source).vocabulary
 
     # Model and optimizer. The seed makes the head's first weights; with it the rows are put in
@@ -77,11 +81,6 @@ def finetune(settings, say=lambda line: None, strategy=None):
     with strategy.scope():
         model = task.build_model(config, POLICIES[settings.precision])
     if settings.frozen_layers is not None:
-        if settings.frozen_layers > config.num_hidden_layers:
-            raise UserError(
-                f"--frozen_layers={settings.frozen_layers}: the encoder has "
-                f"{config.num_hidden_layers}"
-            )
         model.encoder.freeze(settings.frozen_layers)
 
     # Text to token ids, with what will serve.
@@ -232,19 +231,6 @@ def _told(task, train, devs, num_unused):
     unused = f", {num_unused} more {task.unused}" if num_unused else ""
     rows = f"{len(train.examples)} rows{windows}{unused}"
     return f"{task.kind}: {rows}, {counts}{task.description()}"
-
-
-def _check_fits(source, task):
-    """Raises UserError where weights have too few positions or segments for a task."""
-    if task.max_seq_length > source.config.max_position_embeddings:
-        raise UserError(
-            f"--max_seq_length={task.max_seq_length}: {source.origin} has "
-            f"{source.config.max_position_embeddings} positions"
-        )
-    if len(task.input_names) > source.config.type_vocab_size:
-        raise UserError(
-            f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
-        )
 
 
 def _is_finished(run, num_train_steps, settings):

@@ -1,4 +1,4 @@
-"""What the inputs of a command have to be, looked at before TensorFlow is imported: it takes long.
+"""Checks of a command's inputs before TensorFlow is imported, which takes seconds.
 
 A task is described by the values of its task.json, or by the options that it will be made with.
 """

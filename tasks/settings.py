@@ -173,7 +173,22 @@ class FinetuneSettings:
 
     def _check_output(self):
         if Run.check_resume(self.output_dir, self.recorded(), self._data_set.kind) is None:
-            sources.check(self.init_from)
+            config = sources.check(self.init_from)
+            if config is not None:
+                self.check_fits(config, self.init_from)
+
+    def check_fits(self, config, origin):
+        """Raises UserError where weights have too few positions or layers."""
+        if self.max_seq_length > config.max_position_embeddings:
+            raise UserError(
+                f"--max_seq_length={self.max_seq_length}: {origin} has "
+                f"{config.max_position_embeddings} positions"
+            )
+        if (self.frozen_layers or 0) > config.num_hidden_layers:
+            raise UserError(
+                f"--frozen_layers={self.frozen_layers}: {origin} has {config.num_hidden_layers} "
+                "layers"
+            )
 
     def data_hashes(self):
         """{path: sha256} of the data files. Raises UserError where dev is the training file."""

@@ -1,8 +1,9 @@
-"""What flags and files show is told before TensorFlow is imported, by every command."""
+"""Errors that flags and files show, which every command reports before TensorFlow is imported."""
 
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -45,6 +46,8 @@ def folder(tmp_path_factory, config, vocabulary):
     (folder / "taken").mkdir()
     (folder / "taken" / "file").write_text("")
     (folder / "no_model").mkdir()
+    shutil.copytree(folder / "weights", folder / "broken")
+    (folder / "broken" / "vocab.txt").unlink()
     task = Classification(labels=("x", "y"), max_seq_length=8)
     settings = small.settings(
         folder / "weights",
@@ -69,10 +72,10 @@ FINETUNE = {
     "dev": "{}/dev.csv",
     "init_from": "{}/weights",
     "output_dir": "{}/new",
+    "max_seq_length": 12,
 }
 LIKE_RUN = {
     "output_dir": "{}/run",
-    "max_seq_length": 12,
     "global_batch_size": 8,
     "epochs": 2,
     "learning_rate": 0.01,
@@ -93,6 +96,9 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "task": "swag"}, "train.csv:2: no column 'sent1'"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/no_model"}, "no model there"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/absent"}, "absent: no such directory"),
+    ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken"}, "vocab.txt: no such file"),
+    ("tasks.finetune", {**FINETUNE, "max_seq_length": 17}, "has 16 positions"),
+    ("tasks.finetune", {**FINETUNE, "max_seq_length": 8, "frozen_layers": 3}, "has 2 layers"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken_config.json"}, "not JSON"),
     ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seed": 1}, "--seed: was 0 when"),

@@ -1,7 +1,6 @@
 """Pretrained weights from wherever they are: recognised by the files, read into one form."""
 
 import dataclasses
-import functools
 import pathlib
 
 import numpy as np
@@ -90,16 +89,19 @@ def read_pretrained(path, do_lower_case=None):
 
 
 def check(path):
-    """Raises UserError unless read_pretrained finds a model at a path. Reads no weights.
+    """Return the BertConfig of a model at a path, or `None` where only TensorFlow can tell.
 
-    Where only TensorFlow reaches it is not looked for.
+    Reads no weights. Raises UserError where there is no model, or its other files cannot be read.
     """
     if files.is_remote(path):
-        return
+        return None
     if Run.is_at(path):
-        Run.open(path).checkpoints.chosen_step()
-    else:
-        _reader_of(path)
+        run = Run.open(path)
+        run.checkpoints.chosen_step()
+        return run.config
+    reader, where, _ = _reader_of(path)
+    found = reader.read_config(where)
+    return found and found[0]
 
 
 def _read(path):
@@ -111,12 +113,12 @@ def _read(path):
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
         return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
-    read, source = _reader_of(path)
-    return _pretrained(read(), source)
+    reader, where, source = _reader_of(path)
+    return _pretrained(reader.read(where), source)
 
 
 def _reader_of(path):
-    """(function that reads the model at a path that is no run, what it is)."""
+    """(module that reads the model at a path that is no run, what it takes, what the model is)."""
     folder = pathlib.Path(path)
     for kind, reader in (
         ("Google release", google),
@@ -124,7 +126,7 @@ def _reader_of(path):
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(folder):
-            return functools.partial(reader.read, folder), f"{kind} {folder.resolve().name}"
+            return reader, folder, f"{kind} {folder.resolve().name}"
     if folder.exists():
         raise UserError(
             f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
@@ -134,7 +136,7 @@ def _reader_of(path):
         )
     if "/" in str(path) and "://" not in str(path):
         raise UserError(f"{folder}: no such directory")
-    return functools.partial(keras_preset.read, str(path)), f"keras-nlp preset {path}"
+    return keras_preset, str(path), f"keras-nlp preset {path}"
 
 
 def _pretrained(read, source):

@@ -62,7 +62,7 @@ TUNED = {
 
 @pytest.fixture
 def run(tmp_path, config, vocabulary):
-    """The same without training: steps 3 and 6, of which 6 is the best and tuned."""
+    """A run without training: steps 3 and 6, of which 6 is the best and tuned."""
     task = Classification(labels=("no", "yes"), aim="f1", calibrate=True, max_seq_length=8)
     train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
     run = Run.create(tmp_path / "run", config, vocabulary, train, task.to_dict())
