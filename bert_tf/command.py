@@ -44,9 +44,10 @@ def start(main, settings_class, doc, imports_tensorflow=True):
     """Parses sys.argv into `settings_class`, calls main(settings) and exits.
 
     Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and
-    143 after Ctrl-C and SIGTERM. Flags are checked before TensorFlow is imported; its start-up
-    noise is kept back unless --verbosity is given. `imports_tensorflow` may be a function of the
-    settings.
+    143 after Ctrl-C and SIGTERM. Flags are checked before TensorFlow is imported, which takes
+    seconds, and so is what files show, by `settings.check()` where it has one. The start-up noise
+    of TensorFlow is kept back unless --verbosity is given. `imports_tensorflow` may be a function
+    of the settings.
     """
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
         print(_help(settings_class, doc))
@@ -55,6 +56,8 @@ def start(main, settings_class, doc, imports_tensorflow=True):
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
+        if hasattr(settings, "check"):
+            settings.check()
         if imports_tensorflow(settings) if callable(imports_tensorflow) else imports_tensorflow:
             import_tensorflow(verbose)
         main(settings)

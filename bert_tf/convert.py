@@ -10,6 +10,7 @@ run.
 import dataclasses
 
 from bert_tf import command, files, run_directory
+from bert_tf.weights import sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,10 @@ class ConvertSettings:
     def __post_init__(self):
         if not files.is_remote(self.to):
             run_directory.check_free(self.to)
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        sources.check(self.from_)
 
 
 def main(settings):

@@ -7,8 +7,10 @@
 
 import dataclasses
 
-from bert_tf import command
+from bert_tf import command, files
+from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,16 @@ class InspectShardsSettings:
         if self.adopt and not self.vocab:
             raise UserError("--adopt: wants --vocab, the vocab.txt that the shards were made with")
 
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if self.vocab and not files.is_remote(self.vocab):
+            Vocabulary.load(self.vocab)
+        if not self.adopt and not files.is_remote(self.shards):
+            Manifest.load(self.shards)
+
 
 def main(settings):
     from bert_tf.data import inspection
-    from bert_tf.data.manifest import Manifest
-    from bert_tf.text.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.load(settings.vocab) if settings.vocab else None
     if settings.adopt:

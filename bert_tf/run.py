@@ -69,6 +69,22 @@ class Run:
                 raise
 
     @classmethod
+    def check_resume(cls, path, settings, kind=None):
+        """Return the run that goes on in a directory, or `None` where one begins.
+
+        Raises UserError unless one with these settings can. `kind` is that of the task, `None` in
+        pretraining. The data are not looked at, nor is a path that only TensorFlow reaches.
+        """
+        if files.is_remote(path):
+            return None
+        run_directory.check(path)
+        if not (cls.is_at(path) and cls(path).checkpoints.steps()):
+            return None
+        run = cls.open(path)
+        run.check_settings(settings, kind)
+        return run
+
+    @classmethod
     def open(cls, path, writes=True):
         """Opens a run. Raises UserError if the directory is none, or its parts do not fit.
 
@@ -128,15 +144,26 @@ class Run:
 
         `decided` are the fields of task.json that earlier versions filled in after training.
         """
+        self.check_settings(settings, (task or {}).get("kind"))
+        before = self.task and {**self.task, **dict.fromkeys(decided)}
+        if before != json.loads(json.dumps(task)):
+            raise UserError(
+                f"{self.path}: its task.json no longer fits the data (labels or "
+                "columns have changed); "
+                "name a new directory"
+            )
+
+    def check_settings(self, settings, kind):
+        """Raises UserError naming the first setting, or the kind of task, that differs."""
         if "settings" not in self.train:
             raise UserError(
                 f"{self.path}: holds converted weights, no training; name a new directory"
             )
-        if (self.task or {}).get("kind") != (task or {}).get("kind"):
+        there = (self.task or {}).get("kind")
+        if there != kind:
             raise UserError(
-                f"{self.path}: holds a run of task "
-                f"{(self.task or {}).get('kind', 'pretraining')!r}, "
-                f"not {(task or {}).get('kind', 'pretraining')!r}; name a new directory"
+                f"{self.path}: holds a run of task {there or 'pretraining'!r}, "
+                f"not {kind or 'pretraining'!r}; name a new directory"
             )
         before = self.train["settings"]
         now = json.loads(json.dumps(settings))  # As it would be read back: tuples become lists.
@@ -147,13 +174,6 @@ class Run:
                     f"{now.get(name)!r}; give the old "
                     "value to go on, or a new --output_dir"
                 )
-        before = self.task and {**self.task, **dict.fromkeys(decided)}
-        if before != json.loads(json.dumps(task)):
-            raise UserError(
-                f"{self.path}: its task.json no longer fits the data (labels or "
-                "columns have changed); "
-                "name a new directory"
-            )
 
     def change_num_train_steps(self, step, before, after, rate_before, rate_after):
         """Record in train.json that a run goes on from a step with another number of steps."""

@@ -11,6 +11,7 @@ import os
 
 from bert_tf import command, paths
 from bert_tf.errors import UserError
+from tasks import inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,10 @@ class ExportSettings:
             raise UserError(
                 f"--output_dir={self.output_dir}: is the run; name a directory for its versions"
             )
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        inputs.check_run(self.run, self.checkpoint)
 
 
 def main(settings):

@@ -20,7 +20,9 @@ from bert_tf.errors import UserError
 @dataclasses.dataclass(frozen=True)
 class RequestSettings:
     input: tuple[str, ...] = command.setting("NAME=VALUE", repeated=True)
-    model_dir: str | None = command.setting("directory of versions, of which the newest is asked, or of one version", None)
+    model_dir: str | None = command.setting(
+        "directory of versions (the newest is used), or of one version", None
+    )
     url: str | None = command.setting("http://HOST:PORT/v1/models/NAME[/versions/N]", None)
     grpc: str | None = command.setting("HOST:PORT", None)
     model: str | None = command.setting("which model of --grpc", None)
@@ -39,6 +41,11 @@ class RequestSettings:
         for pair in self.input:
             if not pair.partition("=")[0] or "=" not in pair:
                 raise UserError(f"--input={pair}: wanted NAME=VALUE")
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if self.model_dir and not os.path.isdir(self.model_dir):
+            raise UserError(f"--model_dir={self.model_dir}: no such directory")
 
     def inputs(self):
         """{name: its values in order}, bytes as they were typed."""

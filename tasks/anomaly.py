@@ -171,13 +171,18 @@ class Anomaly(TextTask):
             )
         return scores >= self.threshold
 
-    def tuned(self, data, outputs):
-        is_ordinary_N = data.labels["score"] == 0
-        if not is_ordinary_N.any():
+    def check_dev(self, examples):
+        if all(examples.labels):
             raise UserError(
                 "--dev: the first file holds no ordinary row, from which the threshold is decided; "
                 "name one that does, and a new --output_dir"
             )
+        if not any(examples.labels):
+            return ["no row is unusual: nothing says how well the unusual is found"]
+        return []
+
+    def tuned(self, data, outputs):
+        is_ordinary_N = data.labels["score"] == 0
         threshold = threshold_for_false_alarms(
             outputs["score"][is_ordinary_N], self.false_alarm_rate
         )

@@ -276,6 +276,25 @@ class Classification(TextTask):
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
 
+    def check_dev(self, examples):
+        if not self.aim:
+            return []
+        if not self.multi_label:
+            if self.positive not in examples.labels:
+                raise UserError(
+                    f"--aim={self.aim}: no row of the first --dev file has the label "
+                    f"{self.labels[self.positive]!r}, whose threshold is tuned on it; name another"
+                )
+            return []
+        found = {number for numbers in examples.labels for number in numbers}
+        missing = [label for number, label in enumerate(self.labels) if number not in found]
+        if not found:
+            raise UserError(
+                f"--aim={self.aim}: no row of the first --dev file has a label, whose thresholds "
+                "are tuned on it; name another"
+            )
+        return [f"no row has the label {label!r}: it will never be given" for label in missing]
+
     def tuning_warnings(self, data, outputs):
         if not self.calibrate:
             return []

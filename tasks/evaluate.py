@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from bert_tf import command, paths
+from tasks import inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,12 @@ class EvaluateSettings:
 
     def __post_init__(self):
         paths.check_local_file("data", self.data)
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if run := inputs.check_run(self.run, self.checkpoint):
+            if run.task is not None:
+                inputs.check_rows(run.task, self.data, labelled=True)
 
 
 def main(settings):

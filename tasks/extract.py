@@ -10,6 +10,8 @@ import dataclasses
 
 from bert_tf import command, paths
 from bert_tf.errors import UserError
+from bert_tf.weights import sources
+from tasks import inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,25 +54,35 @@ class ExtractSettings:
             raise UserError(f"--output={self.output}: wanted a file that ends in .npy or .jsonl")
         paths.check_output(self.output, [self.input, self.model], self.overwrite)
 
+    @property
+    def columns(self):
+        return [self.text_column, *filter(None, [self.text_b_column])]
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        rows = {"kind": "pretrained", "text_columns": self.columns}
+        is_array = self.output.endswith(".npy")  # For which every row has to be good.
+        inputs.check_rows(rows, self.input, labelled=False, first_only=not is_array)
+        sources.check(self.model)
+
 
 def main(settings):
     from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
     from tasks.extraction import Extractor, extract
 
-    columns = [settings.text_column, *filter(None, [settings.text_b_column])]
     with sole_output(settings.output, settings.overwrite):
         extractor = Extractor(
             read_pretrained(settings.model, settings.do_lower_case),
             settings.layers,
             settings.pooling,
             settings.max_seq_length,
-            len(columns),
+            len(settings.columns),
         )
         count, bad = extract(
             extractor,
             settings.input,
-            columns,
+            settings.columns,
             settings.output,
             settings.html_entities,
             settings.global_batch_size,

@@ -1,11 +1,10 @@
 """The recipe of fine-tuning, from files to a run directory."""
 
-import dataclasses
 import math
 
 import keras
 
-from bert_tf import checkpoints, files
+from bert_tf import checkpoints
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.packing import padded
@@ -47,6 +46,14 @@ def _finetune(settings, say, strategy):
     if not chief:
         say = _silent
 
+    replicas = strategy.num_replicas_in_sync
+    if settings.global_batch_size % replicas:
+        raise UserError(
+            f"--global_batch_size={settings.global_batch_size}: does not divide by the "
+            f"{replicas} replicas"
+        )
+    hashes = settings.data_hashes()
+
     # Data: what task do the rows show, and do the dev files fit it?
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
@@ -55,39 +62,35 @@ def _finetune(settings, say, strategy):
         if examples.left_out:
             say(examples.told_left_out())
     num_rows, train = len(train), task.to_learn_from(train)
+    if devs:
+        for line in task.check_dev(devs[0]):
+            say(f"warning: {settings.dev[0]}: {line}")
 
     # The run that is there, or pretrained weights for a new one.
     run = source = None
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir, writes=chief)
-        run.check_resumable(_recorded(settings), task.to_dict(), task.to_decide)
-        if run.train.get("data") != _data_hashes(settings):
+        run.check_resumable(settings.recorded(), task.to_dict(), task.to_decide)
+        if run.train.get("data") != hashes:
             raise UserError(
                 f"--train, --dev: the files are not those that {run.path} began with; name a new "
                 "--output_dir"
             )
     else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
-        _check_fits(source, task)
+        settings.check_fits(source.config, source.origin)
+        if len(task.input_names) > source.config.type_vocab_size:
+            raise UserError(
+                f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
+            )
     config, vocabulary = (run or source).config, (run or source).vocabulary
 
     # Model and optimizer. The seed makes the head's first weights; with it the rows are put in
     # order, and dropout draws its noise.
     keras.utils.set_random_seed(settings.seed)
-    replicas = strategy.num_replicas_in_sync
-    if settings.global_batch_size % replicas:
-        raise UserError(
-            f"--global_batch_size={settings.global_batch_size}: does not divide by the "
-            f"{replicas} replicas"
-        )
     with strategy.scope():
         model = task.build_model(config, use_precision(settings.precision))
     if settings.frozen_layers is not None:
-        if settings.frozen_layers > config.num_hidden_layers:
-            raise UserError(
-                f"--frozen_layers={settings.frozen_layers}: the encoder has "
-                f"{config.num_hidden_layers}"
-            )
         model.encoder.freeze(settings.frozen_layers)
 
     # Text to token ids, with what will serve.
@@ -124,8 +127,8 @@ def _finetune(settings, say, strategy):
     if source is not None:
         source.assign_to(model)
         task.prepare(model, encoded)
-        origins = {"data": _data_hashes(settings), "origin": source.origin_in(model)}
-        record = {"settings": _recorded(settings), **origins}
+        origins = {"data": hashes, "origin": source.origin_in(model)}
+        record = {"settings": settings.recorded(), **origins}
         if chief:
             Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
         meet(strategy)
@@ -238,30 +241,6 @@ def _told(task, train, devs, num_unused):
     unused = f", {num_unused} more {task.unused}" if num_unused else ""
     rows = f"{len(train.examples)} rows{windows}{unused}"
     return f"{task.kind}: {rows}, {counts}{task.description()}"
-
-
-def _check_fits(source, task):
-    """Raises UserError where weights have too few positions or segments for a task."""
-    if task.max_seq_length > source.config.max_position_embeddings:
-        raise UserError(
-            f"--max_seq_length={task.max_seq_length}: {source.origin} has "
-            f"{source.config.max_position_embeddings} positions"
-        )
-    if len(task.input_names) > source.config.type_vocab_size:
-        raise UserError(
-            f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
-        )
-
-
-def _recorded(settings):
-    """The settings that train.json keeps: all but where the run lies."""
-    return {
-        name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"
-    }
-
-
-def _data_hashes(settings):
-    return {path: files.sha256(path) for path in (settings.train, *settings.dev)}
 
 
 def _is_finished(run, num_train_steps, settings):

@@ -7,6 +7,8 @@ import dataclasses
 
 from bert_tf import command, paths
 from bert_tf.errors import UserError
+from tasks import inputs
+from tasks.forms.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,14 @@ class PredictSettings:
             raise UserError(f"--global_batch_size={self.global_batch_size}: wanted at least 1")
         paths.check_local_file("input", self.input)
         paths.check_output(self.output, [self.input, self.run], self.overwrite)
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        if run := inputs.check_run(self.run, self.checkpoint):
+            inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
+            form = (run.task or {}).get("form")
+            if self.output.endswith(".tsv"):
+                check_submission(self.output, form, self.run)
 
 
 def main(settings):

@@ -8,7 +8,7 @@ import numpy as np
 from bert_tf.errors import UserError
 from bert_tf.files import replacing
 from tasks.examples import as_tensor
-from tasks.forms.glue import GLUE, submission_lines
+from tasks.forms.glue import GLUE, check_submission, submission_lines
 from tasks.forms.records import BadRow
 
 
@@ -34,11 +34,7 @@ def submit(trained, input_path, output_path, rows_at_a_time, say):
     """
     task = trained.task
     form = getattr(task, "form", None)
-    if form not in GLUE:
-        raise UserError(
-            f"--output={output_path}: .tsv is a submission to GLUE, but {trained.run.path} is of "
-            "none of its data sets; wanted .jsonl"
-        )
+    check_submission(output_path, form, trained.run.path)
 
     def predictions():
         for row, answer in _answered(trained, input_path, rows_at_a_time, say):

@@ -3,10 +3,12 @@
 import dataclasses
 import os
 
-from bert_tf import paths
+from bert_tf import files, paths
 from bert_tf.command import setting
 from bert_tf.errors import UserError
-from tasks import catalog, rare_classes
+from bert_tf.run import Run
+from bert_tf.weights import sources
+from tasks import catalog, inputs, rare_classes
 from tasks.forms.records import as_label
 
 
@@ -161,6 +163,49 @@ class FinetuneSettings:
         if self.kind.needs_dev and not self.dev:
             raise UserError(f"--task={self.task}: wants --dev, on which its threshold is decided")
 
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow: data, weights, output."""
+        self.data_hashes()
+        kind, options = self.task_options()
+        for path in (self.train, *self.dev):
+            inputs.check_rows({"kind": kind, **options}, path, labelled=True)
+        self._check_output()
+
+    def _check_output(self):
+        if Run.check_resume(self.output_dir, self.recorded(), self._data_set.kind) is None:
+            config = sources.check(self.init_from)
+            if config is not None:
+                self.check_fits(config, self.init_from)
+
+    def check_fits(self, config, origin):
+        """Raises UserError where weights have too few positions or layers."""
+        if self.max_seq_length > config.max_position_embeddings:
+            raise UserError(
+                f"--max_seq_length={self.max_seq_length}: {origin} has "
+                f"{config.max_position_embeddings} positions"
+            )
+        if (self.frozen_layers or 0) > config.num_hidden_layers:
+            raise UserError(
+                f"--frozen_layers={self.frozen_layers}: {origin} has {config.num_hidden_layers} "
+                "layers"
+            )
+
+    def data_hashes(self):
+        """{path: sha256} of the data files. Raises UserError where dev is the training file."""
+        hashes = {path: files.sha256(path) for path in (self.train, *self.dev)}
+        for path in self.dev:
+            if hashes[path] == hashes[self.train]:
+                raise UserError(
+                    f"--dev={path}: holds what --train={self.train} holds; name rows that training "
+                    "does not see"
+                )
+        return hashes
+
+    def recorded(self):
+        """The settings that train.json keeps: all but where the run lies."""
+        fields = (field.name for field in dataclasses.fields(FinetuneSettings))
+        return {name: getattr(self, name) for name in fields if name != "output_dir"}
+
     @property
     def kind(self):
         """The catalog's entry."""
@@ -222,6 +267,19 @@ class StudySettings(FinetuneSettings):
                 raise UserError(f"--{name}: wants --dev, on which the runs are compared")
             object.__setattr__(self, name, values)
         self.runs()  # A value that no run can have is told now.
+
+    def _check_output(self):
+        if self.is_study:
+            self.check_is_no_run()
+        for settings in self.runs().values():
+            FinetuneSettings._check_output(settings)
+
+    def check_is_no_run(self):
+        """Raises UserError where the directory of the study is that of a single run."""
+        if Run.is_at(self.output_dir):
+            raise UserError(
+                f"--output_dir={self.output_dir}: a single run is there; name a new directory"
+            )
 
     @property
     def is_study(self):

@@ -30,10 +30,7 @@ def study(settings, say=lambda line: None, strategy=None):
     failed and the others go on; one that learned nothing ("degenerate") counts as any other, and
     is named. Otherwise as `finetune`.
     """
-    if Run.is_at(settings.output_dir):
-        raise UserError(
-            f"--output_dir={settings.output_dir}: a single run is there; name a new directory"
-        )
+    settings.check_is_no_run()
     # One for all: strategies of one process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     if not is_chief(strategy):

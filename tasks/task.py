@@ -98,6 +98,14 @@ class Task:
         """The task with its fields `to_decide` decided on dev data."""
         return self
 
+    def check_dev(self, examples):
+        """Return what the first dev file cannot tell of the fields `to_decide`, a line each.
+
+        Raises UserError if it can tell nothing of one. Labels alone decide that: it is asked before
+        anything is tokenized.
+        """
+        return []
+
     def tuning_warnings(self, data, outputs):
         """Return a line for each of the fields `to_decide` that this dev data cannot decide."""
         return []

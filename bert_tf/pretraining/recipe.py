@@ -51,6 +51,13 @@ def _pretrain(settings, say, strategy):
     if not chief:
         say = _silent
 
+    replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
+    if settings.global_batch_size % (replicas * parts):
+        raise UserError(
+            f"--global_batch_size={settings.global_batch_size}: does not divide by {replicas} "
+            f"replicas and --gradient_accumulation_steps={parts}"
+        )
+
     # What trains: shards of one vocabulary, a configuration, maybe weights.
     source = settings.init_from and read_pretrained(settings.init_from)
     manifests = [Manifest.load(folder) for folder in settings.shards]
@@ -67,7 +74,7 @@ def _pretrain(settings, say, strategy):
     run = None
     if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
         run = Run.open(settings.output_dir, writes=chief)
-        run.check_resumable(_recorded(settings), None)
+        run.check_resumable(settings.recorded(), None)
         if run.train.get("data") != record:
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
@@ -81,12 +88,6 @@ def _pretrain(settings, say, strategy):
 
     # Model and optimizer.
     keras.utils.set_random_seed(settings.seed)
-    replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
-    if settings.global_batch_size % (replicas * parts):
-        raise UserError(
-            f"--global_batch_size={settings.global_batch_size}: does not divide by {replicas} "
-            f"replicas and --gradient_accumulation_steps={parts}"
-        )
     with strategy.scope():
         model = PretrainingModel(
             config, use_precision(settings.precision), recompute=settings.gradient_checkpointing
@@ -102,7 +103,7 @@ def _pretrain(settings, say, strategy):
     if run is None:
         if source:
             source.assign_to(model)
-        train = {"settings": _recorded(settings), "data": record}
+        train = {"settings": settings.recorded(), "data": record}
         train["origin"] = _origin(source)
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
@@ -309,12 +310,6 @@ def _origin(source):
     new = [head for head in HEADS if head not in source.heads]
     rest = f"; new {' and '.join(new)} head{'s' * (len(new) > 1)}" if new else ""
     return source.origin + rest
-
-
-def _recorded(settings):
-    return {
-        name: value for name, value in dataclasses.asdict(settings).items() if name != "output_dir"
-    }
 
 
 def _plan(settings, config, model, phases, replicas, origin):

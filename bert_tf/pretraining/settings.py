@@ -4,8 +4,11 @@ import dataclasses
 
 from bert_tf import files
 from bert_tf.command import setting
-from bert_tf.config import PRESETS
+from bert_tf.config import PRESETS, BertConfig
+from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.run import Run
+from bert_tf.weights import sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,23 @@ class PretrainSettings:
                 raise UserError(f"--phase_steps={','.join(self.phase_steps)}: wanted whole numbers")
         if self.config and not files.exists(self.config):
             raise UserError(f"--config={self.config}: no such file")
+
+    def check(self):
+        """Raises UserError at what files show, without TensorFlow."""
+        for folder in filter(None, (*self.shards, self.eval_shards)):
+            if not files.is_remote(folder):
+                Manifest.load(folder).vocabulary()
+        if self.config and not files.is_remote(self.config):
+            BertConfig.load(self.config)
+        if self.init_from:
+            sources.check(self.init_from)
+        if not self.dry_run:
+            Run.check_resume(self.output_dir, self.recorded())
+
+    def recorded(self):
+        """The settings that train.json keeps: all but where the run lies."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name != "output_dir"}
 
     @property
     def phase_ends(self):

@@ -14,14 +14,20 @@ def is_directory_of(path):
     return (path / "bert_config.json").is_file()
 
 
-def read(path):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
+def read_config(path):
+    """-> (BertConfig, Vocabulary), without the weights."""
     config = BertConfig.load(path / "bert_config.json")
     vocabulary = Vocabulary.load(path / "vocab.txt")
     vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
     config = BertConfig.from_dict(
         {**config.to_dict(), "do_lower_case": not vocabulary.looks_cased()}
     )
+    return config, vocabulary
+
+
+def read(path):
+    """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
+    config, vocabulary = read_config(path)
     prefix = path / "bert_model.ckpt"
     tensors = read_bundle(prefix)
     return config, vocabulary, *names.rename(tensors, config, "google", IGNORED, where=str(prefix))

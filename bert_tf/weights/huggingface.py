@@ -36,8 +36,8 @@ def is_directory_of(path):
     return (path / "model.safetensors").is_file() or (path / "pytorch_model.bin").is_file()
 
 
-def read(path):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
+def read_config(path):
+    """-> (BertConfig, Vocabulary), without the weights."""
     weights_path = path / "model.safetensors"
     if not weights_path.is_file():
         raise UserError(
@@ -61,6 +61,13 @@ def read(path):
         where=str(tokenizer_path),
     )
     vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
+    return config, vocabulary
+
+
+def read(path):
+    """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
+    config, vocabulary = read_config(path)
+    weights_path = path / "model.safetensors"
     tensors = _canonical(read_safetensors(weights_path))
     _drop_copies(tensors, where=str(weights_path))
     weights, passed_over = names.rename(

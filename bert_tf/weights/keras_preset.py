@@ -12,6 +12,11 @@ def is_directory_of(path):
     return (path / "model.weights.h5").is_file() and (path / "metadata.json").is_file()
 
 
+def read_config(preset):
+    """`None`: it is known once keras-nlp, with TensorFlow, has loaded the preset."""
+    return None
+
+
 def read(preset):
     """-> (BertConfig, Vocabulary, {our name: array}, names passed over), by path or preset name.
 

@@ -89,6 +89,22 @@ def read_pretrained(path, do_lower_case=None):
     return dataclasses.replace(pretrained, config=config)
 
 
+def check(path):
+    """Return the BertConfig of a model at a path, or `None` where only TensorFlow can tell.
+
+    Reads no weights. Raises UserError where there is no model, or its other files cannot be read.
+    """
+    if files.is_remote(path):
+        return None
+    if Run.is_at(path):
+        run = Run.open(path)
+        run.checkpoints.chosen_step()
+        return run.config
+    reader, where, _ = _reader_of(path)
+    found = reader.read_config(where)
+    return found and found[0]
+
+
 def _read(path):
     if Run.is_at(path):
         run = Run.open(path)
@@ -98,6 +114,12 @@ def _read(path):
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
         return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
+    reader, where, source = _reader_of(path)
+    return _pretrained(reader.read(where), source)
+
+
+def _reader_of(path):
+    """(module that reads the model at a path that is no run, what it takes, what the model is)."""
     if files.is_remote(path):
         raise UserError(
             f"{path}: no run there; a run is all that is read from remote paths: copy a Hugging "
@@ -110,7 +132,7 @@ def _read(path):
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(folder):
-            return _pretrained(reader.read(folder), f"{kind} {folder.resolve().name}")
+            return reader, folder, f"{kind} {folder.resolve().name}"
     if folder.exists():
         raise UserError(
             f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
@@ -120,7 +142,7 @@ def _read(path):
         )
     if "/" in str(path):
         raise UserError(f"{folder}: no such directory")
-    return _pretrained(keras_preset.read(str(path)), f"keras-nlp preset {path}")
+    return keras_preset, str(path), f"keras-nlp preset {path}"
 
 
 def _pretrained(read, source):

@@ -161,6 +161,15 @@ class GlueRows:
         return Row(values, where)
 
 
+def check_submission(path, form, run):
+    """Raises UserError unless rows of a form are answered as a submission."""
+    if form not in GLUE:
+        raise UserError(
+            f"--output={path}: .tsv is a submission to GLUE, but {run} is of "
+            "none of its data sets; wanted .jsonl"
+        )
+
+
 def submission_lines(name, predictions):
     """Yields the lines of a submission's file, its header first, without line ends.
 

@@ -122,19 +122,6 @@ def test_so_are_those_of_the_other_commands(
     assert message in done.stderr
 
 
-def test_right_flags_do_import_tensorflow(run_command, without_tensorflow):
-    """The control of the test above."""
-    done = run_command(
-        "tasks.finetune",
-        "--task=sst2",
-        "--train=setup.py",
-        "--init_from=x",
-        "--output_dir=y",
-        env=without_tensorflow,
-    )
-    assert done.returncode == 77
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     name: str = command.setting("a name")

@@ -311,7 +311,7 @@ def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
     folders, tmp_path, config, vocabulary
 ):
     settings = settings_of(folders, tmp_path / "run", num_train_steps=4)
-    record = {"settings": recipe._recorded(settings)}
+    record = {"settings": settings.recorded()}
     run = Run.create(settings.output_dir, config, vocabulary, record)
     run.checkpoints.save(3, {"a": tf.Variable(1.0)})
     assert recipe._change_steps(run, settings, 4) is None
@@ -327,7 +327,7 @@ def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
     # The next resume is no change, and other settings are still compared.
     assert recipe._change_steps(run, longer, 8) is None
     with pytest.raises(UserError, match="--seed: was 0"):
-        run.check_resumable(recipe._recorded(dataclasses.replace(longer, seed=1)), None)
+        run.check_resumable(dataclasses.replace(longer, seed=1).recorded(), None)
 
 
 @pytest.mark.slow

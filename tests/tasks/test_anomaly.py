@@ -147,7 +147,9 @@ def test_threshold_metrics_and_answer_by_hand(task):
     only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
     assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
     with pytest.raises(UserError, match="--dev: the first file holds no ordinary row"):
-        task.tuned(only_unusual, outputs)
+        task.check_dev(types.SimpleNamespace(labels=[1, 1]))
+    assert len(task.check_dev(types.SimpleNamespace(labels=[0, 0]))) == 1
+    assert task.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
 
 
 def test_what_does_not_beat_the_simple_ways_says_so(task):

@@ -259,7 +259,7 @@ def test_sst2_is_known_by_name(settings, tmp_path):
     changes = {
         "task": "sst2",
         "train": str(tmp_path / "train.tsv"),
-        "dev": (str(tmp_path / "train.tsv"),),
+        "dev": (str(small.same_rows(tmp_path / "train.tsv")),),
     }
     run = finetune(dataclasses.replace(settings, **changes))
     assert (run.task["labels"], run.task["form"]) == (["0", "1"], "sst2")

@@ -87,7 +87,7 @@ def settings(tiny, tmp_path):
     write_columns(tmp_path / "train.conll")
     return small.settings(
         small.write_huggingface(tmp_path / "bert", tiny, VOCABULARY),
-        {"train": tmp_path / "train.conll", "dev": tmp_path / "train.conll"},
+        {"train": tmp_path / "train.conll", "dev": small.same_rows(tmp_path / "train.conll")},
         tmp_path / "run",
         task="conll",
         max_seq_length=6,
@@ -316,7 +316,8 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
         tmp_path / "dev.jsonl",
         [("Anna , Anna , London , Paris , U.S.", [(0, 4, "PER"), (7, 11, "PER"), (14, 20, "LOC")])],
     )
-    changes = {"epochs": 12, "dev": (settings.train, str(spans))}
+    dev = small.same_rows(settings.train)
+    changes = {"epochs": 12, "dev": (str(dev), str(spans))}
     said = []
     run = finetune(dataclasses.replace(settings, **changes), said.append)
     metrics = run.checkpoints.info(run.checkpoints.best_step())["metrics"]

@@ -13,10 +13,12 @@ from bert_tf.config import read_json_object
 from bert_tf.run import Run
 from export import model_card, publishing
 from tasks import evaluate, predict
+from tasks.anomaly import Anomaly
 from tasks.classification import Classification
 from tasks.finetuning import finetune
+from tasks.span_qa import SpanQA
 from tasks.trained import Trained
-from tasks.tuning import task_at
+from tasks.tuning import task_at, tuned_at
 from tests import small
 
 ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen is broken", "yes")]
@@ -62,7 +64,7 @@ TUNED = {
 
 @pytest.fixture
 def run(tmp_path, config, vocabulary):
-    """The same without training: steps 3 and 6, of which 6 is the best and tuned."""
+    """A run without training: steps 3 and 6, of which 6 is the best and tuned."""
     task = Classification(labels=("no", "yes"), aim="f1", calibrate=True, max_seq_length=8)
     train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
     run = Run.create(tmp_path / "run", config, vocabulary, train, task.to_dict())
@@ -198,3 +200,29 @@ def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
     # Metrics that were logged for values that are not in the graph are not in the card.
     untune(run)
     assert "uned" not in card() and "temperature" not in card()
+
+
+def opened(folder, config, vocabulary, task, **settings):
+    """A Trained without its model, of a run with these settings."""
+    run = Run.create(folder, config, vocabulary, {"settings": settings}, task.to_dict())
+    run.checkpoints.save(6, {"step": 6})
+    return Trained(run, task_at(run, 6), None, run.checkpoints.folder(6), tuned_at(run, 6))
+
+
+def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(
+    tmp_path, config, vocabulary
+):
+    task = SpanQA(may_be_impossible=True, max_seq_length=80)
+    assert opened(tmp_path / "no dev", config, vocabulary, task, dev=[]).untuned is None
+    stopped = opened(tmp_path / "dev", config, vocabulary, task, dev=["dev.json"])
+    assert "step-00000006: untuned: null_threshold was never fitted" in stopped.untuned
+
+
+def test_what_cannot_answer_untuned_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
+    task = Anomaly(max_seq_length=8)
+    trained = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
+    monkeypatch.setattr(Trained, "open", lambda *arguments: trained)
+    rows, output = small.write_rows(tmp_path / "rows.csv", ROWS), tmp_path / "answers.jsonl"
+    with pytest.raises(UserError, match="untuned: threshold was never fitted"):
+        predict.main(predict.PredictSettings(trained.run.path, str(rows), str(output)))
+    assert not output.exists()

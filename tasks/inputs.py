@@ -1,0 +1,59 @@
+"""Checks of a command's inputs before TensorFlow is imported, which takes seconds.
+
+A task is described by the values of its task.json, or by the options that it will be made with.
+"""
+
+import itertools
+
+from bert_tf import files
+from bert_tf.run import Run
+from tasks.forms.choices import read_choices
+from tasks.forms.glue import GLUE, read_glue
+from tasks.forms.records import strict
+from tasks.forms.rows import read_rows
+from tasks.forms.squad import read_questions
+from tasks.forms.tagged import read_tagged
+
+
+def check_rows(task: dict, path: str, labelled: bool, first_only: bool = False) -> None:
+    """Raise UserError at the first row of a file that cannot be read in the form of a task.
+
+    Args:
+        task: "kind" of a task and what its reader takes; `None` for a run without a task.
+        labelled: Whether rows have labels. What they are is looked at when the task reads them.
+        first_only: Whether only the head of the file is looked at, as where bad rows are answered.
+    """
+    rows = _rows(task or {"kind": "pretrained"}, path, labelled)
+    for _ in itertools.islice(rows, 1) if first_only else strict(rows):
+        pass
+
+
+def check_run(path: str, checkpoint: str | None = None) -> Run | None:
+    """Return a run that can be opened at a checkpoint, or `None` where only TensorFlow reaches.
+
+    Raises UserError if it is no run, or has no such checkpoint.
+    """
+    if files.is_remote(path):
+        return None
+    run = Run.open(path)
+    run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.chosen_step()
+    return run
+
+
+def _rows(task, path, labelled):
+    kind, form = task["kind"], task.get("form", "rows")
+    columns, label = tuple(task.get("text_columns", ("text",))), task.get("label_column")
+    if kind == "span_qa":
+        return read_questions(path, labelled)
+    if kind == "multiple_choice":
+        return read_choices(path, form, labelled)
+    if kind == "tagging":
+        return read_tagged(path, labelled, task.get("text_column", columns[0]))
+    if form in GLUE:
+        return read_glue(form, path, labelled)
+    if labelled and kind == "anomaly":
+        optional = () if label else ("label",)
+        return read_rows(path, (*columns, *filter(None, [label])), optional=optional)
+    label = label or "label"
+    lists = (label,) if task.get("multi_label") else ()
+    return read_rows(path, (*columns, *([label] if labelled else [])), lists=lists)

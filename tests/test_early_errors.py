@@ -1,0 +1,190 @@
+"""Errors that flags and files show, which every command reports before TensorFlow is imported."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bert_tf.checkpoints import model_variables
+from bert_tf.run import Run
+from tasks.classification import Classification
+from tests import small
+from tests.conftest import COMMANDS, ROOT
+
+# Runs commands in one process, in which importing TensorFlow fails; prints what each came to.
+DRIVER = """
+import contextlib, io, json, runpy, sys
+results = []
+for module, *arguments in json.load(sys.stdin):
+    sys.argv, err = [module, *arguments], io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_module(module, run_name="__main__")
+            status = "returned"
+        except SystemExit as error:
+            status = error.code
+        except BaseException as error:
+            status = repr(error)
+    results.append([status, err.getvalue()])
+json.dump(results, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, config, vocabulary):
+    """Weights, rows, a run with two checkpoints, and what is wrong with each of the rest."""
+    folder = tmp_path_factory.mktemp("early")
+    small.write_huggingface(folder / "weights", config, vocabulary)
+    small.write_complaints(folder)
+    (folder / "copy.csv").write_bytes((folder / "train.csv").read_bytes())
+    small.write_rows(folder / "other.csv", [("a", "b")], ("words", "label"))
+    (folder / "late.csv").write_text("text,label\na,x\nb,y\nc\n")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "file").write_text("")
+    (folder / "no_model").mkdir()
+    shutil.copytree(folder / "weights", folder / "broken")
+    (folder / "broken" / "vocab.txt").unlink()
+    task = Classification(labels=("x", "y"), max_seq_length=8)
+    settings = small.settings(
+        folder / "weights",
+        {"train": folder / "train.csv", "dev": folder / "dev.csv"},
+        folder / "run",
+    )
+    train = {"settings": settings.recorded(), "data": {}}
+    run = Run.create(folder / "run", config, vocabulary, train, task.to_dict())
+    run.checkpoints.save(3, model_variables(task.build_model(config)))
+    for name, text in (("config.json", '{"vocab_size": '), ("vocab.txt", "the\n")):
+        broken = folder / f"broken_{name}"
+        Run.create(broken, config, vocabulary, {}).checkpoints.save(0, {"a": 1.0})
+        (broken / name).write_text(text)
+    (folder / "shards").mkdir()
+    (folder / "shards" / "manifest.json").write_text('{"settings"')
+    return folder
+
+
+FINETUNE = {
+    "task": "classification",
+    "train": "{}/train.csv",
+    "dev": "{}/dev.csv",
+    "init_from": "{}/weights",
+    "output_dir": "{}/new",
+    "max_seq_length": 12,
+}
+LIKE_RUN = {
+    "output_dir": "{}/run",
+    "global_batch_size": 8,
+    "epochs": 2,
+    "learning_rate": 0.01,
+}
+PREDICT = {"run": "{}/run", "input": "{}/dev.csv", "output": "{}/answers.jsonl"}
+EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.npy"}
+PRETRAIN = {"shards": "{}/shards", "preset": "tiny", "output_dir": "{}/new"}
+CASES = [
+    ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "holds what --train="),
+    ("tasks.finetune", {**FINETUNE, "dev": "{}/dev.csv,{}/copy.csv"}, "--dev=", "copy.csv: holds"),
+    ("tasks.finetune", {**FINETUNE, "text_column": "body"}, "no column 'body', there are: text"),
+    ("tasks.finetune", {**FINETUNE, "dev": "{}/other.csv"}, "other.csv:2: no column 'text'"),
+    ("tasks.finetune", {**FINETUNE, "train": "{}/late.csv"}, "late.csv:4: column 'label' holds"),
+    ("tasks.finetune", {**FINETUNE, "train": "{}/weights/config.json"}, "wanted a file that ends"),
+    ("tasks.finetune", {**FINETUNE, "task": "cola"}, "train.csv: wanted a file that ends in .tsv"),
+    ("tasks.finetune", {**FINETUNE, "task": "squad"}, "train.csv:2: no column 'question'"),
+    ("tasks.finetune", {**FINETUNE, "task": "tagging"}, "tags come in a column file or in .jsonl"),
+    ("tasks.finetune", {**FINETUNE, "task": "swag"}, "train.csv:2: no column 'sent1'"),
+    ("tasks.finetune", {**FINETUNE, "init_from": "{}/no_model"}, "no model there"),
+    ("tasks.finetune", {**FINETUNE, "init_from": "{}/absent"}, "absent: no such directory"),
+    ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken"}, "vocab.txt: no such file"),
+    ("tasks.finetune", {**FINETUNE, "max_seq_length": 17}, "has 16 positions"),
+    ("tasks.finetune", {**FINETUNE, "max_seq_length": 8, "frozen_layers": 3}, "has 2 layers"),
+    ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken_config.json"}, "not JSON"),
+    ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
+    ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seed": 1}, "--seed: was 0 when"),
+    ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "task": "regression"}, "run of task 'classificati"),
+    ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seeds": "1,2"}, "a single run is there"),
+    ("tasks.evaluate", {"run": "{}/run", "data": "{}/other.csv"}, "other.csv:2: no column 'text'"),
+    ("tasks.evaluate", {"run": "{}/taken", "data": "{}/dev.csv"}, "not a run directory"),
+    ("tasks.evaluate", {"run": "{}/broken_vocab.txt", "data": "{}/dev.csv"}, "vocab.txt:"),
+    ("tasks.predict", {**PREDICT, "run": "{}/absent"}, "absent: no such directory"),
+    ("tasks.predict", {**PREDICT, "checkpoint": "step-3"}, "expected one of step-00000003"),
+    ("tasks.predict", {**PREDICT, "input": "{}/other.csv"}, "other.csv:2: no column 'text'"),
+    ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a submission to GLUE"),
+    ("tasks.extract", {**EXTRACT, "text_column": "body"}, "no column 'body'"),
+    ("tasks.extract", {**EXTRACT, "input": "{}/late.csv"}, "late.csv:4: column 'label' holds"),
+    ("tasks.extract", {**EXTRACT, "model": "{}/no_model"}, "no model there"),
+    ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
+    (
+        "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m", "checkpoint": "step-00000004"},
+        "--checkpoint=step-00000004: no complete checkpoint",
+    ),
+    ("export.request", {"model_dir": "{}/absent", "input": "text=a"}, "no such directory"),
+    ("bert_tf.convert", {"from": "{}/no_model", "to": "{}/new"}, "no model there"),
+    ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "wanted a folder that bert_tf.write"),
+    ("bert_tf.pretrain", PRETRAIN, "manifest.json: "),
+    ("bert_tf.inspect_shards", {"shards": "{}/shards"}, "manifest.json: "),
+    (
+        "bert_tf.inspect_shards",
+        {"shards": "{}/shards", "vocab": "{}/broken_vocab.txt/vocab.txt"},
+        "1 entries without [PAD]",
+    ),
+    (
+        "bert_tf.write_shards",
+        {"input": "{}/*.nothing", "vocab": "{}/weights/vocab.txt", "output_dir": "{}/new"},
+        "nothing",
+    ),
+    ("bert_tf.learn_vocab", {"input": "{}/*.nothing", "output": "{}/v.txt"}, "nothing"),
+]
+
+
+def command_line(folder, module, flags):
+    return [module, *(f"--{name}={str(flags[name]).replace('{}', str(folder))}" for name in flags)]
+
+
+def came_to(folder, command_lines):
+    """[(status, stderr)] of commands, none of which may import TensorFlow."""
+    (folder / "poison").mkdir(exist_ok=True)
+    (folder / "poison" / "tensorflow.py").write_text("raise ImportError('it is not time yet')\n")
+    path = os.pathsep.join([str(folder / "poison"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(command_lines),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_errors_that_need_no_tensorflow_come_before_it(folder):
+    before = sorted(folder.rglob("*"))
+    results = came_to(folder, [command_line(folder, *case[:2]) for case in CASES])
+    for (module, flags, *messages), (status, said) in zip(CASES, results, strict=True):
+        assert status == 2, (module, flags, status, said)
+        assert said.count("\n") == 1 and "Traceback" not in said
+        for message in messages:
+            assert message in said, (module, flags, said)
+    assert {case[0] for case in CASES} == set(COMMANDS)
+    left = {path for path in folder.rglob("*") if "poison" not in path.parts} - set(before)
+    assert not left
+
+
+def test_without_an_error_tensorflow_comes_next(folder):
+    """The control: the same flags and files without their faults pass all checks."""
+    right = [
+        ("tasks.finetune", FINETUNE),
+        ("tasks.finetune", {**FINETUNE, **LIKE_RUN}),
+        ("tasks.finetune", {**FINETUNE, "seeds": "1,2"}),
+        ("tasks.evaluate", {"run": "{}/run", "data": "{}/dev.csv"}),
+        ("tasks.predict", PREDICT),
+        ("tasks.extract", EXTRACT),
+        ("export.export_saved_model", {"run": "{}/run", "output_dir": "{}/m"}),
+        ("bert_tf.convert", {"from": "{}/run", "to": "{}/new"}),
+    ]
+    for status, said in came_to(folder, [command_line(folder, *case) for case in right]):
+        assert "it is not time yet" in str(status), (status, said)
+    assert not pathlib.Path(folder / "new").exists()
