@@ -113,7 +113,14 @@ class Checkpoints:
 
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
-        scores = {step: self.info(step).get("score") for step in self.steps()}
+        scores = {}
+        for step in self.steps():
+            try:
+                scores[step] = self.info(step).get("score")
+            except (UserError, OSError):
+                # The process that trains may have removed it since.
+                if files.exists(self._state(step)):
+                    raise
         scored = [step for step, score in scores.items() if score is not None]
         return max(scored, key=lambda step: (scores[step], step), default=None)
 
@@ -155,14 +162,15 @@ class Checkpoints:
         self._sweep()
 
     def annotate(self, step, score, metrics):
-        """Records what the evaluation of a saved step gave."""
+        """Records what the evaluation of a saved step gave; returns True if it is the best."""
         if not self.writes:
-            return
+            return False
         files.replace_file(
             self._state(step),
             json.dumps({"step": step, "score": score, "metrics": metrics}),
         )
         self._sweep()
+        return self.best_step() == step
 
     def restore_newest(self, variables, say):
         """Restores {name: variable} from the newest readable checkpoint; returns its step or None.

@@ -10,7 +10,16 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.packing import padded
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
+from bert_tf.train.distribution import (
+    POLICIES,
+    check_alike,
+    from_chief,
+    is_chief,
+    make_layout,
+    make_strategy,
+    meet,
+    names_lost_worker,
+)
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -21,6 +30,7 @@ from tasks.examples import EncodedExamples, VectorExamples
 from tasks.pipeline import Pipeline
 
 
+@names_lost_worker
 def finetune(settings, say=lambda line: None, strategy=None):
     """Trains what the FinetuneSettings say, or goes on with it; returns the open Run.
 
@@ -44,8 +54,9 @@ def finetune(settings, say=lambda line: None, strategy=None):
     num_rows, train = len(train), task.to_learn_from(train)
 
     # The run that is there, or pretrained weights for a new one.
+    check_alike(strategy, [_recorded(settings), _data_hashes(settings)])
     run = source = None
-    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
+    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(_recorded(settings), task.to_dict(), task.to_decide)
         if run.train["data"] != _data_hashes(settings):
@@ -117,8 +128,8 @@ def finetune(settings, say=lambda line: None, strategy=None):
             Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
         meet(strategy)
         run = Run.open(settings.output_dir, writes=chief)
-    elif _is_finished(run, num_train_steps, settings):
-        best = run.checkpoints.chosen_step()
+    elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):
+        best = from_chief(strategy, run.checkpoints.chosen_step)
         newest = run.checkpoints.steps()[-1]
         say(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
         return run
@@ -158,8 +169,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
         steps_per_epoch,
         patience=settings.patience,
     ).train()
-    meet(strategy)  # What the chief wrote is there for all to read.
-    best = run.checkpoints.chosen_step()
+    best = from_chief(strategy, run.checkpoints.chosen_step)
     if devs:
         _finish(run, task, evaluator, encoded_devs, best, say)
     meet(strategy)

@@ -15,7 +15,16 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
-from bert_tf.train.distribution import POLICIES, is_chief, make_layout, make_strategy, meet
+from bert_tf.train.distribution import (
+    POLICIES,
+    check_alike,
+    from_chief,
+    is_chief,
+    make_layout,
+    make_strategy,
+    meet,
+    names_lost_worker,
+)
 from bert_tf.train.loop import Loop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
@@ -26,6 +35,7 @@ OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
 TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
+@names_lost_worker
 def pretrain(settings, say=lambda line: None, strategy=None):
     """Trains what the PretrainSettings say, or goes on with it; returns the open Run.
 
@@ -52,15 +62,16 @@ def pretrain(settings, say=lambda line: None, strategy=None):
 
     # The run that is there, or a new one.
     record = [data.manifest.sha256 for data in phases]
+    check_alike(strategy, [_recorded(settings), record])
     run = None
-    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
+    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(_recorded(settings), None)
         if run.train["data"] != record:
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
             )
-        if run.is_over(num_train_steps, bool(held_out)):
+        if from_chief(strategy, lambda: run.is_over(num_train_steps, bool(held_out))):
             newest = run.checkpoints.steps()[-1]
             say(f"{run.path}: finished at step {newest}, nothing to do")
             return run
