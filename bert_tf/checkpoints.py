@@ -145,7 +145,14 @@ class Checkpoints:
 
     def best_step(self):
         """The step with the highest score, the later of equals; None if none was evaluated."""
-        scores = {step: self.info(step).get("score") for step in self.steps()}
+        scores = {}
+        for step in self.steps():
+            try:
+                scores[step] = self.info(step).get("score")
+            except (UserError, OSError):
+                # The process that trains may have removed it since.
+                if files.exists(self._state(step)):
+                    raise
         scored = [step for step, score in scores.items() if score is not None]
 
         def rank(step):
@@ -194,10 +201,12 @@ class Checkpoints:
         self._sweep()
 
     def annotate(self, step, score, metrics):
-        """Records what the evaluation of a saved step gave."""
-        if self.writes:
-            self._add(step, score=score, metrics=metrics)
-            self._sweep()
+        """Records what the evaluation of a saved step gave; returns True if it is the best."""
+        if not self.writes:
+            return False
+        self._add(step, score=score, metrics=metrics)
+        self._sweep()
+        return self.best_step() == step
 
     def set_tuned(self, step, tuned):
         """Record what was tuned for a saved step, a JSON object, in one atomic write."""

@@ -85,6 +85,11 @@ class Run:
         return run
 
     @classmethod
+    def has_checkpoint(cls, path):
+        """Return True if a run with a complete checkpoint is there."""
+        return cls.is_at(path) and bool(cls(path).checkpoints.steps())
+
+    @classmethod
     def open(cls, path, writes=True):
         """Opens a run. Raises UserError if the directory is none, or its parts do not fit.
 

@@ -10,10 +10,13 @@ from bert_tf.run import Run
 from bert_tf.text.packing import padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import (
+    check_alike,
+    from_chief,
     is_chief,
     make_layout,
     make_strategy,
     meet,
+    names_lost_worker,
     use_precision,
 )
 from bert_tf.train.loop import Loop
@@ -27,6 +30,7 @@ from tasks.pipeline import Pipeline
 from tasks.tuning import task_at
 
 
+@names_lost_worker
 def finetune(settings, say=lambda line: None, strategy=None):
     """Trains what the FinetuneSettings say, or goes on with it; returns the open Run.
 
@@ -67,8 +71,9 @@ def _finetune(settings, say, strategy):
             say(f"warning: {settings.dev[0]}: {line}")
 
     # The run that is there, or pretrained weights for a new one.
+    check_alike(strategy, [settings.recorded(), hashes])
     run = source = None
-    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
+    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(settings.recorded(), task.to_dict(), task.to_decide)
         if run.train.get("data") != hashes:
@@ -133,8 +138,8 @@ def _finetune(settings, say, strategy):
             Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
         meet(strategy)
         run = Run.open(settings.output_dir, writes=chief)
-    elif _is_finished(run, num_train_steps, settings):
-        best = run.checkpoints.chosen_step()
+    elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):
+        best = from_chief(strategy, run.checkpoints.chosen_step)
         newest = run.checkpoints.steps()[-1]
         say(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
         return run
@@ -174,8 +179,7 @@ def _finetune(settings, say, strategy):
         steps_per_epoch,
         patience=settings.patience,
     ).train()
-    meet(strategy)  # What the chief wrote is there for all to read.
-    best = run.checkpoints.chosen_step()
+    best = from_chief(strategy, run.checkpoints.chosen_step)
     if devs:
         _finish(run, task, evaluator, encoded_devs, best, settings.dev[0], say)
     meet(strategy)

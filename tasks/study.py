@@ -17,12 +17,13 @@ import statistics
 from bert_tf import files, ownership
 from bert_tf.errors import Diverged, UserError
 from bert_tf.run import Run
-from bert_tf.train.distribution import is_chief, make_strategy
+from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
 from tasks.catalog import task_from_dict
 from tasks.finetuning import finetune
 from tasks.settings import rate_name
 
 
+@names_lost_worker
 def study(settings, say=lambda line: None, strategy=None):
     """Fine-tunes what StudySettings say, run after run; returns what study.json holds.
 

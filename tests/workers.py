@@ -17,16 +17,21 @@ def free_ports(count):
     return ports
 
 
-def start(module, flags, count=2):
-    """`count` processes of `python -m module --flag=value ...`, the chief first."""
-    command = [sys.executable, "-m", module]
-    command += [
-        f"--{name}={value}" for name, value in {**flags, "strategy": "multi_worker"}.items()
-    ]
+def start(module, flags, count=2, of_others=None):
+    """`count` processes of `python -m module --flag=value ...`, the chief first.
+
+    `of_others` are flags that all but the chief get in addition.
+    """
+
+    def command(index):
+        values = {**flags, "strategy": "multi_worker", **(of_others or {} if index else {})}
+        values = [f"--{name}={value}" for name, value in values.items()]
+        return [sys.executable, "-m", module, *values]
+
     workers = [f"localhost:{port}" for port in free_ports(count)]
     return [
         subprocess.Popen(
-            command,
+            command(index),
             cwd=ROOT,
             text=True,
             stdout=subprocess.DEVNULL,

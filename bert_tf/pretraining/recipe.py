@@ -16,10 +16,13 @@ from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_bat
 from bert_tf.run import Run
 from bert_tf.text.packing import flat
 from bert_tf.train.distribution import (
+    check_alike,
+    from_chief,
     is_chief,
     make_layout,
     make_strategy,
     meet,
+    names_lost_worker,
     use_precision,
 )
 from bert_tf.train.loop import Loop
@@ -32,6 +35,7 @@ OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
 TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
+@names_lost_worker
 def pretrain(settings, say=lambda line: None, strategy=None):
     """Trains what the PretrainSettings say, or goes on with it; returns the open Run.
 
@@ -71,15 +75,16 @@ def _pretrain(settings, say, strategy):
 
     # The run that is there, or a new one.
     record = [data.manifest.sha256 for data in phases]
+    check_alike(strategy, [settings.recorded(), record])
     run = None
-    if Run.is_at(settings.output_dir) and Run(settings.output_dir).checkpoints.steps():
+    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, writes=chief)
         run.check_resumable(settings.recorded(), None)
         if run.train.get("data") != record:
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
             )
-        if run.is_over(num_train_steps, bool(held_out)):
+        if from_chief(strategy, lambda: run.is_over(num_train_steps, bool(held_out))):
             newest = run.checkpoints.steps()[-1]
             say(f"{run.path}: finished at step {newest}, nothing to do")
             return run

@@ -1,6 +1,10 @@
 """Where a run computes: one device, or one replica of the model a device, on one or many hosts."""
 
+import functools
+import hashlib
+import json
 import os
+import re
 
 import tensorflow as tf
 
@@ -8,8 +12,9 @@ from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.text.packing import flat, padded
 
-# After so long without an answer a worker is taken for lost.
-WORKER_TIMEOUT_SECONDS = 120
+_OF_WORKERS = re.compile(
+    r"Collective ops is aborted|tensorflow\.(Worker|Coordination)Service|[Cc]oordination service"
+)
 POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
@@ -55,10 +60,39 @@ def _multi_worker():
             'process but for its index: {"cluster": {"worker": ["host1:port", "host2:port"]}, '
             '"task": {"type": "worker", "index": 0}}'
         ) from None
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        communication_options=tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=WORKER_TIMEOUT_SECONDS
-        )
+    # Collectives have no timeout: each would start threads that sleep for all of it. TensorFlow's
+    # coordination service, which the strategy starts, misses a worker that sends no heartbeat for
+    # 10 seconds, however long one works between two collectives.
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def names_lost_worker(function):
+    """Decorate a function that trains: a lost worker is a UserError, wherever it is noticed."""
+
+    @functools.wraps(function)
+    def decorated(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except tf.errors.OpError as error:
+            mistake = lost_worker(error)
+            if mistake is None:
+                raise
+            raise mistake from None
+
+    return decorated
+
+
+def lost_worker(error, where=""):
+    """Return the UserError for an error of TensorFlow's that a lost worker caused, or None."""
+    text = str(error)
+    if not _OF_WORKERS.search(text):
+        return None
+    task = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
+    # Without a name it is the first one that does not answer: all send it their heartbeats.
+    name = f"worker {task[1]}, " if task else "worker 0, " * ("oordination" in text)
+    return UserError(
+        f"{where}another worker is lost ({name}{type(error).__name__}); start all of them again "
+        "with the same commands: they go on from the last save"
     )
 
 
@@ -87,18 +121,45 @@ def is_chief(strategy):
 
 def meet(strategy):
     """Waits for all processes."""
-    if is_several(strategy):
-        float(strategy.experimental_local_results(_count(strategy))[0])
+    from_chief(strategy, lambda: 0)
+
+
+def from_chief(strategy, function):
+    """Return the integer (or bool) that `function()` is in the chief; all processes have to call.
+
+    What decides how a run goes on is looked up by the one process that writes: others might read a
+    file that it is replacing, and would then wait for it in another collective than it for them.
+    """
+    number = int(function()) if is_chief(strategy) else 0
+    if not is_several(strategy):
+        return number
+    results = _of_first_replica(strategy, tf.constant(number, tf.int64))
+    return int(strategy.experimental_local_results(results)[0])
 
 
 @tf.function(autograph=False)
-def _count(strategy):
-    """How many replicas there are: each has to answer."""
-    return strategy.run(
-        lambda: tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.ones([])
+def _of_first_replica(strategy, number):
+    def on_replica():
+        replica = tf.distribute.get_replica_context()
+        is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+        own = tf.where(is_first, number, tf.zeros_like(number))
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    return strategy.run(on_replica)
+
+
+def check_alike(strategy, values):
+    """Raise UserError in each process whose `values`, anything JSON can hold, are not the chief's.
+
+    They would take other steps than the chief, and both would wait for each other forever.
+    """
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    number = int(digest[:12], 16)
+    if from_chief(strategy, lambda: number) != number:
+        raise UserError(
+            "this worker has other flags or other data than the first one; start all of them with "
+            "the same flags, on the same files"
         )
-    )
 
 
 def make_layout(strategy):

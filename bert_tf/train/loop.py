@@ -13,7 +13,14 @@ from bert_tf.checkpoints import model_variables
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import Diverged, UserError
 from bert_tf.run import Run
-from bert_tf.train.distribution import distribute, is_chief, is_several, meet
+from bert_tf.train.distribution import (
+    distribute,
+    from_chief,
+    is_chief,
+    is_several,
+    lost_worker,
+    meet,
+)
 from bert_tf.train.interruption import Interrupted, held_back
 from bert_tf.train.step import COUNTS, TrainStep
 
@@ -63,12 +70,13 @@ class Loop:
             if step > end or (step == end and not self._is_due(step)):
                 return
             self.say(f"resuming at step {step} of {self.num_train_steps}")
-        self.run.forget_metrics_after(step, and_evaluation=self._is_due(step))
+        # The process may have ended between a save and its evaluation.
+        is_due = self._is_due(step)
+        self.run.forget_metrics_after(step, and_evaluation=is_due)
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock(self.unit)
         with held_back() as signal_arrived:
-            # The process may have ended between a save and its evaluation.
-            if self._is_due(step):
+            if is_due:
                 self._evaluate(step)
             has_stalled = self._has_stalled()
             while step < end and not has_stalled:
@@ -105,6 +113,13 @@ class Loop:
             if is_turn:
                 step = self.run.checkpoints.restore_newest(variables, self.say)
             meet(strategy)
+        number = -1 if step is None else step
+        if from_chief(strategy, lambda: number) != number:
+            raise UserError(
+                f"{self.run.checkpoints.directory}: this worker restored "
+                f"{'nothing' if step is None else f'step {step}'}, the first one something else; "
+                "all workers need the same directory on shared storage"
+            )
         return step
 
     def _asked(self, logs, signum):
@@ -148,12 +163,7 @@ class Loop:
                 f"{self._where(step)}: a shard is damaged ({error.message.splitlines()[0]}); "
                 "bert_tf.inspect_shards names it"
             )
-        if isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
-            return UserError(
-                f"{self._where(step)}: another worker is lost ({type(error).__name__}); "
-                "start all of them again with the same commands: they go on from the last save"
-            )
-        return None
+        return lost_worker(error, f"{self._where(step)}: ")
 
     def _not_finite(self):
         # Of several steps in a call the optimizer knows which it did not make.
@@ -182,13 +192,15 @@ class Loop:
 
     def _is_due(self, step):
         """True if the saved step still has to be evaluated."""
-        return self._evaluates_at(step) and "score" not in self.run.checkpoints.info(step)
+        return self._evaluates_at(step) and from_chief(
+            self.step.strategy, lambda: "score" not in self.run.checkpoints.info(step)
+        )
 
     def _evaluate(self, step):
         score, metrics = self.evaluate()
         self.run.log_metrics({"step": step, "score": score, **metrics})
-        self.run.checkpoints.annotate(step, score, metrics)
-        best = "  (best so far)" if self.run.checkpoints.best_step() == step else ""
+        is_best = self.run.checkpoints.annotate(step, score, metrics)
+        best = "  (best so far)" if is_best else ""
         self.say(
             f"step {step}  "
             + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -196,10 +208,9 @@ class Loop:
         )
 
     def _has_stalled(self):
-        if self.patience is None:
-            return False
-        meet(self.step.strategy)  # What the chief wrote is there for all to read.
-        return self.run.has_stalled(self.patience)
+        return self.patience is not None and from_chief(
+            self.step.strategy, lambda: self.run.has_stalled(self.patience)
+        )
 
     def _log(self, step, logs, clock):
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}

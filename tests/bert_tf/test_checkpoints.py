@@ -105,6 +105,21 @@ def test_what_is_saved_after_a_damaged_one_was_passed_over_is_kept(tmp_path):
     ]
 
 
+def test_the_best_is_found_while_another_process_removes_checkpoints(tmp_path, monkeypatch):
+    """One that is removed between the look at names and at files counts for nothing."""
+    checkpoints = saved(tmp_path, 1, 2, 3)
+    assert checkpoints.annotate(2, 0.5, {}) and not checkpoints.annotate(3, 0.4, {})
+    reader = Checkpoints(checkpoints.directory, writes=False)
+    assert reader.annotate(9, 1.0, {}) is False
+    listed = Checkpoints.steps
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [1, *listed(self)])
+    assert reader.best_step() == reader.chosen_step() == 2
+    state = pathlib.Path(checkpoints.folder(3)) / "checkpoint.json"
+    state.write_text("{")  # Damage is still an error.
+    with pytest.raises(UserError, match="not JSON"):
+        reader.best_step()
+
+
 def test_restoring_from_nothing_is_none(tmp_path):
     assert saved(tmp_path).restore_newest(variables(0), print) is None
     with pytest.raises(UserError, match="no complete checkpoint there"):

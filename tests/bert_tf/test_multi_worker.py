@@ -1,14 +1,19 @@
 """Two processes on loopback train as one does, stop together, and notice when one is lost."""
 
 import json
+import pathlib
 import signal
+import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf.checkpoints import read
+from bert_tf.errors import UserError
 from bert_tf.model.kernels import LEAST_WIDTH
 from bert_tf.run import Run
+from bert_tf.train.distribution import names_lost_worker
 from tests.corpus import config_of, write_shards
 from tests.workers import finish, start
 
@@ -31,6 +36,8 @@ def flags(tmp_path_factory):
         values = config.to_dict()
         values |= {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
         (folder / f"{name}.json").write_text(json.dumps(values))
+    small = config_of(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    (folder / "small.json").write_text(json.dumps(small.to_dict()))
     shards = write_shards(folder / "train")
     held_out = write_shards(folder / "held_out", seed=1)
     return {
@@ -41,9 +48,9 @@ def flags(tmp_path_factory):
     }
 
 
-def start_workers(flags, output_dir):
+def start_workers(flags, output_dir, module="bert_tf.pretrain", of_others=None):
     """Two processes of one pretraining, the chief first."""
-    return start("bert_tf.pretrain", {**flags, "output_dir": output_dir})
+    return start(module, {**flags, "output_dir": output_dir}, of_others=of_others)
 
 
 def last_weights(path):
@@ -52,8 +59,11 @@ def last_weights(path):
 
 
 @pytest.mark.slow
-def test_two_workers_are_one(flags, tmp_path, run_command):
-    chief, other = finish(start_workers(flags, tmp_path / "two"))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_two_workers_are_one(flags, tmp_path, run_command, recompute):
+    """Also if they compute layers again in the backward pass, and the one does not."""
+    of_two = {**flags, "gradient_checkpointing": recompute}
+    chief, other = finish(start_workers(of_two, tmp_path / "two"))
     assert "step 10/10" in chief and other == ""  # One of them speaks.
     arguments = {**flags, "output_dir": tmp_path / "one"}
     done = run_command(
@@ -96,15 +106,120 @@ def test_told_to_stop_both_save_the_same_step_and_go_on(flags, tmp_path, which):
         np.testing.assert_array_equal(stopped[name], whole[name], err_msg=name)
 
 
+ABORTED = "Collective ops is aborted by: "
+ERRORS = {
+    "Socket closed\nAdditional GRPC error information from remote target /job:worker/replica:0/"
+    "task:2 while calling /tensorflow.WorkerService/RecvBuf": "worker 2, ",
+    f"{ABORTED}Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
+    "sending heartbeats):\n/job:worker/replica:0/task:1": "worker 1, ",
+    f"{ABORTED}Failed to send RPC to coordination service. Either the leader task was preempted/"
+    "died/restarted unexpectedly": "worker 0, ",
+    f"{ABORTED}Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat": "worker 0, ",
+    f"{ABORTED}Cancelled": "",
+}
+
+
+@pytest.mark.parametrize(("text", "worker"), ERRORS.items())
+def test_errors_of_a_lost_worker_are_told_from_others(text, worker):
+    @names_lost_worker
+    def train(error):
+        raise error
+
+    lost = tf.errors.UnavailableError(None, None, f"Graph execution error:\n\n{text}")
+    message = rf"^another worker is lost \({worker}UnavailableError\); start all of them again"
+    with pytest.raises(UserError, match=message) as raised:
+        train(lost)
+    assert "\n" not in str(raised.value)
+    other = tf.errors.UnavailableError(None, None, "storage.googleapis.com does not answer")
+    with pytest.raises(tf.errors.UnavailableError):
+        train(other)
+
+
+def assert_lost(process, which, timeout=60):
+    """Asserts that a process ends within a minute with one line that names the lost worker."""
+    output = process.communicate(timeout=timeout)[1]
+    assert process.returncode == 2, output
+    *steps, line = output.splitlines()
+    assert f"another worker is lost (worker {which}, " in line, output
+    assert "Traceback" not in output and not [step for step in steps if "rror" in step]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_lost_worker_is_named_by_the_other(flags, tmp_path, which):
-    flags = {**flags, "num_train_steps": 5000, "save_every": 5}
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_is_named_by_the_other(flags, tmp_path, which, signum):
+    flags = {**flags, "num_train_steps": 50000, "save_every": 5}
     processes = start_workers(flags, tmp_path / "run")
-    wait_for_step(processes[0], 7)
-    processes[which].kill()
-    left = processes[1 - which]
-    output = left.communicate(timeout=150)[1]
-    assert left.returncode == 2 and "another worker is lost" in output.splitlines()[-1], output
+    try:
+        wait_for_step(processes[0], 7)
+        processes[which].send_signal(signum)
+        assert_lost(processes[1 - which], which)
+    finally:
+        processes[which].kill()
     processes[which].communicate()
     assert Run.open(tmp_path / "run").checkpoints.steps()[-1] >= 5
+
+
+@pytest.mark.slow
+def test_a_worker_lost_during_a_save_is_named_in_the_evaluation(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("PAUSES", json.dumps({"0": {"save": [0, 15]}}))
+    flags = {**flags, "eval_every": 4}
+    processes = start_workers(flags, tmp_path / "run", "tests.paused")
+    wait_for_step(processes[0], 4)
+    processes[1].kill()
+    assert_lost(processes[0], 1)
+    processes[1].communicate()
+    assert Run.open(tmp_path / "run").checkpoints.steps() == [4]
+
+
+@pytest.mark.slow
+def test_a_save_may_take_longer_than_heartbeats_may_stay_away(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("PAUSES", json.dumps({"0": {"save": [15, 0]}}))
+    chief, _ = finish(start_workers(flags, tmp_path / "run", "tests.paused"))
+    assert "step 10/10" in chief
+
+
+@pytest.mark.slow
+def test_only_the_chief_reads_which_checkpoint_is_best(flags, tmp_path, monkeypatch):
+    """It removes the best so far, of step 3, between the other's look at names and at files."""
+    pauses = {"0": {"annotate": [1, 0]}, "1": {"steps": [0, 4]}}
+    monkeypatch.setenv("PAUSES", json.dumps(pauses))
+    flags = {**flags, "num_train_steps": 6, "save_every": 1, "eval_every": 3}
+    chief, _ = finish(start_workers(flags, tmp_path / "run", "tests.paused"))
+    assert chief.count("(best so far)") == 2
+    assert Run.open(tmp_path / "run").checkpoints.steps() == [5, 6]
+
+
+@pytest.mark.slow
+def test_a_worker_of_other_flags_is_named(flags, tmp_path):
+    """All would wait forever, each for another step than the others."""
+    processes = start_workers(flags, tmp_path / "run", of_others={"learning_rate": 1e-3})
+    output = processes[1].communicate(timeout=120)[1]
+    assert processes[1].returncode == 2, output
+    (line,) = output.splitlines()
+    assert line.startswith("this worker has other flags or other data than the first one")
+    assert_lost(processes[0], 1)
+    assert not (tmp_path / "run").exists()
+
+
+def threads_and_megabytes(process):
+    lines = pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    return int(values["Threads"]), int(values["VmRSS"].split()[0]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_and_memory_stay_over_2000_steps(flags, tmp_path):
+    flags = {**flags, "num_train_steps": 2000, "log_every": 100, "save_every": 500}
+    flags["config"] = flags["config"].with_name("small.json")
+    del flags["eval_shards"]
+    processes, seen = start_workers(flags, tmp_path / "run"), []
+    for line in processes[0].stderr:
+        if line.startswith("step "):
+            seen.append([threads_and_megabytes(process) for process in processes])
+    finish(processes)
+    assert len(seen) == 20
+    for (first_threads, first), (last_threads, last) in zip(seen[2], seen[-1], strict=True):
+        assert last_threads <= first_threads + 8
+        assert last <= first + 30

@@ -1,0 +1,32 @@
+"""`bert_tf.pretrain` with pauses in one worker, as slow storage makes them.
+
+The environment variable PAUSES is {"index of the worker": {"method of Checkpoints": [seconds before
+it, seconds after it]}} in JSON.
+"""
+
+import json
+import os
+import runpy
+import time
+
+from bert_tf.checkpoints import Checkpoints
+
+
+def pause(name, before, after):
+    """Make one method of Checkpoints slow."""
+    method = getattr(Checkpoints, name)
+
+    def slow(self, *args, **kwargs):
+        time.sleep(before)
+        result = method(self, *args, **kwargs)
+        time.sleep(after)
+        return result
+
+    setattr(Checkpoints, name, slow)
+
+
+if __name__ == "__main__":
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    for name, seconds in json.loads(os.environ["PAUSES"]).get(str(index), {}).items():
+        pause(name, *seconds)
+    runpy.run_module("bert_tf.pretrain", run_name="__main__")
