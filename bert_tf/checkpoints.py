@@ -179,6 +179,8 @@ class Checkpoints:
         self._remove(folder)  # Left by a save that was killed.
         try:
             files.make_folder(folder)
+            saving = os.path.join(folder, run_directory.SAVING)
+            files.write_bytes(saving, b"")  # Tells what a killed save left from a broken copy.
             tf.raw_ops.SaveV2(
                 prefix=os.path.join(folder, "variables"),
                 tensor_names=list(variables),
@@ -187,6 +189,7 @@ class Checkpoints:
             )
             files.sync_folder(folder)
             files.replace_file(self._state(step), json.dumps({"step": step}))
+            files.remove(saving)
         except (tf.errors.OpError, OSError) as error:
             # Of a full disk TensorFlow says one of several things.
             self._remove(folder)

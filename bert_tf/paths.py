@@ -33,7 +33,7 @@ def check_output(path, inputs, overwrite=False):
     for source in inputs:
         if _is_in(path, source):
             raise UserError(
-                f"--output={path}: is, or lies in, {source}, which is read; name another --output"
+                f"--output={path}: is input, or part of it ({source}); name another --output"
             )
     if files.is_remote(path):
         return

@@ -7,14 +7,16 @@ from bert_tf import files, ownership
 from bert_tf.errors import UserError
 
 STATE = "checkpoint.json"
+SAVING = ".saving"  # In a checkpoint as long as it is being written.
 STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = r"\.[0-9a-f]{32}"
-_STATE_FILE = rf"(checkpoint\.json|\.checkpoint\.json{_TEMPORARY}|variables\.[^/]*)?"
-OF_CHECKPOINT = re.compile(_STATE_FILE)
+_SMALL = r"(checkpoint\.json|\.saving)"
+_CHECKPOINT = rf"({_SMALL}|\.{_SMALL}{_TEMPORARY}|variables\.[^/]*)?"
+OF_CHECKPOINT = re.compile(_CHECKPOINT)
 _PART = r"((config|task|train)\.json|vocab\.txt|metrics\.jsonl|loss\.png)"
 OF_RUN = re.compile(
     rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
-    rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_STATE_FILE})?"
+    rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_CHECKPOINT})?"
 )
 
 
@@ -52,8 +54,8 @@ def check_free(path):
         return
     for folder in _checkpoints_without_state(path) if is_run(path) else ():
         raise UserError(
-            f"{folder}: holds weights, but {STATE} is missing: the copy or the save of this run "
-            "broke off; copy it again, or name a new directory"
+            f"{folder}: holds weights, but {STATE} is missing, maybe since a copy broke off; copy "
+            "the run again, or name a new directory"
         )
     if ownership.is_ours(path) and not complete_steps(os.path.join(path, "checkpoints")):
         found = [name for name in files.walk(path) if not OF_RUN.fullmatch(name)]
@@ -70,5 +72,5 @@ def _checkpoints_without_state(path):
     checkpoints = os.path.join(path, "checkpoints")
     for name in filter(STEP.fullmatch, files.names(checkpoints)):
         parts = files.names(os.path.join(checkpoints, name))
-        if "variables.index" in parts and STATE not in parts:
+        if "variables.index" in parts and STATE not in parts and SAVING not in parts:
             yield os.path.join(checkpoints, name)

@@ -76,10 +76,10 @@ WRITERS = {
     ),
     "extract": Writer(
         "tasks.extract",
-        "--model={inputs}/huggingface --input={inputs}/rows.csv --max_seq_length=12 "
+        "--model={inputs}/huggingface --input={inputs}/rows.jsonl --max_seq_length=12 "
         "--output={output}",
         "vectors.npy",
-        "rows.csv",
+        "rows.jsonl",
         "output",
     ),
     "export": Writer(
@@ -115,6 +115,8 @@ class Commands:
         small.write_complaints(self.inputs)
         rows = [(text,) for texts in small.TEXTS.values() for text in texts]
         small.write_rows(self.inputs / "rows.csv", rows * 300, ["text"])
+        lines = [json.dumps({"text": text}) + "\n" for (text,) in rows * 300]
+        (self.inputs / "rows.jsonl").write_text("".join(lines))
         done = self.run("finetune", self.inputs)
         assert done.status == 0, done.output
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -35,14 +36,13 @@ class Undisturbed(dict):
         self.commands = commands
 
     def __missing__(self, name):
-        import time
-
-        out = self.commands.folder / f"undisturbed-{name}"
-        out.mkdir()
-        began = time.monotonic()
-        done = self.commands.run(name, out)
-        seconds = time.monotonic() - began
-        assert done.status == 0, done.output
+        for folder in (f"first-{name}", f"undisturbed-{name}"):  # The first one is slower.
+            out = self.commands.folder / folder
+            out.mkdir()
+            began = time.monotonic()
+            done = self.commands.run(name, out)
+            seconds = time.monotonic() - began
+            assert done.status == 0, done.output
         self[name] = listing(out), content(name, out), seconds
         return self[name]
 
@@ -101,17 +101,23 @@ def remount(folder, options):
 def test_full_disk(commands, undisturbed, name, tmp_path):
     undisturbed[name]
     whole = commands.folder / f"undisturbed-{name}"
-    kilobytes = sum(-(-path.stat().st_size // 4096) * 4 for path in whole.rglob("*"))
+    sizes = (path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    kilobytes, failed = sum(-(-size // 4096) * 4 for size in sizes), 0
     for share in (0, 0.2, 0.5, 0.9):
         out = tmp_path / f"{share}"
         with disk(out, max(4, int(share * kilobytes))):
             done = commands.run(name, out)
             print(f"{name} {share} of {kilobytes}: {done.last_line}; left {listing(out)}")
+            if done.status == 0:  # Some outputs are larger than others.
+                assert content(name, out) == undisturbed[name][1]
+                continue
+            failed += 1
             done.assert_one_line(str(out))
             assert not [path for path in listing(out) if path.startswith("models/name/1")]
             assert not (out / WRITERS[name].output).is_file()
             remount(out, "size=64m")
             assert_ends_well(commands, undisturbed, name, out)
+    assert failed >= 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,7 +172,9 @@ def test_two_at_once(commands, undisturbed, name, tmp_path):
     failed = [one for one in done if one.status]
     assert len(failed) <= 1
     for one in failed:
-        one.assert_one_line("another process is at work there (PID", "is there already")
+        # The second words: the first process was over before.
+        over = ("is there already", "something else there")
+        one.assert_one_line("another process is at work there (PID", *over)
 
 
 def test_evaluate_writes_nothing(commands, run_command):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import UserError, files
 from bert_tf.checkpoints import Checkpoints, assign, read
 from bert_tf.run import Run
 
@@ -238,6 +238,26 @@ def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, voc
     with pytest.raises(UserError, match="step-00000003: holds weights, but checkpoint.json is"):
         Run.create(run.path, config, vocabulary, train={})
     assert everything(tmp_path) == before
+
+
+def test_what_a_killed_first_save_left_gives_way(tmp_path, config, vocabulary, monkeypatch):
+    run, left = Run.create(tmp_path / "run", config, vocabulary, train={}), tmp_path / "left"
+    sync_folder = files.sync_folder
+
+    def copy(folder):  # Of all files but checkpoint.json, which comes next.
+        shutil.copytree(run.path, left)
+        sync_folder(folder)
+
+    monkeypatch.setattr(files, "sync_folder", copy)
+    run.checkpoints.save(3, variables(3))
+    assert sorted(os.listdir(run.checkpoints.folder(3))) == [
+        "checkpoint.json",
+        "variables.data-00000-of-00001",
+        "variables.index",
+    ]
+    assert (left / "checkpoints" / "step-00000003" / "variables.index").exists()
+    Run.create(left, config, vocabulary, train={})
+    assert not list((left / "checkpoints").iterdir())
 
 
 def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):

@@ -57,14 +57,16 @@ def test_an_input_is_never_replaced(settings, tmp_path, kind):
         (os.link if kind == "hard link" else os.symlink)(tmp_path / "in.csv", path)
     for overwrite in (False, True):
         # What ends in neither .npy nor .jsonl is no output of extract anyway.
-        with pytest.raises(UserError, match="which is read; name another|ends in .npy or .jsonl"):
+        with pytest.raises(
+            UserError, match="is input, or part of it .* name another|ends in .npy or .jsonl"
+        ):
             settings(path, overwrite=overwrite)
 
 
 def test_remote_outputs_and_inputs_are_compared_by_name():
     paths.check_output("gs://b/out.jsonl", ["gs://b/in.csv", "here.csv"])
     for source in ("gs://b/out.jsonl", "gs://b", "gs://b/"):
-        with pytest.raises(UserError, match="which is read"):
+        with pytest.raises(UserError, match="is input, or part of it"):
             paths.check_output("gs://b/out.jsonl", [source], overwrite=True)
 
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from bert_tf import UserError
+from bert_tf import UserError, ownership
 from bert_tf.checkpoints import Checkpoints
 from bert_tf.model.kernels import LEAST_WIDTH
 from bert_tf.pretraining import recipe
@@ -185,7 +185,11 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ownership.MARKER  # It names who was here last.
+    }
 
 
 @EACH_DAMAGE

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
-from bert_tf import UserError
+from bert_tf import UserError, ownership
 from bert_tf.checkpoints import read
 from bert_tf.run import Run
 from bert_tf.train.interruption import Interrupted
@@ -253,6 +253,20 @@ def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settin
 
 
 @pytest.mark.slow
+def test_a_folder_that_is_not_ours_or_held_is_refused(settings, tmp_path):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.json").write_text("theirs")
+    with pytest.raises(UserError, match="something else there; .* found study.json, and no study"):
+        study(settings)
+    assert os.listdir(folder) == ["study.json"]
+    assert (folder / "study.json").read_text() == "theirs"
+    (folder / "study.json").unlink()
+    with ownership.sole_writer(folder):
+        with pytest.raises(UserError, match=r"another process is at work there \(PID"):
+            study(settings)
+
+
 def test_a_run_is_no_study(settings):
     run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
     with pytest.raises(UserError, match="--output_dir=.*: a single run is there"):
