@@ -230,6 +230,30 @@ def test_a_share_is_dropped_everywhere(rate):
     assert np.abs(kept.mean(axis=1) - (1 - rate)).max() < 6 * deviation / np.sqrt(500)
 
 
+def test_each_entry_is_dropped_as_often_over_many_steps():
+    """Neither are some favored, nor are drops spread more evenly than by chance."""
+    shape, steps = [32, 384], 252
+    keeps = tf.function(lambda seed: kernels.keeps(tf.constant(shape), RATE, seed))
+    counts = np.zeros(shape)
+    for step in range(steps):
+        counts += ~keeps(tf.constant([1, step * STEP + 1], tf.int64)).numpy()
+    z = (counts - steps * RATE) / np.sqrt(steps * RATE * (1 - RATE))
+    for deviations in (z, z.mean(axis=0) * np.sqrt(shape[0]), z.mean(axis=1) * np.sqrt(shape[1])):
+        # The mean of n squares of a normal distribution has a variance of 2 / n.
+        assert abs(np.square(deviations).mean() - 1) < 5 * np.sqrt(2 / deviations.size)
+    assert abs(z.mean()) < 5 / np.sqrt(z.size)
+
+
+def test_triples_of_neighbours_are_independent():
+    """All eight patterns of three entries, side by side and in three rows, by Pearson's chi2."""
+    kept = mask([3, 4], shape=(600, 768), rate=0.5).astype(int)
+    for triples in (kept.reshape(-1, 3), kept.reshape(-1, 3, 768).swapaxes(1, 2).reshape(-1, 3)):
+        counts = np.bincount(triples @ [4, 2, 1], minlength=8)
+        expected = len(triples) / 8
+        # Of 7 degrees of freedom; beyond 40 once in a million times.
+        assert (np.square(counts - expected) / expected).sum() < 40
+
+
 def correlation(one, other):
     """Of two patterns of the same rate, in standard deviations of what chance gives."""
     one, other = one.ravel() - (1 - RATE), other.ravel() - (1 - RATE)
