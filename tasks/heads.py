@@ -1,6 +1,7 @@
 """The heads of the published tasks on the encoder (Devlin et al. 2019, figure 4).
 
-Each is dropout and one dense layer, float32; outputs are dicts {name: float32}, batch first.
+Each is dropout (but for answer spans) and one dense layer, float32; outputs are dicts
+{name: float32}, batch first.
 
 Legend: B texts (windows), Q questions, L tokens of the longest text, T rows, H hidden size, C
 outputs, or choices.
@@ -23,6 +24,8 @@ HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
 class _Model(keras.Model):
     """An encoder and a dense layer "classifier" of `units`; `call` says what it reads."""
 
+    has_head_dropout = True
+
     def __init__(self, config, units, name=None, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
@@ -35,8 +38,8 @@ class _Model(keras.Model):
         self.head.build((None, self.config.hidden_size))
 
     def scores(self, hidden, seed):
-        """[..., H] -> [..., C], behind dropout."""
-        rate = self.config.hidden_dropout_prob
+        """[..., H] -> [..., C], after dropout where the head has it."""
+        rate = self.config.hidden_dropout_prob if self.has_head_dropout else 0.0
         return self.head(dropout(hidden, rate, seed, HEAD_DROPOUT_PLACE))
 
     def get_config(self):
@@ -116,6 +119,8 @@ class TokenModel(_TokenWise):
 @keras.saving.register_keras_serializable("bert_tf")
 class SpanModel(_TokenWise):
     """Two softmaxes over the tokens (4.2) -> {"start": [B, L], "end": [B, L]}."""
+
+    has_head_dropout = False  # As in the released run_squad.py and in transformers.
 
     def __init__(self, config, units=2, **kwargs):
         super().__init__(config, units, **kwargs)

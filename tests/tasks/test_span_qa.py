@@ -50,6 +50,15 @@ def examples_of(*rows):
     return Examples({"question": list(questions), "context": list(contexts)}, labels)
 
 
+def test_its_head_has_no_dropout_of_its_own(pipeline, inputs_BL):
+    """As the released run_squad.py and transformers have it: dropout is the encoder's alone."""
+    model, seed = pipeline.model, tf.constant([1, 2], tf.int64)
+    sequence_BLH = model.encoder(inputs_BL, training=True, seed=seed)["sequence"]
+    expected_BL = np.where(inputs_BL["input_mask"], model.head(sequence_BLH)[:, :, 0], -1e9)
+    starts_BL = model(inputs_BL, training=True, seed=seed)["start"]
+    np.testing.assert_allclose(starts_BL, expected_BL, rtol=1e-6)
+
+
 def random_rows(rng, count, most_words=20):
     """Questions on random words; of every fourth there is no answer."""
     rows = []
