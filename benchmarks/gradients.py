@@ -2,7 +2,7 @@
 
     python benchmarks/gradients.py            (some minutes where bfloat16 is emulated)
 
-The pretraining model and a classifier, 4 layers of hidden size 256, some 9,000 tokens in either
+The pretraining model and a classifier, 2 layers of hidden size 256, some 9,000 tokens in either
 layout; both precisions have the same weights, batch and dropout masks. The error of a variable is
 ||g_bfloat16 - g_float32|| / ||g_float32||. The softmax ignores what a key's bias adds to all scores
 of a query: its true gradient is 0, and its error is divided by the norm of the query bias' gradient
@@ -21,12 +21,13 @@ import tensorflow as tf
 from pretraining_batch import Sizes, examples
 from pretraining_step_tensorflow import LAYOUTS, config_of
 
+from bert_tf.checkpoints import model_variables
 from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.losses import softmax_cross_entropy
 from tasks.heads import TextModel
 
-SIZES = Sizes(layers=4, hidden=256, batch=96)
+SIZES = Sizes(layers=2, hidden=256, batch=96)
 LIMIT, LABELS = 3, 3
 SEED = tf.constant([1, 2**32], tf.int64)
 
@@ -91,7 +92,8 @@ def gradients(make, batch, precision):
         variables = [variable.value for variable in model.trainable_variables]
         return [tf.convert_to_tensor(of_one) for of_one in tape.gradient(value, variables)]
 
-    paths = [variable.path.partition("/")[2] for variable in model.trainable_variables]
+    names = {id(variable): name for name, variable in model_variables(model).items()}
+    paths = [names[id(variable)] for variable in model.trainable_variables]
     values = [of_one.numpy().astype(np.float64) for of_one in take(batch)]
     return dict(zip(paths, values, strict=True))
 
