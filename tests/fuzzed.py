@@ -7,7 +7,8 @@ TensorFlow is imported by those formats alone that need it.
 import csv
 import json
 
-from tests.rows import SENTENCES
+from bert_tf.config import BertConfig
+from tests.rows import CONFIG, SENTENCES, WORDS
 
 ROWS = [(text, "ab"[number % 2]) for number, text in enumerate(SENTENCES)]
 
@@ -151,7 +152,6 @@ def arc(folder):
 
 def vocabulary(folder):
     from bert_tf.text.vocabulary import Vocabulary
-    from tests.rows import WORDS
 
     path = folder / "vocab.txt"
     Vocabulary(WORDS).save(path)
@@ -306,19 +306,21 @@ def checkpoint_json(folder):
 
 
 def safetensors(folder):
-    from bert_tf.config import BertConfig
+    import numpy as np
+    import safetensors.numpy
+
     from bert_tf.text.vocabulary import Vocabulary
-    from tests import small
-    from tests.rows import CONFIG, WORDS
+    from bert_tf.weights import huggingface, names
 
-    made = small.write_huggingface(folder / "huggingface", BertConfig(**CONFIG), Vocabulary(WORDS))
-
-    def read(path):
-        from bert_tf.weights.sources import read_pretrained
-
-        return len(read_pretrained(path.parent).weights)
-
-    return made / "model.safetensors", read
+    bert = BertConfig(**CONFIG)
+    tensors = {
+        row.huggingface: np.ones(shape[::-1] if row.ours.endswith("kernel") else shape, "f4")
+        for row, shape in zip(names.table(bert), names.shapes(bert).values(), strict=True)
+    }
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    _written(folder / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
+    Vocabulary(WORDS).save(folder / "vocab.txt")
+    return folder / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
 
 
 def checkpoint_index(folder):
@@ -346,11 +348,9 @@ def _make_shards(folder):
 
 def _make_run(folder):
     from bert_tf import checkpoints
-    from bert_tf.config import BertConfig
     from bert_tf.run import Run
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.classification import Classification
-    from tests.rows import CONFIG, WORDS
 
     bert = BertConfig(**CONFIG)
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
