@@ -20,7 +20,9 @@ from bert_tf.errors import UserError
 @dataclasses.dataclass(frozen=True)
 class RequestSettings:
     input: tuple[str, ...] = command.setting("NAME=VALUE", repeated=True)
-    model_dir: str | None = command.setting("directory of versions, of which the newest is asked, or of one version", None)
+    model_dir: str | None = command.setting(
+        "directory of versions, of which the newest is asked, or one version", None
+    )
     url: str | None = command.setting("http://HOST:PORT/v1/models/NAME[/versions/N]", None)
     grpc: str | None = command.setting("HOST:PORT", None)
     model: str | None = command.setting("which model of --grpc", None)
