@@ -15,7 +15,7 @@ import tempfile
 
 import own_process
 
-CONSTANT_MB = 2048
+CONSTANT_MB = 512
 LIMIT_GB = 10  # Of address space: a request beyond it fails instead of the machine.
 MEBIBYTE = 2**20
 SIZES = {
@@ -77,6 +77,11 @@ def requests():
             "tagging",
             "tokenize",
             [*short, punctuation],
+        ),
+        "tagging, tokenize: the largest output, 1 of punctuation and 31 short": (
+            "tagging",
+            "tokenize",
+            [*short[:31], punctuation],
         ),
         "span_qa: 1 long among 1,000 short": ("span_qa", "serving_default", context),
         "span_qa: 1 of punctuation": (

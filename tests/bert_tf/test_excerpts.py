@@ -94,7 +94,7 @@ def test_random_texts_have_the_ends_of_the_whole(tokenizer, monkeypatch):
     texts = random_texts(500, seed=1)
     whole, read = assert_same_ends(tokenizer.tokenize_with_offsets, texts, monkeypatch)
     for mode in MODES:  # It did read less.
-        assert len(read[mode].ids.flat_values) < 0.6 * len(whole.ids.flat_values)
+        assert len(read[mode].ids.flat_values) < 0.8 * len(whole.ids.flat_values)
 
 
 @pytest.mark.slow
