@@ -180,7 +180,7 @@ class Checkpoints:
         try:
             files.make_folder(folder)
             saving = os.path.join(folder, run_directory.SAVING)
-            files.write_bytes(saving, b"")  # Tells what a killed save left from a broken copy.
+            files.write_bytes(saving, b"")  # A killed save leaves it, an incomplete copy does not.
             tf.raw_ops.SaveV2(
                 prefix=os.path.join(folder, "variables"),
                 tensor_names=list(variables),
@@ -265,7 +265,7 @@ class Checkpoints:
                 self._remove(os.path.join(self.directory, name))
 
     def _remove(self, folder):
-        """What is not ours stays. Killed meanwhile, it leaves nothing that looks whole."""
+        """Remove our files, the state first: if this is killed, nothing looks complete."""
         state = os.path.join(folder, run_directory.STATE)
         if files.exists(state):
             files.remove(state)

@@ -124,7 +124,7 @@ def is_folder(path):
 
 
 def make_folder(path):
-    """Makes a folder and those above it; returns the ones that were not there, innermost first."""
+    """Create a directory and its parents. Return those that were missing, innermost first."""
     if is_remote(path):
         _remote("makedirs", path)
         return []
@@ -134,7 +134,7 @@ def make_folder(path):
         above = os.path.dirname(above)
     os.makedirs(path, exist_ok=True)
     for folder in made:
-        sync(os.path.dirname(folder))  # Else a crash could take it away with all that is in it.
+        sync(os.path.dirname(folder))  # Otherwise a crash could lose the new directory.
     return made
 
 
@@ -151,7 +151,7 @@ def remove(path):
 
 
 def walk(folder):
-    """The paths, relative to a folder, of the files in it and, ending in "/", of empty folders."""
+    """Yield the relative paths of all files and, ending in "/", of all empty directories."""
     for name in names(folder):
         path = os.path.join(folder, name)
         if is_folder(path) and not os.path.islink(path):
@@ -162,9 +162,11 @@ def walk(folder):
 
 
 def remove_own(folder, own):
-    """Removes the files whose path in a folder the pattern `own` matches, and what that empties.
+    """Remove files by name, and the directories that become empty, `folder` included.
 
-    Everything else stays, the folder itself too if there is something else in it.
+    Args:
+        folder: The directory.
+        own: Pattern of the relative paths to remove, as from `walk`. Everything else stays.
     """
     for path in list(walk(folder)):
         if own.fullmatch(path):
@@ -211,7 +213,7 @@ def _remote(function, path, *arguments, **options):
 
 
 def os_error(error, path=None):
-    """An error of TensorFlow's file systems as the OSError that Python would raise."""
+    """Return the OSError for an error of TensorFlow's file systems."""
     import tensorflow as tf
 
     number = {

@@ -1,11 +1,11 @@
-"""Which process writes in a folder or to a file, and which folders are ours.
+"""Marker and lock files: one writing process per directory or output file.
 
-FOLDER/.bert_tf.lock   made before anything else; nothing is deleted in a folder without it. While
-                       a process writes there it holds a lock on this file, which then names it
-.NAME.lock             the same for an output file, beside it, as long as it is being written
+DIR/.bert_tf.lock   Created before any other file. Nothing is deleted in a directory without it.
+                    A process that writes there holds a lock on it and writes its host and PID.
+.NAME.lock          The same for an output file, next to it, while it is being written.
 
-The lock goes with its process, however that ends. Remote file systems have none, and some network
-file systems refuse it: there only the file is written.
+The operating system releases the lock when the process ends, also if it is killed. Remote and some
+network file systems have no locks: only the file is written there.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ MARKER = ".bert_tf.lock"
 
 
 def is_ours(folder):
-    """True for a folder that bert_tf has made."""
+    """Return True if bert_tf created this directory."""
     return files.exists(os.path.join(folder, MARKER))
 
 
 def mark(folder):
-    """Makes a folder, if it is not there, and marks it as ours; returns the folders made."""
+    """Create a directory if it is missing and mark it. Return the created directories."""
     made = files.make_folder(folder)
     if not is_ours(folder):
         files.write_bytes(os.path.join(folder, MARKER), b"")
@@ -34,10 +34,12 @@ def mark(folder):
 
 @contextlib.contextmanager
 def sole_writer(folder):
-    """Makes, marks and holds a folder for the block; yields the folders made, innermost first.
+    """Create, mark and lock a directory for the block. Yield the created directories.
 
-    Raises UserError where another process holds it. After an error a folder in which nothing else
-    has come to stand is as it was before.
+    After an error, a directory that is still empty is removed again if it was created here.
+
+    Raises:
+        UserError: If another process holds the lock.
     """
     was_ours, made = is_ours(folder), files.make_folder(folder)
     marker = os.path.join(folder, MARKER)
@@ -58,10 +60,12 @@ def sole_writer(folder):
 
 @contextlib.contextmanager
 def sole_output(path, overwrite=False):
-    """Holds the place of an output file for the block, which writes it by files.replacing.
+    """Lock an output file for the block, which writes it with `files.replacing`.
 
-    Raises UserError where there is a file already, unless `overwrite`, and where another process
-    writes it. What a killed process left of it is removed.
+    Temporary files of killed processes are removed.
+
+    Raises:
+        UserError: If the file exists and `overwrite` is False, or if another process writes it.
     """
     folder, name = os.path.split(path)
     lock = os.path.join(folder, f".{name}.lock")
@@ -80,7 +84,7 @@ def sole_output(path, overwrite=False):
 
 @contextlib.contextmanager
 def _held(path, what):
-    """Holds the lock file `path` of `what` for the block; yields whether it is really locked."""
+    """Hold the lock file `path` of `what` for the block. Yield whether it is locked."""
     if files.is_remote(path):
         if os.path.basename(path) == MARKER:
             files.write_bytes(path, _owner())
@@ -95,7 +99,7 @@ def _held(path, what):
 
 
 def _locked(path, what):
-    """(descriptor, whether it is locked) of a lock file that names this process."""
+    """Return the descriptor of a lock file, and whether it is locked."""
     while True:
         try:
             descriptor = _opened(path)
@@ -109,7 +113,7 @@ def _locked(path, what):
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # Its owner has just removed it.
+        os.close(descriptor)  # Another process removed the file after this one opened it.
 
 
 def _opened(path):
@@ -118,18 +122,18 @@ def _opened(path):
     except OSError:
         if not os.path.exists(path):
             raise
-        return os.open(path, os.O_RDONLY)  # Another user's, or on a disk that is read-only.
+        return os.open(path, os.O_RDONLY)  # Owned by another user, or on a read-only disk.
 
 
 def _name(descriptor, owner):
-    """Writes who holds a lock file. Held it is also without: of another user's, on a full disk."""
+    """Write the owner if possible: the lock holds also if the disk is full or read-only."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner, 0)
 
 
 def _lock(descriptor, what):
-    """True if the file is locked, False where the file system has no locks."""
+    """Lock a file. Return False if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

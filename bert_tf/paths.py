@@ -1,7 +1,7 @@
-"""What the path in a flag has to be, looked at before any work. No TensorFlow.
+"""Checks of the paths in flags, made before any work and without TensorFlow.
 
-A remote path (gs://, s3://, hdfs://, whatever TensorFlow reaches) is either refused here, or looked
-for once TensorFlow is there.
+Remote paths (gs://, s3://, hdfs:// and others) are either rejected here or checked later, when
+TensorFlow is imported.
 """
 
 import os
@@ -11,29 +11,35 @@ from bert_tf.errors import UserError
 
 
 def check_local(flag, path):
-    """Raises UserError for a remote path."""
+    """Raise UserError if a path is remote."""
     if files.is_remote(path):
         raise UserError(
-            f"--{flag}={path}: wanted a path of this machine; copy between there and here"
+            f"--{flag}={path}: expected a local path; copy the files between this machine and there"
         )
 
 
 def check_local_file(flag, path):
-    """Raises UserError where there is no such file on this machine."""
+    """Raise UserError unless a path is an existing local file."""
     check_local(flag, path)
     if not os.path.isfile(path):
         raise UserError(f"--{flag}={path}: no such file")
 
 
 def check_output(path, inputs, overwrite=False):
-    """Raises UserError unless a command that reads `inputs` may write a file at --output=`path`.
+    """Check that a command may write its output file.
 
-    It replaces a file only with `overwrite`, and never one that is, or lies in, one of `inputs`.
+    Args:
+        path: The file of --output.
+        inputs: Files and directories that the command reads. They are never replaced.
+        overwrite: Whether another existing file may be replaced.
+
+    Raises:
+        UserError: If the file must not or cannot be written.
     """
     for source in inputs:
         if _is_in(path, source):
             raise UserError(
-                f"--output={path}: is input, or part of it ({source}); name another --output"
+                f"--output={path}: is part of the input {source}; name another --output"
             )
     if files.is_remote(path):
         return
@@ -46,7 +52,7 @@ def check_output(path, inputs, overwrite=False):
 
 
 def _is_in(path, source):
-    """True if a file that is there is `source`, under whatever name, or lies in it."""
+    """Return True if an existing file is `source`, also by a link, or is inside it."""
     if files.is_remote(path) or files.is_remote(source):
         return f"{path}/".startswith(f"{str(source).rstrip('/')}/")
     if not os.path.lexists(path):

@@ -1,6 +1,6 @@
 """A run directory: everything that a model is, in files anybody can read.
 
-RUN/.bert_tf.lock    marks it as ours, and names the process that writes there
+RUN/.bert_tf.lock    marker, and lock of the writing process
 RUN/config.json      BertConfig
 RUN/vocab.txt
 RUN/task.json        what it was fine-tuned for (absent after pretraining)
@@ -48,10 +48,13 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def writing(cls, path, writes=True):
-        """Holds the directory of a run, or of one to be made, for the block and this process.
+        """Lock the directory of a new or existing run for the block.
 
-        A run without a marker, by an earlier version, gets it. With `writes` False another process
-        holds it. Raises UserError if something else is there, or another process.
+        A run of an earlier version, which has no marker, gets one. With `writes` False nothing is
+        done, as another process holds the directory.
+
+        Raises:
+            UserError: If the directory holds something else, or another process writes there.
         """
         if not writes:
             yield
@@ -59,7 +62,7 @@ class Run:
         run_directory.check(path)
         with ownership.sole_writer(path):
             for name in filter(run_directory.OF_RUN.fullmatch, files.walk(path)):
-                if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
+                if files.is_temporary(os.path.basename(name)):  # A killed process left it.
                     files.remove(os.path.join(path, name))
             try:
                 yield
@@ -120,7 +123,7 @@ class Run:
     def create(cls, path, config, vocabulary, train, task=None):
         """Makes and opens a new run directory. Raises UserError where something else already is.
 
-        What one of ours left that was killed before its first checkpoint gives way. `train` is what
+        Files of a run that was killed before its first checkpoint are replaced. `train` is what
         train.json has to hold beside versions and threads.
         """
         run = cls(path)
@@ -135,7 +138,7 @@ class Run:
         }
         if ownership.is_ours(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
-        ownership.mark(run.path)  # First of all: without it nothing there is ever deleted.
+        ownership.mark(run.path)  # First, because nothing is ever deleted without it.
         files.make_folder(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:

@@ -1,4 +1,4 @@
-"""What a run directory holds, by name: what can go on there, what may be deleted. No TensorFlow."""
+"""Names of the files in a run directory, and where a run may start or resume. No TensorFlow."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from bert_tf import files, ownership
 from bert_tf.errors import UserError
 
 STATE = "checkpoint.json"
-SAVING = ".saving"  # In a checkpoint as long as it is being written.
+SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = r"\.[0-9a-f]{32}"
 _SMALL = r"(checkpoint\.json|\.saving)"
@@ -26,17 +26,17 @@ def is_run(path):
 
 
 def complete_steps(checkpoints):
-    """Steps of the complete checkpoints in a folder of checkpoints, oldest first."""
+    """Return the steps of the complete checkpoints in RUN/checkpoints, oldest first."""
     matches = map(STEP.fullmatch, files.names(checkpoints))
     found = sorted((int(match[1]), match[0]) for match in matches if match)
     return [step for step, name in found if files.exists(os.path.join(checkpoints, name, STATE))]
 
 
 def check(path):
-    """Raises UserError unless a run can go on in this directory, or begin there.
+    """Raise UserError unless a run can start or resume in this directory.
 
-    It can go on from a complete checkpoint. It can begin where nothing is, or what one of ours left
-    that was killed before its first checkpoint.
+    A run can resume from a complete checkpoint. It can start in a missing or empty directory, or
+    where a marked run was killed before its first checkpoint.
     """
     checkpoints = os.path.join(path, "checkpoints")
     if not (is_run(path) and complete_steps(checkpoints)):
@@ -44,18 +44,18 @@ def check(path):
 
 
 def check_free(path):
-    """Raises UserError unless a run can begin in this directory."""
+    """Raise UserError unless a run can start in this directory."""
     if not files.exists(path):
         return
     if not files.is_folder(path):
-        raise UserError(f"{path}: is a file, wanted a directory")
+        raise UserError(f"{path}: is a file; expected a directory")
     found = [name for name in files.names(path) if name != ownership.MARKER]
     if not found:
         return
     for folder in _checkpoints_without_state(path) if is_run(path) else ():
         raise UserError(
-            f"{folder}: holds weights, but {STATE} is missing, maybe since a copy broke off; copy "
-            "the run again, or name a new directory"
+            f"{folder}: contains weights but no {STATE}, as after an incomplete copy; copy the "
+            "run again, or name a new directory"
         )
     if ownership.is_ours(path) and not complete_steps(os.path.join(path, "checkpoints")):
         found = [name for name in files.walk(path) if not OF_RUN.fullmatch(name)]
@@ -64,7 +64,7 @@ def check_free(path):
         found.remove(ownership.MARKER)
     raise UserError(
         f"{path}: there is something else there; name a new directory (found "
-        f"{', '.join(found[:3])}, and no run that this command can go on with)"
+        f"{', '.join(found[:3])}, but no run that this command can resume)"
     )
 
 

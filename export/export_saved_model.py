@@ -31,7 +31,7 @@ class ExportSettings:
         paths.check_local("output_dir", self.output_dir)
         if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
             raise UserError(
-                f"--output_dir={self.output_dir}: is the run; name a directory for its versions"
+                f"--output_dir={self.output_dir}: is the run directory; name another one"
             )
 
     def check(self):

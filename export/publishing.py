@@ -45,7 +45,7 @@ def publish(
                 temporary, _name(output_dir), trained, precision, signatures, answers
             )
             for path in (*temporary.rglob("*"), temporary):
-                path.chmod(0o755 if path.is_dir() else 0o644)  # A server is another user.
+                path.chmod(0o755 if path.is_dir() else 0o644)  # The server may be another user.
                 sync(path)
             return _rename_to_next_version(temporary, output_dir)
     except (OSError, tf.errors.OpError) as error:

@@ -1,6 +1,6 @@
-"""The folder in which a version is written, by a name that no server reads.
+"""The directory in which a version is written, with a name that no server reads.
 
-It is named after its process, which holds the directory of versions meanwhile.
+Its name contains the PID of the process, which holds the directory of versions meanwhile.
 """
 
 import contextlib
@@ -14,15 +14,17 @@ PREFIX = ".writing-"  # And the number of the process.
 
 @contextlib.contextmanager
 def folder(output_dir, say):
-    """An empty folder below `output_dir` for the block, after which it is gone, or has moved.
+    """Create an empty directory in `output_dir` for the block, and remove it afterwards.
 
-    Raises UserError where another process exports to the same directory. What killed ones left is
-    removed, if the directory is known to be ours.
+    Directories of killed exports are removed if `output_dir` has a marker.
+
+    Raises:
+        UserError: If another process exports to `output_dir`.
     """
     is_ours = ownership.is_ours(output_dir)
     with ownership.sole_writer(output_dir) as made:
         for path in made:
-            os.chmod(path, 0o755)  # A server is another user.
+            os.chmod(path, 0o755)  # The server may be another user.
         path = output_dir / f"{PREFIX}{os.getpid()}"
         if is_ours:
             _remove_abandoned(output_dir, path, say)
@@ -36,7 +38,7 @@ def folder(output_dir, say):
 def _remove_abandoned(output_dir, own, say):
     for path in sorted(output_dir.glob(f"{PREFIX}*")):
         number = path.name.removeprefix(PREFIX)
-        # Where the file system has no locks, another process may be at work.
+        # Without locks in the file system, another process may be writing there.
         if number.isdecimal() and path.is_dir() and (path == own or not _lives(int(number))):
             shutil.rmtree(path, ignore_errors=True)
             say(f"{path}: removed, left by an export that was killed")

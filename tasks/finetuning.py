@@ -45,7 +45,7 @@ def finetune(settings, say=lambda line: None, strategy=None):
 
 
 def _finetune(settings, say, strategy):
-    """The run directory is ours alone."""
+    """Fine-tune; the caller holds the run directory."""
     chief = is_chief(strategy)
     if not chief:
         say = _silent

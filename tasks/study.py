@@ -6,7 +6,7 @@ al. 2019, 4.1; Mosbach et al. 2021): one run says little.
     STUDY/seed-1/                       a run, or with several learning rates
     STUDY/learning_rate-2e-5-seed-1/
     STUDY/study.json                    written once all runs are over
-    STUDY/.bert_tf.lock                 marks it as ours, and names the process that writes there
+    STUDY/.bert_tf.lock                 marker, and lock of the writing process
 """
 
 import gc
@@ -42,21 +42,21 @@ def study(settings, say=lambda line: None, strategy=None):
 
 
 def _check_free(settings):
-    """Raises UserError where something else is; a study of an earlier version has no marker."""
+    """Raise UserError unless a study can start or resume here."""
     folder = settings.output_dir
     if files.exists(folder) and not files.is_folder(folder):
-        raise UserError(f"--output_dir={folder}: is a file, wanted a directory")
+        raise UserError(f"--output_dir={folder}: is a file; expected a directory")
     found = files.names(folder)
-    if found and not ownership.is_ours(folder):
+    if found and not ownership.is_ours(folder):  # Studies of earlier versions have no marker.
         if not any(Run.is_at(run.output_dir) for run in settings.runs().values()):
             raise UserError(
                 f"--output_dir={folder}: there is something else there; name a new directory "
-                f"(found {', '.join(found[:3])}, and no study)"
+                f"(found {', '.join(found[:3])}, but no study)"
             )
 
 
 def _study(settings, say, strategy):
-    """The directory is ours alone."""
+    """Run the study; the caller holds its directory."""
     chief = is_chief(strategy)
     tell = say if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None

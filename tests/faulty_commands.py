@@ -179,7 +179,7 @@ def listing(folder):
 
 
 def content(name, out):
-    """What of an output is the same in all runs of its command: {path: sha256}, or figures."""
+    """Return what is the same in all runs of a command: {path: sha256}, and the losses."""
     output = out / WRITERS[name].output
     if output.is_file():
         return {"": _sha256(output)}

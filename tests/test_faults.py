@@ -53,7 +53,7 @@ def is_over(done):
 
 
 def assert_ends_well(commands, undisturbed, name, out):
-    """The same command again: all is as if nothing had happened, nothing is left besides."""
+    """Run the same command again; afterwards all files are as after an undisturbed run."""
     before = content(name, out) if (out / WRITERS[name].output).is_file() else None
     done = commands.run(name, out)
     paths, wanted, _ = undisturbed[name]
@@ -151,7 +151,9 @@ def test_output_equal_to_input(commands, name, tmp_path):
     before = tmp_path / "before"
     (shutil.copytree if source.is_dir() else shutil.copy)(source, before)
     done = commands.run(name, None, output=source)
-    done.assert_one_line("name another", "something else there", "is the run")
+    done.assert_one_line(
+        "name another", "something else there", "is the run directory", "part of the input"
+    )
     if source.is_dir():
         assert listing(source) == listing(before)
         assert not (source / MARKER).exists() or (before / MARKER).exists()

@@ -50,7 +50,7 @@ def pretrain(settings, say=lambda line: None, strategy=None):
 
 
 def _pretrain(settings, say, strategy):
-    """The run directory is ours alone."""
+    """Pretrain; the caller holds the run directory."""
     chief = is_chief(strategy)
     if not chief:
         say = _silent

@@ -122,8 +122,8 @@ def _reader_of(path):
     """(module that reads the model at a path that is no run, what it takes, what the model is)."""
     if files.is_remote(path):
         raise UserError(
-            f"{path}: no run there; a run is all that is read from remote paths: copy a Hugging "
-            "Face directory, a Google release or a preset to this machine"
+            f"{path}: expected a run; other weights cannot be read from remote paths, copy them to "
+            "this machine first"
         )
     folder = pathlib.Path(path)
     for kind, reader in (

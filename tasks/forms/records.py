@@ -65,7 +65,7 @@ def good_or_bad(where, record, make, *arguments):
 def checked_path(path, suffixes=None):
     """The pathlib.Path. Raises UserError if there is no such file, or it ends in something else."""
     if files.is_remote(path):
-        raise UserError(f"{path}: wanted a file of this machine; copy it here")
+        raise UserError(f"{path}: expected a local file; copy it to this machine")
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")

@@ -215,13 +215,13 @@ def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabular
             with begin(path):
                 pass
     (path / ".bert_tf.lock").touch()  # Ours, but for a file.
-    with pytest.raises(UserError, match=r"found checkpoints/best_model/weights\.bin, and"):
+    with pytest.raises(UserError, match=r"found checkpoints/best_model/weights\.bin, but"):
         Run.create(path, config, vocabulary, train={})
     (path / ".bert_tf.lock").unlink()
     assert everything(path) == before
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UserError, match="is a file, wanted a directory"),
+        pytest.raises(UserError, match="is a file; expected a directory"),
         Run.writing(path / "../file"),
     ):
         pass
@@ -235,7 +235,7 @@ def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, voc
     if not is_marked:
         (tmp_path / "run" / ".bert_tf.lock").unlink()
     before = everything(tmp_path)
-    with pytest.raises(UserError, match="step-00000003: holds weights, but checkpoint.json is"):
+    with pytest.raises(UserError, match="step-00000003: contains weights but no checkpoint.json"):
         Run.create(run.path, config, vocabulary, train={})
     assert everything(tmp_path) == before
 

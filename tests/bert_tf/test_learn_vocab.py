@@ -247,7 +247,7 @@ def test_the_same_bytes_in_any_process(run_command, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output": "setup.py"}, "--output=setup.py: is input, or part of it (setup.py); name"),
+        ({"output": "setup.py"}, "--output=setup.py: is part of the input setup.py; name"),
         ({"output": "Makefile"}, "--output=Makefile: is there already; name another --output"),
         ({"output": "absent/vocab.txt"}, "--output=absent/vocab.txt: wanted a file in a folder"),
         ({"input": "setup.py,absent*"}, "--input=absent*: no such file"),
@@ -273,7 +273,7 @@ def test_they_are_refused_before_tensorflow_is_imported(run_command, tmp_path):
         env={"PYTHONPATH": str(tmp_path)},
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "--output=setup.py: is input" in done.stderr
+    assert "--output=setup.py: is part of the input" in done.stderr
 
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):

@@ -40,7 +40,7 @@ def test_after_an_error_a_folder_is_as_it_was(tmp_path):
 
 
 def killed(code, path):
-    """What `code` leaves, which is killed without warning."""
+    """Run code that kills its own process."""
     code = f"import os, sys\nfrom bert_tf import files, ownership\n{code}"
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""What paths in flags have to be: no input is overwritten, nothing remote becomes a folder here."""
+"""Paths in flags: inputs are never overwritten, remote paths never become local directories."""
 
 import os
 
@@ -58,7 +58,7 @@ def test_an_input_is_never_replaced(settings, tmp_path, kind):
     for overwrite in (False, True):
         # What ends in neither .npy nor .jsonl is no output of extract anyway.
         with pytest.raises(
-            UserError, match="is input, or part of it .* name another|ends in .npy or .jsonl"
+            UserError, match="is part of the input .* name another|ends in .npy or .jsonl"
         ):
             settings(path, overwrite=overwrite)
 
@@ -66,7 +66,7 @@ def test_an_input_is_never_replaced(settings, tmp_path, kind):
 def test_remote_outputs_and_inputs_are_compared_by_name():
     paths.check_output("gs://b/out.jsonl", ["gs://b/in.csv", "here.csv"])
     for source in ("gs://b/out.jsonl", "gs://b", "gs://b/"):
-        with pytest.raises(UserError, match="is input, or part of it"):
+        with pytest.raises(UserError, match="is part of the input"):
             paths.check_output("gs://b/out.jsonl", [source], overwrite=True)
 
 
@@ -93,7 +93,7 @@ def test_remote_outputs_and_inputs_are_compared_by_name():
     ],
 )
 def test_what_cannot_be_remote_says_so(make, flag):
-    with pytest.raises(UserError, match=f"--{flag}=gs://b/m: wanted a path of this machine"):
+    with pytest.raises(UserError, match=f"--{flag}=gs://b/m: expected a local path"):
         make("gs://b/m")
 
 
@@ -117,11 +117,11 @@ def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
         np.testing.assert_array_equal(array, pretrained.weights[name])
     with pytest.raises(UserError, match="there is something else there"):
         pretrained.save("ram://paths/run")
-    with pytest.raises(UserError, match="ram://paths/google: no run there; .* copy"):
+    with pytest.raises(UserError, match="ram://paths/google: expected a run; .* copy"):
         read_pretrained("ram://paths/google")
 
 
 def test_versions_do_not_go_into_the_run_itself(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="is the run; name a directory for its versions"):
+    with pytest.raises(UserError, match="is the run directory; name another"):
         ExportSettings(run=str(tmp_path / "run"), output_dir=str(tmp_path / "run" / "." / ""))

@@ -183,7 +183,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, without_tensorflow, error):
 
 def test_versions_are_published_on_this_machine(tmp_path, without_tensorflow, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--output_dir=gs://b/m: wanted a path of this machine"):
+    with pytest.raises(UserError, match="--output_dir=gs://b/m: expected a local path"):
         publish(Nothing, "gs://b/m", write=fake())
     assert not list(tmp_path.iterdir())
 

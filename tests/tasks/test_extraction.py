@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_tf import Encoder, UserError
+from bert_tf import Encoder, UserError, files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
 from tasks.extraction import LAYERS, Extractor, extract
@@ -97,6 +97,15 @@ def test_lines_are_in_order_whatever_the_batch_and_bad_rows_keep_their_place(pre
     with pytest.raises(UserError, match="rows.jsonl:2: no column 'text'"):
         run(extractor, source, tmp_path / "bad.npy")
     assert not (tmp_path / "bad.npy").exists()
+
+
+def test_vectors_go_to_a_remote_path(pretrained, tmp_path):
+    extractor = Extractor(pretrained, "last", "mean", 16)
+    source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
+    for output in (tmp_path / "out.npy", "ram://extraction/out.npy"):
+        run(extractor, source, output)
+    with files.open_file("ram://extraction/out.npy") as stream:
+        assert stream.readall() == (tmp_path / "out.npy").read_bytes()
 
 
 def test_html_entities(pretrained, tmp_path):

@@ -7,7 +7,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import UserError, files, ownership
 from tasks.classification import Classification
 from tasks.prediction import predict
 from tests import small
@@ -143,3 +143,12 @@ def test_a_file_that_breaks_off_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="not UTF-8: byte 0xff in line 20002"):
         predict(stub(lengths), path, tmp_path / "out.jsonl", 999, lambda line: None)
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_answers_go_to_a_remote_path(tmp_path):
+    path = small.write_rows(tmp_path / "in.csv", [("a", ""), ("bcd", "")])
+    for output in (tmp_path / "out.jsonl", "ram://prediction/out.jsonl"):
+        with ownership.sole_output(output):
+            assert predict(stub(lengths), path, output, 1, lambda line: None) == (2, 0)
+    assert files.read_text("ram://prediction/out.jsonl") == (tmp_path / "out.jsonl").read_text()
+    assert files.names("ram://prediction") == ["out.jsonl"]

@@ -257,7 +257,7 @@ def test_a_folder_that_is_not_ours_or_held_is_refused(settings, tmp_path):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.json").write_text("theirs")
-    with pytest.raises(UserError, match="something else there; .* found study.json, and no study"):
+    with pytest.raises(UserError, match="something else there; .* found study.json, but no study"):
         study(settings)
     assert os.listdir(folder) == ["study.json"]
     assert (folder / "study.json").read_text() == "theirs"
