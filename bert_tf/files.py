@@ -243,7 +243,11 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset, whence=0):
-        return self._do(self._file.seek, offset, whence)
+        self._do(self._file.seek, offset, whence)
+        return self.tell()
+
+    def tell(self):
+        return self._do(self._file.tell)
 
     def readinto(self, buffer):
         data = self._do(self._file.read, len(buffer))

@@ -212,7 +212,7 @@ def _check(values, path):
         field(settings, "masked_lm_prob", float, f"{path}: settings")
         for name in ("whole_word_mask", "replace_with_any"):
             field(settings, name, bool, f"{path}: settings")
-    if "tokenizer" in values:  # Shards of other programs have none.
+    if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
     is_complete = field(values, "complete", bool, path)

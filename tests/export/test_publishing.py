@@ -81,6 +81,7 @@ def without_tensorflow(monkeypatch):
 
 class Nothing:
     checkpoint = "step-00000000"
+    untuned = None
 
 
 def test_a_poller_sees_whole_versions_only(tmp_path, without_tensorflow):
