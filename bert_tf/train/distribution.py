@@ -15,6 +15,10 @@ from bert_tf.text.packing import flat, padded
 _OF_WORKERS = re.compile(
     r"Collective ops is aborted|tensorflow\.(Worker|Coordination)Service|[Cc]oordination service"
 )
+_LOST = re.compile(
+    r"(?:remote target|reported from|heartbeats\):)\s+/job:worker(?:/replica:\d+)?/task:(\d+)"
+)
+_FIRST = re.compile(r"RPC to coordination service|RPC: /tensorflow\.CoordinationService/")
 POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
@@ -87,9 +91,10 @@ def lost_worker(error, where=""):
     text = str(error)
     if not _OF_WORKERS.search(text):
         return None
-    task = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
-    # Without a name it is the first one that does not answer: all send it their heartbeats.
-    name = f"worker {task[1]}, " if task else "worker 0, " * ("oordination" in text)
+    task = _LOST.search(text)
+    # The first worker runs the service that all others send their heartbeats to.
+    is_first = task is None and _FIRST.search(text)
+    name = f"worker {task[1]}, " if task else "worker 0, " if is_first else ""
     return UserError(
         f"{where}another worker is lost ({name}{type(error).__name__}); start all of them again "
         "with the same commands: they go on from the last save"

@@ -110,6 +110,7 @@ ABORTED = "Collective ops is aborted by: "
 ERRORS = {
     "Socket closed\nAdditional GRPC error information from remote target /job:worker/replica:0/"
     "task:2 while calling /tensorflow.WorkerService/RecvBuf": "worker 2, ",
+    "{{function_node CollectiveReduceV2_device_/job:worker/replica:0/task:0/device:CPU:0}} "
     f"{ABORTED}Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
     "sending heartbeats):\n/job:worker/replica:0/task:1": "worker 1, ",
     f"{ABORTED}Failed to send RPC to coordination service. Either the leader task was preempted/"
