@@ -215,12 +215,14 @@ def test_threads_and_memory_stay_over_2000_steps(flags, tmp_path):
     flags = {**flags, "num_train_steps": 2000, "log_every": 100, "save_every": 500}
     flags["config"] = flags["config"].with_name("small.json")
     del flags["eval_shards"]
-    processes, seen = start_workers(flags, tmp_path / "run"), []
+    processes, lines, seen = start_workers(flags, tmp_path / "run"), [], []
     for line in processes[0].stderr:
+        lines.append(line)
         if line.startswith("step "):
             seen.append([threads_and_megabytes(process) for process in processes])
-    finish(processes)
-    assert len(seen) == 20
+    output = "".join(lines) + processes[1].communicate(timeout=60)[1]
+    assert [process.wait(60) for process in processes] == [0, 0], output
+    assert len(seen) == 20, output
     for (first_threads, first), (last_threads, last) in zip(seen[2], seen[-1], strict=True):
         assert last_threads <= first_threads + 8
         assert last <= first + 30
