@@ -104,7 +104,7 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         return run_directory.complete_steps(self.directory)
 
-    def step_of(self, name):
+    def step_of(self, name: str) -> int:
         """Return the step of the complete checkpoint in the directory `name`.
 
         Raises UserError if there is none.
@@ -139,7 +139,7 @@ class Checkpoints:
         except UserError:
             return False
 
-    def newest_readable(self):
+    def newest_readable(self) -> int | None:
         """Return the newest step whose checkpoint is not damaged, or `None`."""
         return next(filter(self.is_readable, reversed(self.steps())), None)
 
@@ -211,7 +211,7 @@ class Checkpoints:
         self._sweep()
         return self.best_step() == step
 
-    def set_tuned(self, step, tuned):
+    def set_tuned(self, step: int, tuned: dict) -> None:
         """Record what was tuned for a saved step, a JSON object, in one atomic write."""
         if self.writes:
             self._add(step, tuned=tuned)

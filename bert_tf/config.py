@@ -113,7 +113,7 @@ class BertConfig:
             )
 
     @property
-    def num_parameters(self):
+    def num_parameters(self) -> int:
         """The number of the encoder's parameters, but for its biases and norms."""
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         of_layer = 4 * self.hidden_size + 2 * self.intermediate_size
@@ -161,7 +161,7 @@ class BertConfig:
         return dataclasses.asdict(self)
 
 
-def read_json_object(path, **parsers):
+def read_json_object(path, **parsers) -> dict:
     """The JSON object in a file. Raises UserError if the file is missing or holds none.
 
     `parsers` are those of strict_json.parse.
