@@ -8,6 +8,7 @@ import csv
 import json
 
 from bert_tf.config import BertConfig
+from tests import fuzzed_runs
 from tests.rows import CONFIG, SENTENCES, WORDS
 
 ROWS = [(text, "ab"[number % 2]) for number, text in enumerate(SENTENCES)]
@@ -257,54 +258,6 @@ def shard(folder):
     return path, read
 
 
-def config(folder):
-    run = _make_run(folder)
-    return run / "config.json", _opened
-
-
-def task(folder):
-    run = _make_run(folder)
-    return run / "task.json", _opened
-
-
-def train(folder):
-    run = _make_run(folder)
-
-    def read(path):
-        from bert_tf.run import Run
-        from export.model_card import model_card
-
-        assert model_card
-        run = Run.open(path.parent)
-        run.changes()
-        run.check_resumable(run.train.get("settings", {}), run.task)
-        return run.train
-
-    return run / "train.json", read
-
-
-def metrics(folder):
-    run = _make_run(folder)
-    lines = [{"step": 1, "loss": 0.5}, {"step": 1, "score": 0.7, "dev_accuracy": 0.7}]
-    path = _written(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-
-    def read(path):
-        from bert_tf.run import Run
-
-        run = Run.open(path.parent)
-        run.has_stalled(2)
-        return run.metrics()
-
-    return path, read
-
-
-def checkpoint_json(folder):
-    run = _make_run(folder)
-    path = next(run.glob("checkpoints/*/checkpoint.json"))
-    text = json.dumps({"step": 0, "score": 0.5, "metrics": {"dev_accuracy": 0.5}})
-    return _written(path, text), lambda path: _opened(run / "task.json")
-
-
 def safetensors(folder):
     import numpy as np
     import safetensors.numpy
@@ -323,17 +276,6 @@ def safetensors(folder):
     return folder / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
 
 
-def checkpoint_index(folder):
-    run = _make_run(folder)
-    return next(run.glob("checkpoints/*/variables.index")), lambda path: _opened(run / "task.json")
-
-
-def checkpoint_data(folder):
-    run = _make_run(folder)
-    path = next(run.glob("checkpoints/*/variables.data*"))
-    return path, lambda path: _opened(run / "task.json")
-
-
 def _make_shards(folder):
     from bert_tf.data.manifest import Manifest
     from bert_tf.data.writing import write_shards
@@ -344,32 +286,6 @@ def _make_shards(folder):
     Vocabulary(ENTRIES).save(folder / "vocab.txt")
     corpus = {"input": str(write_corpus(folder / "corpus.txt")), "vocab": str(folder / "vocab.txt")}
     write_shards(settings_of(corpus, folder / "shards", num_shards=1, num_workers=1))
-
-
-def _make_run(folder):
-    from bert_tf import checkpoints
-    from bert_tf.run import Run
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.classification import Classification
-
-    bert = BertConfig(**CONFIG)
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    settings = {"seed": 1, "learning_rate": 0.1}
-    record = {"settings": settings, "origin": "nowhere", "data": {"a": "b"}}
-    run = Run.create(folder / "run", bert, Vocabulary(WORDS), record, task.to_dict())
-    run.checkpoints.save(0, checkpoints.model_variables(task.build_model(bert)))
-    return folder / "run"
-
-
-def _opened(path):
-    import tensorflow as tf
-
-    from tasks.trained import Trained
-
-    trained = Trained.open(path.parent)
-    texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}
-    windows = trained.pipeline.encode(**texts)
-    return windows.packed.input_ids.to_list()
 
 
 FORMATS = {
@@ -387,12 +303,13 @@ FORMATS = {
     "REST answer": rest_answer,
     "manifest": manifest,
     "TFRecord shard": shard,
-    "config.json": config,
-    "task.json": task,
-    "train.json": train,
-    "metrics.jsonl": metrics,
-    "checkpoint.json": checkpoint_json,
     "safetensors": safetensors,
-    "checkpoint index": checkpoint_index,
-    "checkpoint data": checkpoint_data,
+    "config.json": fuzzed_runs.config,
+    "task.json": fuzzed_runs.task,
+    "train.json": fuzzed_runs.train,
+    "metrics.jsonl": fuzzed_runs.metrics,
+    "checkpoint.json": fuzzed_runs.checkpoint_json,
+    "checkpoint index": fuzzed_runs.checkpoint_index,
+    "checkpoint data": fuzzed_runs.checkpoint_data,
+    "REST request": fuzzed_runs.rest_request,
 }

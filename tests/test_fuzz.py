@@ -12,7 +12,7 @@ FEW = 20
 # What these read is slower: a model is built, or shards are written first.
 SLOW = {
     *("manifest", "TFRecord shard", "config.json", "task.json", "train.json", "metrics.jsonl"),
-    *("checkpoint.json", "checkpoint index", "checkpoint data"),
+    *("checkpoint.json", "checkpoint index", "checkpoint data", "REST request"),
 }
 # What starts with a file of the format: the command, and its flags for {0}, the file's folder, and
 # {1}, the file. (A reader of labels takes a model that knows them: extract reads the same rows.)

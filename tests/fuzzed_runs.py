@@ -1,0 +1,121 @@
+"""The files of a run, and requests to a served model, for tests.fuzzed.
+
+As there: folder -> (path, path -> result).
+"""
+
+import json
+
+from bert_tf.config import BertConfig
+from tests.rows import CONFIG, WORDS
+
+
+def config(folder):
+    run = _make_run(folder)
+    return run / "config.json", _opened
+
+
+def task(folder):
+    run = _make_run(folder)
+    return run / "task.json", _opened
+
+
+def train(folder):
+    run = _make_run(folder)
+
+    def read(path):
+        from bert_tf.run import Run
+        from export.model_card import model_card
+
+        assert model_card
+        run = Run.open(path.parent)
+        run.changes()
+        run.check_resumable(run.train.get("settings", {}), run.task)
+        return run.train
+
+    return run / "train.json", read
+
+
+def metrics(folder):
+    run = _make_run(folder)
+    lines = [{"step": 1, "loss": 0.5}, {"step": 1, "score": 0.7, "dev_accuracy": 0.7}]
+    path = run / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def read(path):
+        from bert_tf.run import Run
+
+        run = Run.open(path.parent)
+        run.has_stalled(2)
+        return run.metrics()
+
+    return path, read
+
+
+def checkpoint_json(folder):
+    run = _make_run(folder)
+    path = next(run.glob("checkpoints/*/checkpoint.json"))
+    path.write_text(json.dumps({"step": 0, "score": 0.5, "metrics": {"dev_accuracy": 0.5}}))
+    return path, lambda path: _opened(run / "task.json")
+
+
+def checkpoint_index(folder):
+    run = _make_run(folder)
+    return next(run.glob("checkpoints/*/variables.index")), lambda path: _opened(run / "task.json")
+
+
+def checkpoint_data(folder):
+    run = _make_run(folder)
+    path = next(run.glob("checkpoints/*/variables.data*"))
+    return path, lambda path: _opened(run / "task.json")
+
+
+def rest_request(folder):
+    """A body as TF Serving's REST API parses it, and the graph that answers it."""
+    from bert_tf.errors import UserError
+    from export.signatures import write_saved_model
+    from tasks.trained import Trained
+    from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
+    from tests.export.rest_json import predicted
+
+    write_saved_model(Trained.open(_make_run(folder)), folder / "model")
+    engine = Engine(folder / "model")
+    path = folder / "request.json"
+    request = {"signature_name": "serving_default", "instances": ["the bill is high", "my app"]}
+    path.write_text(json.dumps(request))
+
+    def read(path):
+        try:
+            return predicted(engine, path.read_bytes())
+        except EngineError as error:
+            if error.code != INVALID_ARGUMENT:
+                raise
+            # TF Serving sends the message as JSON: it may have lines.
+            raise UserError(" ".join(str(error).split())[:2_000]) from None
+
+    return path, read
+
+
+def _make_run(folder):
+    from bert_tf import checkpoints
+    from bert_tf.run import Run
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.classification import Classification
+
+    bert = BertConfig(**CONFIG)
+    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    settings = {"seed": 1, "learning_rate": 0.1}
+    record = {"settings": settings, "origin": "nowhere", "data": {"a": "b"}}
+    run = Run.create(folder / "run", bert, Vocabulary(WORDS), record, task.to_dict())
+    run.checkpoints.save(0, checkpoints.model_variables(task.build_model(bert)))
+    return folder / "run"
+
+
+def _opened(path):
+    import tensorflow as tf
+
+    from tasks.trained import Trained
+
+    trained = Trained.open(path.parent)
+    texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}
+    windows = trained.pipeline.encode(**texts)
+    return windows.packed.input_ids.to_list()
