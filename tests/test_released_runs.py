@@ -1,0 +1,85 @@
+"""Runs, shards and .keras files of version 0.1 are opened, evaluated and resumed as then.
+
+tests/released_runs was written by that version's code, each run broken off in its second epoch;
+expected.json has its flags, and what it was evaluated to then, before and after it was resumed.
+"""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from bert_tf import command
+from bert_tf.data.manifest import Manifest
+from bert_tf.pretraining.recipe import pretrain
+from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.train.distribution import make_layout, make_strategy
+from tasks.evaluation import Evaluator
+from tasks.examples import EncodedExamples
+from tasks.finetuning import finetune
+from tasks.settings import FinetuneSettings
+from tasks.trained import Trained
+from tests.conftest import ROOT
+
+RELEASED = ROOT / "tests" / "released_runs"
+EXPECTED = json.loads((RELEASED / "expected.json").read_text())
+TASKS = sorted(set(EXPECTED) - {"pretraining", "models"})
+MODELS = sorted(EXPECTED["models"])
+QUICK = ("classification",)  # Resumed by default; the other tasks take as long again.
+IDS = np.array([[2, 5, 6, 7, 8, 3], [2, 9, 5, 3, 0, 0]], np.int32)
+
+
+@pytest.fixture
+def released(tmp_path, monkeypatch):
+    """A copy as the working directory, as flags and records have relative paths."""
+    shutil.copytree(RELEASED, tmp_path / "released")
+    monkeypatch.chdir(tmp_path / "released")
+
+
+def settings_of(settings_class, name):
+    """Settings from the flags as they were spelled then."""
+    flags = [*EXPECTED[name]["flags"], f"--output_dir=runs/{name}"]
+    return command.parse(settings_class, ["command", *flags])[0]
+
+
+def evaluate(name):
+    trained, strategy = Trained.open(f"runs/{name}"), make_strategy("none")
+    path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
+    examples = trained.task.read(path.removeprefix("--dev="))
+    encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    return Evaluator(trained.task, trained.pipeline.model, strategy).metrics(encoded)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_is_evaluated_as_before(released, name):
+    assert evaluate(name) == pytest.approx(EXPECTED[name]["interrupted"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TASKS],
+)
+def test_a_run_is_resumed_as_before(released, name):
+    finetune(settings_of(FinetuneSettings, name))
+    assert evaluate(name) == pytest.approx(EXPECTED[name]["resumed"], rel=1e-3, abs=1e-4)
+
+
+def test_pretraining_is_resumed_as_before(released):
+    assert Manifest.load("shards").plan_sha256
+    run = pretrain(settings_of(PretrainSettings, "pretraining"))
+    for record, expected in zip(run.metrics(), EXPECTED["pretraining"]["records"], strict=True):
+        assert {name: record[name] for name in expected} == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_keras_file_answers_as_before(name):
+    model = keras.saving.load_model(RELEASED / "models" / f"{name}.keras")
+    inputs = {"input_ids": IDS, "input_mask": np.int32(IDS > 0), "segment_ids": np.zeros_like(IDS)}
+    if name == "multiple_choice":
+        inputs["windows"] = np.array([[0, 1]], np.int32)
+    outputs = model(inputs)
+    assert set(outputs) == set(EXPECTED["models"][name])
+    for key, expected in EXPECTED["models"][name].items():
+        np.testing.assert_allclose(outputs[key], expected, rtol=1e-4, atol=1e-5)
