@@ -54,6 +54,11 @@ def requests():
         "32 of combining marks": ("classification", "serving_default", [marks] * 32),
         "1 of 100 MiB": ("classification", "serving_default", [filled(ENGLISH, 100 * MEBIBYTE)]),
         "100,000 empty": ("classification", "serving_default", [""] * 100_000),
+        "223,000 empty, the largest output of strings": (
+            "classification",
+            "serving_default",
+            [""] * 223_000,
+        ),
         "tokenize: 1 long among 50,000 empty": (
             "classification",
             "tokenize",

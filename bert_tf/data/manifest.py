@@ -215,6 +215,9 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
+    if "corpus" in values:  # Then all that plan_sha256 is of.
+        for name in ("corpus", "tokenizer", "versions"):
+            field(values, name, dict, path)
     is_complete = field(values, "complete", bool, path)
     if not is_complete and "shards" not in values:
         return

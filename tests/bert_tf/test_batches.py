@@ -185,6 +185,11 @@ def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
     (copy / "manifest.json").write_text(json.dumps({**manifest, "complete": False}))
     with pytest.raises(UserError, match="manifest.json: not complete"):
         data_of(copy)
+    (copy / "manifest.json").write_text(
+        json.dumps({name: value for name, value in manifest.items() if name != "versions"})
+    )
+    with pytest.raises(UserError, match="manifest.json: damaged .*versions"):
+        data_of(copy)
     (copy / "manifest.json").write_text('{"complete": tr')
     with pytest.raises(UserError, match="manifest.json: damaged"):
         data_of(copy)
