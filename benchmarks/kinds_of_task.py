@@ -70,7 +70,7 @@ def _first_steps(settings, max_steps):
     first, last = UNCOUNTED, UNCOUNTED + max_steps
     times, counts = {}, []
 
-    def say(line):
+    def log(line):
         counts.append(_units(line))
         for step in (first, last):
             if line.startswith(f"step {step}/"):
@@ -79,7 +79,7 @@ def _first_steps(settings, max_steps):
                     os.kill(os.getpid(), signal.SIGTERM)  # What ends a training, saved.
 
     try:
-        finetune(settings, say)
+        finetune(settings, log)
     except Interrupted:
         pass
     if last not in times:
@@ -95,12 +95,12 @@ def _whole(settings, test, name):
     """Figures of the test rows and seconds, of all of the recipe."""
     times, counts = {}, []
 
-    def say(line):
+    def log(line):
         counts.append(_units(line))
         times.setdefault("steps of", time.perf_counter()) if " steps of " in line else None
         print(f"{name}: {line}", flush=True)
 
-    run = finetune(settings, say)
+    run = finetune(settings, log)
     seconds = time.perf_counter() - times["steps of"]
     units, steps = next(filter(None, counts)), run.checkpoints.steps()[-1]
     trained, strategy = Trained.open(run.path), make_strategy("none")

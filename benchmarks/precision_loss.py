@@ -2,7 +2,7 @@
 
     python benchmarks/precision_loss.py --data=DIR --output=FOLDER
 
-500 steps of --preset=tiny on the first 4 MB of DIR's books, 32 examples of 128 tokens per step,
+500 steps of --model_size=tiny on the first 4 MB of DIR's books, 32 examples of 128 tokens per step,
 each precision in a process of its own. FOLDER gets precision_loss.jsonl and precision_loss.png.
 Prints the mean loss of the last 100 steps.
 """
@@ -49,7 +49,7 @@ def train(shards, precision, output_dir):
     settings = PretrainSettings(
         shards=(shards,),
         output_dir=output_dir,
-        preset="tiny",
+        model_size="tiny",
         num_train_steps=STEPS,
         global_batch_size=BATCH,
         learning_rate=1e-3,

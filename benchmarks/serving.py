@@ -60,7 +60,7 @@ def main(options):
         check(folder, sides, texts, options)
         lines = list(measure(folder, sides, texts, options))
     title = (
-        f"BERT-{options.preset}, {options.precision}, on two processors; "
+        f"BERT-{options.model_size}, {options.precision}, on two processors; "
         f"medians of {options.rounds} rounds"
     )
     if options.output:
@@ -128,7 +128,7 @@ def prepare(folder, sides, options):
         "data": str(options.data),
         "texts": options.texts,
         "sides": sides,
-        "preset": options.preset,
+        "model_size": options.model_size,
         "precision": options.precision,
         "wanted": "models",
     }
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     parser.add_argument("--sides", type=list_of(NEEDS), default=list(NEEDS))
     parser.add_argument("--texts", type=counts, default=dict(COUNTS), help="short:64,mixed,long:16")
     parser.add_argument("--precision", choices=tuple(TOLERANCE), default="float32")
-    parser.add_argument("--preset", choices=("tiny", "base"), default="base")
+    parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
 Weights of chance and a fixed seed, three labels, the uncased vocabulary of 30,522. The activation
 is gelu's tanh form, which keras-nlp's BERT always has. Run by benchmarks/serving.py, as
-`python serving_models.py PLAN`: {"folder", "data", "texts": {kind: count}, "sides", "preset",
+`python serving_models.py PLAN`: {"folder", "data", "texts": {kind: count}, "sides", "model_size",
 "precision"}.
 """
 
@@ -19,7 +19,7 @@ import serving_texts
 import tensorflow as tf
 from serving_process import plan_of_this_process
 
-from bert_tf import PRESETS, Tokenizer, Vocabulary
+from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import names
 from bert_tf.weights.sources import Pretrained
 from export.signatures import write_saved_model
@@ -44,7 +44,7 @@ def main(plan):
     }
     (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 
-    pretrained, head = random_weights(PRESETS[plan["preset"]], vocabulary)
+    pretrained, head = random_weights(MODEL_SIZES[plan["model_size"]], vocabulary)
     write_ours(folder, pretrained, head, plan["precision"])
     write_huggingface(folder / "huggingface", pretrained, head)
     if "keras-nlp" in plan["sides"]:

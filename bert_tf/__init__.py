@@ -13,7 +13,7 @@ _HOME = {
     "AdamW": "bert_tf.train.optimizer",
     "BertConfig": "bert_tf.config",
     "Encoder": "bert_tf.model.encoder",
-    "PRESETS": "bert_tf.config",
+    "MODEL_SIZES": "bert_tf.config",
     "Tokenizer": "bert_tf.text.tokenizer",
     "UserError": "bert_tf.errors",
     "Vocabulary": "bert_tf.text.vocabulary",

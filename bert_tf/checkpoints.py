@@ -8,8 +8,8 @@
                       counts for nothing
 
 Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and
-"<path>/adam_v", and "step"; `tf.train.load_checkpoint(folder + "/variables")` reads them, each with
-a checksum.
+"<path>/adam_v", and "step"; `tf.train.load_checkpoint(directory + "/variables")` reads them, each
+with a checksum.
 """
 
 import errno
@@ -22,7 +22,7 @@ from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
-TRAINING_ONLY = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds beside the model.
+OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds beside the model.
 
 
 def model_variables(model):
@@ -36,9 +36,9 @@ def model_variables(model):
     return dict(zip(names, model.variables, strict=True))
 
 
-def read(folder):
+def read(directory):
     """{name: array} of one checkpoint folder. Raises UserError if it is missing or damaged."""
-    return read_bundle(os.path.join(folder, "variables"))
+    return read_bundle(os.path.join(directory, "variables"))
 
 
 def read_bundle(prefix):
@@ -87,17 +87,17 @@ def check_shapes(shapes, values, where):
             )
 
 
-class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best of those that were evaluated.
+class CheckpointManager:
+    """The checkpoints of a run: the newest `max_to_keep`, and the best of those evaluated.
 
-    With `writes` False nothing is changed: another process, which does the same, writes.
+    With `is_writer` False nothing is changed: another process, which does the same, writes.
     """
 
-    def __init__(self, directory, keep=2, writes=True):
+    def __init__(self, directory, max_to_keep=2, is_writer=True):
         self.directory = str(directory)
-        self.keep, self.writes = keep, writes
+        self.max_to_keep, self.is_writer = max_to_keep, is_writer
 
-    def folder(self, step):
+    def path(self, step):
         return os.path.join(self.directory, f"step-{step:08d}")
 
     def steps(self):
@@ -111,7 +111,7 @@ class Checkpoints:
         """
         match = run_directory.STEP.fullmatch(name.rstrip("/"))
         if match is None or int(match[1]) not in self.steps():
-            there = ", ".join(os.path.basename(self.folder(step)) for step in self.steps())
+            there = ", ".join(os.path.basename(self.path(step)) for step in self.steps())
             raise UserError(
                 f"--checkpoint={name}: no complete checkpoint in {self.directory}; expected one of "
                 f"{there or 'none: the run has saved nothing yet'}"
@@ -135,11 +135,11 @@ class Checkpoints:
     def is_readable(self, step):
         """True if nothing of a checkpoint is damaged; all of it is read for that."""
         try:
-            return bool(self.info(step)) and bool(read(self.folder(step)))
+            return bool(self.info(step)) and bool(read(self.path(step)))
         except UserError:
             return False
 
-    def newest_readable(self) -> int | None:
+    def latest_readable(self) -> int | None:
         """Return the newest step whose checkpoint is not damaged, or `None`."""
         return next(filter(self.is_readable, reversed(self.steps())), None)
 
@@ -161,7 +161,7 @@ class Checkpoints:
 
         return max(scored, key=rank, default=None)
 
-    def chosen_step(self):
+    def best_or_latest_step(self):
         """The best step where one was evaluated, else the newest. Raises UserError if none."""
         steps = self.steps()
         if not steps:
@@ -171,41 +171,42 @@ class Checkpoints:
 
     def save(self, step, variables):
         """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
-        if not self.writes:
+        if not self.is_writer:
             return
         import tensorflow as tf
 
-        folder = self.folder(step)
-        self._remove(folder)  # Left by a save that was killed.
+        directory = self.path(step)
+        self._remove(directory)  # Left by a save that was killed.
         try:
-            files.make_folder(folder)
-            saving = os.path.join(folder, run_directory.SAVING)
-            files.write_bytes(saving, b"")  # A killed save leaves it, an incomplete copy does not.
+            files.makedirs(directory)
+            saving = os.path.join(directory, run_directory.SAVING)
+            # A killed save leaves it, an incomplete copy does not.
+            files.atomic_write_bytes(saving, b"")
             tf.raw_ops.SaveV2(
-                prefix=os.path.join(folder, "variables"),
+                prefix=os.path.join(directory, "variables"),
                 tensor_names=list(variables),
                 shape_and_slices=[""] * len(variables),
                 tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
             )
-            files.sync_folder(folder)
-            files.replace_file(self._state(step), json.dumps({"step": step}))
+            files.sync_directory(directory)
+            files.atomic_write_text(self._state(step), json.dumps({"step": step}))
             files.remove(saving)
         except (tf.errors.OpError, OSError) as error:
             # Of a full disk TensorFlow says one of several things.
-            self._remove(folder)
+            self._remove(directory)
             reason = getattr(error, "message", None) or error.strerror
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
             raise OSError(
                 errno.EIO,
                 f"step {step} cannot be saved ({reason}); the checkpoints before it are whole, the "
                 "same command goes on from there",
-                folder,
+                directory,
             ) from None
         self._sweep()
 
     def annotate(self, step, score, metrics):
         """Records what the evaluation of a saved step gave; returns True if it is the best."""
-        if not self.writes:
+        if not self.is_writer:
             return False
         self._add(step, score=score, metrics=metrics)
         self._sweep()
@@ -213,14 +214,14 @@ class Checkpoints:
 
     def set_tuned(self, step: int, tuned: dict) -> None:
         """Record what was tuned for a saved step, a JSON object, in one atomic write."""
-        if self.writes:
+        if self.is_writer:
             self._add(step, tuned=tuned)
 
     def _add(self, step, **entries):
         state = {**self.info(step), **entries}
-        files.replace_file(self._state(step), json.dumps(state, ensure_ascii=False))
+        files.atomic_write_text(self._state(step), json.dumps(state, ensure_ascii=False))
 
-    def restore_newest(self, variables, say):
+    def restore_latest(self, variables, log):
         """Restores {name: variable} from the newest readable checkpoint; returns its step or None.
 
         A damaged one is named, passed over and set aside. Raises UserError if there are some and
@@ -231,45 +232,45 @@ class Checkpoints:
             try:
                 self.info(step)  # What chooses the best one reads this of all of them.
                 if restored is None:
-                    assign(variables, read(self.folder(step)), where=self.folder(step))
+                    assign(variables, read(self.path(step)), where=self.path(step))
                     restored = step
             except UserError as error:
                 what_now = "trying the checkpoint before" if restored is None else "set aside"
-                say(f"warning: {error}; {what_now}")
+                log(f"warning: {error}; {what_now}")
                 damaged.append(step)
         if steps and restored is None:
             raise UserError(
                 f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "
                 "anew in another --output_dir"
             )
-        for step in damaged if self.writes else ():
+        for step in damaged if self.is_writer else ():
             self._set_aside(step)
         return restored
 
     def _set_aside(self, step):
         """Out of the way of what will be saved next."""
-        folder = self.folder(step)
-        aside = os.path.join(self.directory, f"damaged-{os.path.basename(folder)}")
+        directory = self.path(step)
+        aside = os.path.join(self.directory, f"damaged-{os.path.basename(directory)}")
         self._remove(aside)
-        files.make_folder(aside)
-        for name in files.names(folder):
-            files.move(os.path.join(folder, name), os.path.join(aside, name))
-        files.remove_if_empty(folder)
+        files.makedirs(aside)
+        for name in files.listdir(directory):
+            files.move(os.path.join(directory, name), os.path.join(aside, name))
+        files.remove_if_empty(directory)
 
     def _sweep(self):
         """Removes what is neither new nor best, and what killed saves left."""
-        kept = {*self.steps()[-self.keep :], self.best_step()}
-        for name in files.names(self.directory):
+        kept = {*self.steps()[-self.max_to_keep :], self.best_step()}
+        for name in files.listdir(self.directory):
             match = run_directory.STEP.fullmatch(name)
             if match and int(match[1]) not in kept:
                 self._remove(os.path.join(self.directory, name))
 
-    def _remove(self, folder):
+    def _remove(self, directory):
         """Remove our files, the state first: if this is killed, nothing looks complete."""
-        state = os.path.join(folder, run_directory.STATE)
+        state = os.path.join(directory, run_directory.STATE)
         if files.exists(state):
             files.remove(state)
-        files.remove_own(folder, run_directory.OF_CHECKPOINT)
+        files.remove_own(directory, run_directory.OF_CHECKPOINT)
 
     def _state(self, step):
-        return os.path.join(self.folder(step), run_directory.STATE)
+        return os.path.join(self.path(step), run_directory.STATE)

@@ -17,8 +17,8 @@ from absl import logging as absl_logging
 
 from bert_tf.errors import UserError
 
-STATUS_MISTAKE = 2
-_MISTAKEN_PATHS = (
+STATUS_USER_ERROR = 2
+_PATH_ERRORS = (
     FileExistsError,
     FileNotFoundError,
     IsADirectoryError,
@@ -28,19 +28,31 @@ _MISTAKEN_PATHS = (
 STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
 
 
-def setting(help, default=dataclasses.MISSING, *, choices=None, repeated=False):
-    """A field of a settings dataclass. Without a default the flag is required."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "choices": choices, "repeated": repeated}
-    )
+def flag(help, default=dataclasses.MISSING, *, choices=None, repeated=False, former_name=None):
+    """Return a field of a settings dataclass. Without a default the flag is required.
+
+    Args:
+        help: What --help shows.
+        default: The value if the flag is not given.
+        choices: The accepted values.
+        repeated: Whether the flag may be given several times.
+        former_name: The flag's name in earlier versions, accepted until 1.0.
+    """
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "repeated": repeated,
+        "former_name": former_name,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def say(line):
+def log(line):
     """Prints a line of progress. Results go to stdout, what one reads while waiting to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def start(main, settings_class, doc, imports_tensorflow=True):
+def run_main(main, settings_class, doc, imports_tensorflow=True):
     """Parses sys.argv into `settings_class`, calls main(settings) and exits.
 
     Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and
@@ -62,9 +74,9 @@ def start(main, settings_class, doc, imports_tensorflow=True):
             import_tensorflow(verbose)
         main(settings)
     except (UserError, flags.Error) as error:
-        _fail(str(error), STATUS_MISTAKE)
+        _fail(str(error), STATUS_USER_ERROR)
     except OSError as error:
-        status = STATUS_MISTAKE if isinstance(error, _MISTAKEN_PATHS) else 1
+        status = STATUS_USER_ERROR if isinstance(error, _PATH_ERRORS) else 1
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", status)
     except KeyboardInterrupt as error:  # The training loop's own kind says how to go on.
         _fail(
@@ -141,6 +153,8 @@ def _define(values, field, kind):
             tuple: flags.DEFINE_list,
         }[kind]
         define(*arguments, flag_values=values)
+    if field.metadata["former_name"]:
+        flags.DEFINE_alias(field.metadata["former_name"], arguments[0], flag_values=values)
 
 
 def _help(settings_class, doc):
@@ -191,5 +205,5 @@ def import_tensorflow(verbose=False):
 
 
 def _fail(message, status):
-    say(" ".join(message.split()))
+    log(" ".join(message.split()))
     sys.exit(status)

@@ -183,7 +183,7 @@ def _is_number(value):
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _preset(layers, hidden, heads):
+def _model_size(layers, hidden, heads):
     return BertConfig(
         vocab_size=30522,
         hidden_size=hidden,
@@ -194,11 +194,11 @@ def _preset(layers, hidden, heads):
 
 
 # Layers, hidden size, heads: Turc et al. 2019 (tiny to medium), Devlin et al. 2019 (base, large).
-PRESETS = {
-    "tiny": _preset(2, 128, 2),
-    "mini": _preset(4, 256, 4),
-    "small": _preset(4, 512, 8),
-    "medium": _preset(8, 512, 8),
-    "base": _preset(12, 768, 12),
-    "large": _preset(24, 1024, 16),
+MODEL_SIZES = {
+    "tiny": _model_size(2, 128, 2),
+    "mini": _model_size(4, 256, 4),
+    "small": _model_size(4, 512, 8),
+    "medium": _model_size(8, 512, 8),
+    "base": _model_size(12, 768, 12),
+    "large": _model_size(24, 1024, 16),
 }

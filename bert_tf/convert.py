@@ -15,10 +15,10 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSettings:
-    from_: str = command.setting("weights to read")
-    to: str = command.setting("directory to make")
-    format: str = command.setting("form to write", "run", choices=("run",))
-    do_lower_case: bool | None = command.setting(
+    from_: str = command.flag("weights to read")
+    to: str = command.flag("directory to make")
+    format: str = command.flag("form to write", "run", choices=("run",))
+    do_lower_case: bool | None = command.flag(
         "lower-case the text; by default what the source says", None
     )
 
@@ -37,7 +37,7 @@ def main(settings):
     pretrained = read_pretrained(settings.from_, settings.do_lower_case)
     run = pretrained.save(settings.to)
     config = pretrained.config
-    command.say(
+    command.log(
         f"{run.path}: {sum(array.size for array in pretrained.weights.values()):,} parameters in "
         f"{len(pretrained.weights)} tensors from {pretrained.origin}; {config.num_hidden_layers} "
         "layers, hidden size "
@@ -48,4 +48,4 @@ def main(settings):
 
 
 if __name__ == "__main__":
-    command.start(main, ConvertSettings, __doc__)
+    command.run_main(main, ConvertSettings, __doc__)

@@ -8,5 +8,5 @@ class UserError(ValueError):
     """
 
 
-class Diverged(UserError):
+class DivergenceError(UserError):
     """A training's loss or gradient is no longer finite."""

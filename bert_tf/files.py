@@ -23,24 +23,24 @@ def sync(path):
         os.close(descriptor)
 
 
-def replace_file(path, text):
+def atomic_write_text(path, text):
     """Writes a text file so that a reader sees the old content or the new, never a part."""
-    with replacing(path) as stream:
+    with atomic_writer(path) as stream:
         stream.write(text)
 
 
 @contextlib.contextmanager
-def replacing(path):
+def atomic_writer(path):
     """A UTF-8 text stream, whose content comes to stand at `path` once the block is over.
 
     After an error nothing is there that was not before.
     """
-    with replacing_bytes(path) as stream:
+    with atomic_bytes_writer(path) as stream:
         yield codecs.getwriter("utf-8")(stream)
 
 
 @contextlib.contextmanager
-def replacing_bytes(path):
+def atomic_bytes_writer(path):
     """The same as a binary stream."""
     temporary = temporary_name(path)
     try:
@@ -57,14 +57,14 @@ def replacing_bytes(path):
 
 def temporary_name(path):
     """A name beside a path that no other process, on no other machine, takes too."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.{uuid.uuid4().hex}")
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.{uuid.uuid4().hex}")
 
 
 def is_temporary(name, of=None):
     """True for names that temporary_name gives, of the file `of` or of any."""
-    wanted = ".*" if of is None else re.escape(of)
-    return re.fullmatch(rf"\.{wanted}\.[0-9a-f]{{32}}", name) is not None
+    base = ".*" if of is None else re.escape(of)
+    return re.fullmatch(rf"\.{base}\.[0-9a-f]{{32}}", name) is not None
 
 
 def move(temporary, path):
@@ -82,9 +82,9 @@ def open_file(path, mode="rb"):
     return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
 
 
-def write_bytes(path, content):
+def atomic_write_bytes(path, content):
     """Writes a file so that a reader sees the old content or the new, never a part."""
-    with replacing_bytes(path) as stream:
+    with atomic_bytes_writer(path) as stream:
         stream.write(content)
 
 
@@ -104,26 +104,26 @@ def size(path):
     return _remote("stat", path).length if is_remote(path) else os.path.getsize(path)
 
 
-def names(folder):
+def listdir(directory):
     """The sorted names in a folder, [] where there is none."""
-    if not exists(folder):
+    if not exists(directory):
         return []
-    listed = _remote("listdir", folder) if is_remote(folder) else os.listdir(folder)
+    listed = _remote("listdir", directory) if is_remote(directory) else os.listdir(directory)
     return sorted(name.rstrip("/") for name in listed)
 
 
-def matching(pattern):
+def glob_files(pattern):
     """The files that a glob matches."""
     if is_remote(pattern):
         return [path for path in _remote("glob", pattern) if not _remote("isdir", path)]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 
-def is_folder(path):
+def isdir(path):
     return _remote("isdir", path) if is_remote(path) else os.path.isdir(path)
 
 
-def make_folder(path):
+def makedirs(path):
     """Create a directory and its parents. Return those that were missing, innermost first."""
     if is_remote(path):
         _remote("makedirs", path)
@@ -133,12 +133,12 @@ def make_folder(path):
         made.append(above)
         above = os.path.dirname(above)
     os.makedirs(path, exist_ok=True)
-    for folder in made:
-        sync(os.path.dirname(folder))  # Otherwise a crash could lose the new directory.
+    for directory in made:
+        sync(os.path.dirname(directory))  # Otherwise a crash could lose the new directory.
     return made
 
 
-def sync_folder(path):
+def sync_directory(path):
     """Asks the disk to have a folder and the files in it before we go on."""
     if not is_remote(path):
         for name in os.listdir(path):
@@ -150,36 +150,36 @@ def remove(path):
     _remote("remove", path) if is_remote(path) else os.remove(path)
 
 
-def walk(folder):
+def walk(directory):
     """Yield the relative paths of all files and, ending in "/", of all empty directories."""
-    for name in names(folder):
-        path = os.path.join(folder, name)
-        if is_folder(path) and not os.path.islink(path):
+    for name in listdir(directory):
+        path = os.path.join(directory, name)
+        if isdir(path) and not os.path.islink(path):
             for inner in list(walk(path)) or [""]:
                 yield f"{name}/{inner}"
         else:
             yield name
 
 
-def remove_own(folder, own):
-    """Remove files by name, and the directories that become empty, `folder` included.
+def remove_own(directory, own):
+    """Remove files by name, and the directories that become empty, `directory` included.
 
     Args:
-        folder: The directory.
+        directory: The directory.
         own: Pattern of the relative paths to remove, as from `walk`. Everything else stays.
     """
-    for path in list(walk(folder)):
+    for path in list(walk(directory)):
         if own.fullmatch(path):
             if not path.endswith("/"):
-                remove(os.path.join(folder, path))
+                remove(os.path.join(directory, path))
             while path := os.path.dirname(path):
-                remove_if_empty(os.path.join(folder, path))
-    remove_if_empty(folder)
+                remove_if_empty(os.path.join(directory, path))
+    remove_if_empty(directory)
 
 
-def remove_if_empty(folder):
-    if is_folder(folder) and not names(folder):
-        _remote("rmtree", folder) if is_remote(folder) else os.rmdir(folder)
+def remove_if_empty(directory):
+    if isdir(directory) and not listdir(directory):
+        _remote("rmtree", directory) if is_remote(directory) else os.rmdir(directory)
 
 
 def stamp(path):

@@ -15,12 +15,12 @@ from bert_tf.text.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class InspectShardsSettings:
-    shards: str = command.setting("folder of shards")
-    vocab: str | None = command.setting(
+    shards: str = command.flag("folder of shards")
+    vocab: str | None = command.flag(
         "vocab.txt that they were made with; by default the one beside them", None
     )
-    num_examples: int = command.setting("examples to show", 3)
-    adopt: bool = command.setting(
+    num_examples: int = command.flag("examples to show", 3)
+    adopt: bool = command.flag(
         "write the manifest of shards that google-research/bert or others made", False
     )
 
@@ -47,7 +47,7 @@ def main(settings):
     else:
         manifest = Manifest.load(settings.shards)
     vocabulary = vocabulary or manifest.vocabulary()
-    statistics = inspection.inspect(manifest, vocabulary, command.say)
+    statistics = inspection.inspect(manifest, vocabulary, command.log)
     print(f"{settings.shards}: {len(manifest.shards)} shards are as they were written")
     for line in statistics.lines(manifest.settings["max_seq_length"]):
         print(line)
@@ -58,4 +58,4 @@ def main(settings):
 
 
 if __name__ == "__main__":
-    command.start(main, InspectShardsSettings, __doc__)
+    command.run_main(main, InspectShardsSettings, __doc__)

@@ -16,20 +16,20 @@ from bert_tf.text.vocabulary import SPECIALS
 
 @dataclasses.dataclass(frozen=True)
 class LearnVocabSettings:
-    input: tuple[str, ...] = command.setting("files of text, or globs of them")
-    output: str = command.setting("vocab.txt to write")
-    vocab_size: int = command.setting("entries, exactly", 30522)
-    do_lower_case: bool = command.setting("lower-case the text", True)
-    strip_accents: bool | None = command.setting(
+    input: tuple[str, ...] = command.flag("files of text, or globs of them")
+    output: str = command.flag("vocab.txt to write")
+    vocab_size: int = command.flag("entries, exactly", 30522)
+    do_lower_case: bool = command.flag("lower-case the text", True)
+    strip_accents: bool | None = command.flag(
         "take accents off; by default where the text is lower-cased", None
     )
-    input_format: str = command.setting(
+    input_format: str = command.flag(
         "lines and text: a sentence or paragraph a line; jsonl: an object a line",
         "lines",
         choices=documents.FORMATS,
     )
-    text_field: str = command.setting("key of the text in jsonl", "text")
-    overwrite: bool = command.setting("replace the file of --output", False)
+    text_field: str = command.flag("key of the text in jsonl", "text")
+    overwrite: bool = command.flag("replace the file of --output", False)
 
     def __post_init__(self):
         if self.vocab_size <= len(SPECIALS):
@@ -53,11 +53,11 @@ def main(settings):
             settings.vocab_size,
             settings.do_lower_case,
             settings.strip_accents,
-            command.say,
+            command.log,
         )
-        files.replace_file(settings.output, vocabulary.to_bytes().decode())
-    command.say(f"{settings.output}: {len(vocabulary):,} entries")
+        files.atomic_write_text(settings.output, vocabulary.to_bytes().decode())
+    command.log(f"{settings.output}: {len(vocabulary):,} entries")
 
 
 if __name__ == "__main__":
-    command.start(main, LearnVocabSettings, __doc__)
+    command.run_main(main, LearnVocabSettings, __doc__)

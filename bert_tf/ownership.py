@@ -19,21 +19,21 @@ from bert_tf.errors import UserError
 MARKER = ".bert_tf.lock"
 
 
-def is_ours(folder):
+def is_ours(directory):
     """Return True if bert_tf created this directory."""
-    return files.exists(os.path.join(folder, MARKER))
+    return files.exists(os.path.join(directory, MARKER))
 
 
-def mark(folder):
+def mark(directory):
     """Create a directory if it is missing and mark it. Return the created directories."""
-    made = files.make_folder(folder)
-    if not is_ours(folder):
-        files.write_bytes(os.path.join(folder, MARKER), b"")
+    made = files.makedirs(directory)
+    if not is_ours(directory):
+        files.atomic_write_bytes(os.path.join(directory, MARKER), b"")
     return made
 
 
 @contextlib.contextmanager
-def sole_writer(folder):
+def sole_writer(directory):
     """Create, mark and lock a directory for the block. Yield the created directories.
 
     After an error, a directory that is still empty is removed again if it was created here.
@@ -41,14 +41,14 @@ def sole_writer(folder):
     Raises:
         UserError: If another process holds the lock.
     """
-    was_ours, made = is_ours(folder), files.make_folder(folder)
-    marker = os.path.join(folder, MARKER)
+    was_ours, made = is_ours(directory), files.makedirs(directory)
+    marker = os.path.join(directory, MARKER)
     try:
-        with _held(marker, folder):
+        with _held(marker, directory):
             try:
                 yield made
             except BaseException:
-                if not was_ours and files.names(folder) == [MARKER]:
+                if not was_ours and files.listdir(directory) == [MARKER]:
                     files.remove(marker)
                 raise
     except BaseException:
@@ -60,20 +60,20 @@ def sole_writer(folder):
 
 @contextlib.contextmanager
 def sole_output(path, overwrite=False):
-    """Lock an output file for the block, which writes it with `files.replacing`.
+    """Lock an output file for the block, which writes it with `files.atomic_writer`.
 
     Temporary files of killed processes are removed.
 
     Raises:
         UserError: If the file exists and `overwrite` is False, or if another process writes it.
     """
-    folder, name = os.path.split(path)
-    lock = os.path.join(folder, f".{name}.lock")
+    directory, name = os.path.split(path)
+    lock = os.path.join(directory, f".{name}.lock")
     with _held(lock, path) as is_locked:
         try:
-            for left in files.names(folder or ".") if is_locked else ():
+            for left in files.listdir(directory or ".") if is_locked else ():
                 if files.is_temporary(left, of=name):
-                    files.remove(os.path.join(folder, left))
+                    files.remove(os.path.join(directory, left))
             if files.exists(path) and not overwrite:
                 raise UserError(f"{path}: is there already; name another file, or give --overwrite")
             yield
@@ -87,7 +87,7 @@ def _held(path, what):
     """Hold the lock file `path` of `what` for the block. Yield whether it is locked."""
     if files.is_remote(path):
         if os.path.basename(path) == MARKER:
-            files.write_bytes(path, _owner())
+            files.atomic_write_bytes(path, _owner())
         yield False
         return
     descriptor, is_locked = _locked(path, what)

@@ -1,6 +1,6 @@
 """Pretrains BERT on shards: masked language model and next sentence prediction.
 
-    python -m bert_tf.pretrain --shards=SHARDS --preset=base --output_dir=RUN
+    python -m bert_tf.pretrain --shards=SHARDS --model_size=base --output_dir=RUN
 
 The same command goes on where it was stopped. --shards=A,B --phase_steps=900000,100000 trains on
 one folder after the other.
@@ -14,8 +14,8 @@ def main(settings):
     from bert_tf.pretraining import recipe
 
     run = recipe.dry_run if settings.dry_run else recipe.pretrain
-    run(settings, command.say)
+    run(settings, command.log)
 
 
 if __name__ == "__main__":
-    command.start(main, PretrainSettings, __doc__)
+    command.run_main(main, PretrainSettings, __doc__)

@@ -18,7 +18,7 @@ import platform
 from importlib import metadata
 
 from bert_tf import files, ownership, run_directory, strict_json
-from bert_tf.checkpoints import Checkpoints
+from bert_tf.checkpoints import CheckpointManager
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
@@ -27,14 +27,20 @@ from bert_tf.text.vocabulary import Vocabulary
 # Settings that may change when a run is resumed: how often, how loud.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
+# Keys in the train.json, task.json and metrics.jsonl of earlier versions, and their names now.
+# A key that ends in _ is a prefix. What earlier versions wrote is read with the new names.
+RENAMED_KEYS = {
+    "preset": "model_size",
+}
+
 
 class Run:
     """An open run: `config`, `vocabulary`, `task` (dict or None), `train` (dict), `checkpoints`."""
 
-    def __init__(self, path, writes=True):
+    def __init__(self, path, is_writer=True):
         self.path = str(path)
-        self.writes = writes
-        self.checkpoints = Checkpoints(self.file("checkpoints"), writes=writes)
+        self.is_writer = is_writer
+        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=is_writer)
         self._board = None
 
     def file(self, name):
@@ -42,21 +48,21 @@ class Run:
         return os.path.join(self.path, name)
 
     @classmethod
-    def is_at(cls, path):
+    def exists(cls, path):
         return run_directory.is_run(path)
 
     @classmethod
     @contextlib.contextmanager
-    def writing(cls, path, writes=True):
+    def writing(cls, path, is_writer=True):
         """Lock the directory of a new or existing run for the block.
 
-        A run of an earlier version, which has no marker, gets one. With `writes` False nothing is
-        done, as another process holds the directory.
+        A run of an earlier version, which has no marker, gets one. With `is_writer` False nothing
+        is done, as another process holds the directory.
 
         Raises:
             UserError: If the directory holds something else, or another process writes there.
         """
-        if not writes:
+        if not is_writer:
             yield
             return
         run_directory.check(path)
@@ -81,7 +87,7 @@ class Run:
         if files.is_remote(path):
             return None
         run_directory.check(path)
-        if not (cls.is_at(path) and cls(path).checkpoints.steps()):
+        if not (cls.exists(path) and cls(path).checkpoints.steps()):
             return None
         run = cls.open(path)
         run.check_settings(settings, kind)
@@ -90,18 +96,18 @@ class Run:
     @classmethod
     def has_checkpoint(cls, path):
         """Return True if a run with a complete checkpoint is there."""
-        return cls.is_at(path) and bool(cls(path).checkpoints.steps())
+        return cls.exists(path) and bool(cls(path).checkpoints.steps())
 
     @classmethod
-    def open(cls, path, writes=True):
+    def open(cls, path, is_writer=True):
         """Opens a run. Raises UserError if the directory is none, or its parts do not fit.
 
-        With `writes` False this process only reads: another one, which does the same, writes.
+        With `is_writer` False this process only reads: another one, which does the same, writes.
         """
-        run = cls(path, writes)
-        if not files.is_folder(run.path):
+        run = cls(path, is_writer)
+        if not files.isdir(run.path):
             raise UserError(f"{run.path}: no such directory, wanted a run directory")
-        if not cls.is_at(path):
+        if not cls.exists(path):
             raise UserError(
                 f"{run.path}: not a run directory (config.json, vocab.txt, checkpoints/); "
                 "pretrained weights in "
@@ -111,12 +117,15 @@ class Run:
         run.vocabulary = Vocabulary.load(run.file("vocab.txt"))
         run.vocabulary.check_size(run.config.vocab_size, where=run.file("vocab.txt"))
         run.train = read_json_object(run.file("train.json"))
-        kinds = {"settings": dict, "versions": dict, "origin": str, "threads": int}
+        kinds = {"settings": dict, "versions": dict, "changes": list}
+        kinds |= {"origin": str, "threads": int}
         for name, kind in kinds.items():
             if name in run.train:
                 strict_json.field(run.train, name, kind, run.file("train.json"))
+        for name in {"settings", "changes"} & set(run.train):
+            run.train[name] = _with_new_names(run.train[name])
         task = run.file("task.json")
-        run.task = read_json_object(task) if files.exists(task) else None
+        run.task = _with_new_names(read_json_object(task)) if files.exists(task) else None
         return run
 
     @classmethod
@@ -139,7 +148,7 @@ class Run:
         if ownership.is_ours(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
         ownership.mark(run.path)  # First, because nothing is ever deleted without it.
-        files.make_folder(run.file("checkpoints"))
+        files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
             _write_json(run.file("task.json"), task)
@@ -147,13 +156,13 @@ class Run:
         _write_json(run.file("config.json"), config.to_dict())
         return run
 
-    def check_resumable(self, settings, task, decided=()):
+    def check_resumable(self, settings, task, tunable_fields=()):
         """Raises UserError naming what differs from when the run began, except what MAY_CHANGE.
 
-        `decided` are the fields of task.json that earlier versions filled in after training.
+        `tunable_fields` are the fields of task.json that earlier versions filled in after training.
         """
         self.check_settings(settings, (task or {}).get("kind"))
-        before = self.task and {**self.task, **dict.fromkeys(decided)}
+        before = self.task and {**self.task, **dict.fromkeys(tunable_fields)}
         if before != json.loads(json.dumps(task)):
             raise UserError(
                 f"{self.path}: its task.json no longer fits the data (labels or "
@@ -192,7 +201,7 @@ class Run:
         }
         self.train["settings"]["num_train_steps"] = after
         self.train.setdefault("changes", []).append(change)
-        if self.writes:
+        if self.is_writer:
             _write_json(self.file("train.json"), self.train)
 
     def changes(self):
@@ -211,7 +220,7 @@ class Run:
 
     def log_metrics(self, record):
         """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
-        if not self.writes:
+        if not self.is_writer:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
             lines.write(f"{json.dumps(record)}\n".encode())
@@ -225,7 +234,7 @@ class Run:
 
     def metrics(self):
         """The records of metrics.jsonl, in order, but for a line that a killed process left."""
-        return [record for _, record in self._metrics_lines()]
+        return [_with_new_names(record) for _, record in self._metrics_lines()]
 
     def _metrics_lines(self):
         path = self.file("metrics.jsonl")
@@ -243,14 +252,14 @@ class Run:
                 strict_json.field(record, name, float, f"{path}:{number}")
         return list(zip(lines, records, strict=True))
 
-    def has_stalled(self, patience):
+    def patience_exhausted(self, patience):
         """True if none of the last `patience` evaluations was better than the best before them."""
         best, since = -math.inf, 0
         for score in (record["score"] for record in self.metrics() if "score" in record):
             best, since = (score, 0) if score > best else (best, since + 1)
         return since >= patience
 
-    def is_over(self, num_train_steps, evaluates, patience=None):
+    def is_finished(self, num_train_steps, evaluates, patience=None):
         """True if nothing is left to do: the last step is saved whole, and evaluated if wanted.
 
         That is num_train_steps, or where the run stopped for lack of improvement (`patience`).
@@ -262,7 +271,7 @@ class Run:
         is_evaluated = "score" in self.checkpoints.info(steps[-1])
         if steps[-1] >= num_train_steps:
             return is_evaluated or not evaluates
-        return patience is not None and is_evaluated and self.has_stalled(patience)
+        return patience is not None and is_evaluated and self.patience_exhausted(patience)
 
     def forget_metrics_after(self, step, and_evaluation=False):
         """Drops lines of steps that were lost with a killed process and will be written again.
@@ -271,7 +280,7 @@ class Run:
         evaluated to, which is told by having no "loss".
         """
         path = self.file("metrics.jsonl")
-        if self.writes and files.exists(path):
+        if self.is_writer and files.exists(path):
             records = self._metrics_lines()
             kept = [
                 (line, record)
@@ -285,7 +294,23 @@ class Run:
                 for _, record in kept:
                     if record["step"] == step:
                         self._event_files().write(record)
-            files.replace_file(path, "".join(f"{line}\n" for line, _ in kept))
+            files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
+
+
+def _with_new_names(node):
+    """Return an object, or a list of objects, with the keys that it would have today."""
+    if isinstance(node, list):
+        return [_with_new_names(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    return {_new_name(name): value for name, value in node.items()}
+
+
+def _new_name(name):
+    for former, new in RENAMED_KEYS.items():
+        if name == former or (former.endswith("_") and name.startswith(former)):
+            return new + name.removeprefix(former)
+    return name
 
 
 def _versions():
@@ -297,4 +322,4 @@ def _versions():
 
 
 def _write_json(path, values):
-    files.replace_file(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    files.atomic_write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

@@ -22,12 +22,12 @@ OF_RUN = re.compile(
 
 def is_run(path):
     config, checkpoints = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
-    return files.exists(config) and files.is_folder(checkpoints)
+    return files.exists(config) and files.isdir(checkpoints)
 
 
 def complete_steps(checkpoints):
     """Return the steps of the complete checkpoints in RUN/checkpoints, oldest first."""
-    matches = map(STEP.fullmatch, files.names(checkpoints))
+    matches = map(STEP.fullmatch, files.listdir(checkpoints))
     found = sorted((int(match[1]), match[0]) for match in matches if match)
     return [step for step, name in found if files.exists(os.path.join(checkpoints, name, STATE))]
 
@@ -47,14 +47,14 @@ def check_free(path):
     """Raise UserError unless a run can start in this directory."""
     if not files.exists(path):
         return
-    if not files.is_folder(path):
+    if not files.isdir(path):
         raise UserError(f"{path}: is a file; expected a directory")
-    found = [name for name in files.names(path) if name != ownership.MARKER]
+    found = [name for name in files.listdir(path) if name != ownership.MARKER]
     if not found:
         return
-    for folder in _checkpoints_without_state(path) if is_run(path) else ():
+    for directory in _checkpoints_without_state(path) if is_run(path) else ():
         raise UserError(
-            f"{folder}: contains weights but no {STATE}, as after an incomplete copy; copy the "
+            f"{directory}: contains weights but no {STATE}, as after an incomplete copy; copy the "
             "run again, or name a new directory"
         )
     if ownership.is_ours(path) and not complete_steps(os.path.join(path, "checkpoints")):
@@ -70,7 +70,7 @@ def check_free(path):
 
 def _checkpoints_without_state(path):
     checkpoints = os.path.join(path, "checkpoints")
-    for name in filter(STEP.fullmatch, files.names(checkpoints)):
-        parts = files.names(os.path.join(checkpoints, name))
+    for name in filter(STEP.fullmatch, files.listdir(checkpoints)):
+        parts = files.listdir(os.path.join(checkpoints, name))
         if "variables.index" in parts and STATE not in parts and SAVING not in parts:
             yield os.path.join(checkpoints, name)

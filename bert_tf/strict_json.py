@@ -61,24 +61,24 @@ def parse_object(text, **parsers):
     return values
 
 
-def field(node, key, kind, place):
+def field(node, key, kind, location):
     """Return node[key] of a parsed JSON text.
 
     Args:
-        node: What stands at `place`, by right an object.
+        node: What stands at `location`, by right an object.
         key: One of its keys.
         kind: str, list, dict, int, bool, or float, which an integer is, too.
-        place: Where in which file, for the message.
+        location: Where in which file, for the message.
 
     Raises:
         UserError: If there is no such key, or a value of another kind.
     """
     if not isinstance(node, dict):
-        raise UserError(f"{place}: holds a JSON {type(node).__name__}, wanted an object")
+        raise UserError(f"{location}: holds a JSON {type(node).__name__}, wanted an object")
     if key not in node:
-        raise UserError(f'{place}: no "{key}"')
+        raise UserError(f'{location}: no "{key}"')
     if type(node[key]) is not kind and not (kind is float and type(node[key]) is int):
-        raise UserError(f'{place}: "{key}" holds {node[key]!r:.40}, wanted {_KINDS[kind]}')
+        raise UserError(f'{location}: "{key}" holds {node[key]!r:.40}, wanted {_KINDS[kind]}')
     return node[key]
 
 

@@ -13,8 +13,8 @@ from bert_tf.data.settings import WriteShardsSettings
 def main(settings):
     from bert_tf.data.writing import write_shards
 
-    write_shards(settings, command.say)
+    write_shards(settings, command.log)
 
 
 if __name__ == "__main__":
-    command.start(main, WriteShardsSettings, __doc__, imports_tensorflow=False)
+    command.run_main(main, WriteShardsSettings, __doc__, imports_tensorflow=False)

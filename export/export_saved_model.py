@@ -16,14 +16,14 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings:
-    run: str = command.setting("run directory")
-    output_dir: str = command.setting("directory of versions; the next number is made in it")
-    precision: str = command.setting(
+    run: str = command.flag("run directory")
+    output_dir: str = command.flag("directory of versions; the next number is made in it")
+    precision: str = command.flag(
         "float32, or bfloat16: for processors with AVX512-BF16 or AMX; outputs stay float32",
         "float32",
         choices=("float32", "bfloat16"),
     )
-    checkpoint: str | None = command.setting(
+    checkpoint: str | None = command.flag(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
 
@@ -44,8 +44,8 @@ def main(settings):
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
-    print(publish(trained, settings.output_dir, command.say, settings.precision))
+    print(publish(trained, settings.output_dir, command.log, settings.precision))
 
 
 if __name__ == "__main__":
-    command.start(main, ExportSettings, __doc__)
+    command.run_main(main, ExportSettings, __doc__)

@@ -18,11 +18,11 @@ from export.server_files import BATCHING, batching_parameters, models_config
 from export.signature_page import signature_page
 
 
-def prepare(directory, trained, say=lambda line: None):
+def prepare(directory, trained, log=lambda line: None):
     """Adds to a SavedModel what a server reads of it; returns its signatures."""
     signatures = read_signatures(directory)
     settle_fingerprint(directory)
-    warmup.write(directory, signatures, trained, say)
+    warmup.write(directory, signatures, trained, log)
     return signatures
 
 

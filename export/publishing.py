@@ -16,7 +16,7 @@ from export.signatures import write_saved_model
 def publish(
     trained,
     output_dir,
-    say=lambda line: None,
+    log=lambda line: None,
     precision="float32",
     write=write_saved_model,
 ):
@@ -34,11 +34,11 @@ def publish(
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
     try:
-        with unpublished.folder(output_dir, say) as temporary:
-            say(f"writing the SavedModel of {trained.checkpoint}")
+        with unpublished.folder(output_dir, log) as temporary:
+            log(f"writing the SavedModel of {trained.checkpoint}")
             write(trained, temporary, precision)
-            signatures = package.prepare(temporary, trained, say)
-            say("asking it in a process of its own, and comparing")
+            signatures = package.prepare(temporary, trained, log)
+            log("asking it in a process of its own, and comparing")
             examples = [(signature.name, signature.example()) for signature in signatures]
             answers = parity.check(temporary, trained, precision, examples)
             package.write_documents(

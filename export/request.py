@@ -19,15 +19,15 @@ from bert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class RequestSettings:
-    input: tuple[str, ...] = command.setting("NAME=VALUE", repeated=True)
-    model_dir: str | None = command.setting(
+    input: tuple[str, ...] = command.flag("NAME=VALUE", repeated=True)
+    model_dir: str | None = command.flag(
         "directory of versions (the newest is used), or of one version", None
     )
-    url: str | None = command.setting("http://HOST:PORT/v1/models/NAME[/versions/N]", None)
-    grpc: str | None = command.setting("HOST:PORT", None)
-    model: str | None = command.setting("which model of --grpc", None)
-    signature: str = command.setting("which signature", "serving_default")
-    timeout: float = command.setting("how many seconds a server may take", 60.0)
+    url: str | None = command.flag("http://HOST:PORT/v1/models/NAME[/versions/N]", None)
+    grpc: str | None = command.flag("HOST:PORT", None)
+    model: str | None = command.flag("which model of --grpc", None)
+    signature: str = command.flag("which signature", "serving_default")
+    timeout: float = command.flag("how many seconds a server may take", 60.0)
 
     def __post_init__(self):
         if len([target for target in (self.model_dir, self.url, self.grpc) if target]) != 1:
@@ -77,6 +77,6 @@ def opened(settings):
 
 
 if __name__ == "__main__":
-    command.start(
+    command.run_main(
         main, RequestSettings, __doc__, imports_tensorflow=lambda settings: not settings.url
     )

@@ -13,7 +13,7 @@ PREFIX = ".writing-"  # And the number of the process.
 
 
 @contextlib.contextmanager
-def folder(output_dir, say):
+def folder(output_dir, log):
     """Create an empty directory in `output_dir` for the block, and remove it afterwards.
 
     Directories of killed exports are removed if `output_dir` has a marker.
@@ -27,7 +27,7 @@ def folder(output_dir, say):
             os.chmod(path, 0o755)  # The server may be another user.
         path = output_dir / f"{PREFIX}{os.getpid()}"
         if is_ours:
-            _remove_abandoned(output_dir, path, say)
+            _remove_abandoned(output_dir, path, log)
         path.mkdir()
         try:
             yield path
@@ -35,13 +35,13 @@ def folder(output_dir, say):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_abandoned(output_dir, own, say):
+def _remove_abandoned(output_dir, own, log):
     for path in sorted(output_dir.glob(f"{PREFIX}*")):
         number = path.name.removeprefix(PREFIX)
         # Without locks in the file system, another process may be writing there.
         if number.isdecimal() and path.is_dir() and (path == own or not _lives(int(number))):
             shutil.rmtree(path, ignore_errors=True)
-            say(f"{path}: removed, left by an export that was killed")
+            log(f"{path}: removed, left by an export that was killed")
 
 
 def _lives(pid):

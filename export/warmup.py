@@ -23,7 +23,7 @@ NUM_CHOICES = 2
 BUDGET = 7e11  # Multiply-adds of all records: a replay of some 10 seconds on two cores.
 
 
-def write(directory, signatures, trained, say=lambda line: None):
+def write(directory, signatures, trained, log=lambda line: None):
     """Writes records of every signature: few and many rows, short and long, as the budget allows.
 
     Needs tensorflow-serving-api, the extra "serving"; says so where it is missing. They carry no
@@ -32,19 +32,19 @@ def write(directory, signatures, trained, say=lambda line: None):
     try:
         from tensorflow_serving.apis import prediction_log_pb2
     except ImportError:
-        say(
+        log(
             "no warm-up records written: they need tensorflow-serving-api; "
             "pip install 'bert_tf[serving]'"
         )
         return
     with tf.io.TFRecordWriter(str(pathlib.Path(directory) / PLACE)) as records:
         for signature, inputs in requests(signatures, trained):
-            log = prediction_log_pb2.PredictionLog()
-            request = log.predict_log.request
+            prediction_log = prediction_log_pb2.PredictionLog()
+            request = prediction_log.predict_log.request
             request.model_spec.signature_name = signature
             for name, values in inputs.items():
                 request.inputs[name].CopyFrom(tf.make_tensor_proto(values, tf.string))
-            records.write(log.SerializeToString(deterministic=True))
+            records.write(prediction_log.SerializeToString(deterministic=True))
 
 
 def read(directory):

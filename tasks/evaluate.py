@@ -12,9 +12,9 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateSettings:
-    run: str = command.setting("run directory")
-    data: str = command.setting("labelled rows in the form of the training")
-    checkpoint: str | None = command.setting(
+    run: str = command.flag("run directory")
+    data: str = command.flag("labelled rows in the form of the training")
+    checkpoint: str | None = command.flag(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
 
@@ -35,23 +35,23 @@ def main(settings):
     from tasks.trained import Trained
 
     trained = Trained.open(settings.run, settings.checkpoint)
-    command.say(f"{trained.checkpoint}: evaluating on {settings.data}")
+    command.log(f"{trained.checkpoint}: evaluating on {settings.data}")
     if trained.untuned:
-        command.say(f"warning: {trained.untuned}")
+        command.log(f"warning: {trained.untuned}")
     strategy = make_strategy("none")
     examples = trained.task.read(settings.data)
     if examples.left_out:
-        command.say(examples.told_left_out())
+        command.log(examples.told_left_out())
     encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
     for remark in trained.task.remarks(encoded):
-        command.say(f"{settings.data}: {remark}")
+        command.log(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     report = evaluator.report(encoded)
     warning = trained.task.warning(report)
     if warning:
-        command.say(f"warning: {warning}")
+        command.log(f"warning: {warning}")
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    command.start(main, EvaluateSettings, __doc__)
+    command.run_main(main, EvaluateSettings, __doc__)

@@ -234,7 +234,7 @@ class VectorExamples(EncodedExamples):
     U vectors of H float32 stay in memory.
     """
 
-    def __init__(self, encoded, evaluator, say):
+    def __init__(self, encoded, evaluator, log):
         """`evaluator` is of the model, one of whose outputs is "vector"."""
         super().__init__(
             encoded.task,
@@ -244,11 +244,11 @@ class VectorExamples(EncodedExamples):
             encoded.layout,
             encoded.one_shape,
         )
-        self.encoded, self.evaluator, self.say = encoded, evaluator, say
+        self.encoded, self.evaluator, self.log = encoded, evaluator, log
 
     @functools.cached_property
     def vectors_UH(self):
-        self.say(f"the encoder's vectors of {len(self)} rows, made once")
+        self.log(f"the encoder's vectors of {len(self)} rows, made once")
         return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
 
     def _inputs_of(self):

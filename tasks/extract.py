@@ -16,34 +16,32 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class ExtractSettings:
-    model: str = command.setting(
+    model: str = command.flag(
         "a run, a Hugging Face directory, a Google release, a keras-nlp preset"
     )
-    input: str = command.setting("rows: .csv, .tsv or .jsonl")
-    output: str = command.setting(".npy or .jsonl file to write")
-    text_column: str = command.setting("column of the text", "text")
-    text_b_column: str | None = command.setting("column of the second text of a pair", None)
-    html_entities: bool = command.setting(
+    input: str = command.flag("rows: .csv, .tsv or .jsonl")
+    output: str = command.flag(".npy or .jsonl file to write")
+    text_column: str = command.flag("column of the text", "text")
+    text_b_column: str | None = command.flag("column of the second text of a pair", None)
+    html_entities: bool = command.flag(
         "texts hold &amp; and the like, to be taken as characters", False
     )
-    layers: str = command.setting(
+    layers: str = command.flag(
         "which layers' vectors",
         "last",
         choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
     )
-    pooling: str = command.setting(
+    pooling: str = command.flag(
         "a text's vector: that of [CLS], or the mean of all tokens', [CLS] and [SEP] among them",
         "mean",
         choices=("cls", "mean"),
     )
-    max_seq_length: int = command.setting(
-        "tokens a text or pair is cut to, with [CLS] and [SEP]", 128
-    )
-    do_lower_case: bool | None = command.setting(
+    max_seq_length: int = command.flag("tokens a text or pair is cut to, with [CLS] and [SEP]", 128)
+    do_lower_case: bool | None = command.flag(
         "lower-case the text; by default what the weights' source says", None
     )
-    global_batch_size: int = command.setting("rows read at a time", 64)
-    overwrite: bool = command.setting("replace the file of --output", False)
+    global_batch_size: int = command.flag("rows read at a time", 64)
+    overwrite: bool = command.flag("replace the file of --output", False)
 
     def __post_init__(self):
         for name, least in (("max_seq_length", 4), ("global_batch_size", 1)):
@@ -86,11 +84,11 @@ def main(settings):
             settings.output,
             settings.html_entities,
             settings.global_batch_size,
-            command.say,
+            command.log,
         )
     wrong = f", {bad} of them bad, with their error in place" if bad else ""
-    command.say(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
+    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
 
 
 if __name__ == "__main__":
-    command.start(main, ExtractSettings, __doc__)
+    command.run_main(main, ExtractSettings, __doc__)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.files import replacing, replacing_bytes
+from bert_tf.files import atomic_bytes_writer, atomic_writer
 from bert_tf.model.encoder import Encoder
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import flat, pack, room_of
@@ -72,7 +72,7 @@ class Extractor:
         return self.vectors(*(tf.constant(column, tf.string) for column in texts)).numpy()
 
 
-def extract(extractor, input_path, columns, output_path, html_entities, rows_at_a_time, say):
+def extract(extractor, input_path, columns, output_path, html_entities, rows_at_a_time, log):
     """Writes a vector for each row of `input_path`, in order; returns (rows, bad ones).
 
     To .jsonl {"vector": [...]} a line, or {"error": ...} in a bad row's place; to .npy float32
@@ -84,12 +84,12 @@ def extract(extractor, input_path, columns, output_path, html_entities, rows_at_
         return read_rows(input_path, columns, html_entities)
 
     write = _write_array if str(output_path).endswith(".npy") else _write_lines
-    return write(extractor, rows, columns, output_path, rows_at_a_time, say)
+    return write(extractor, rows, columns, output_path, rows_at_a_time, log)
 
 
-def _write_lines(extractor, rows, columns, output_path, rows_at_a_time, say):
+def _write_lines(extractor, rows, columns, output_path, rows_at_a_time, log):
     count = bad = 0
-    with replacing(output_path) as lines:
+    with atomic_writer(output_path) as lines:
         for batch in in_batches(rows(), rows_at_a_time):
             good = [row for row in batch if not isinstance(row, BadRow)]
             vectors = iter(extractor.of_rows(good, columns).tolist())
@@ -99,11 +99,11 @@ def _write_lines(extractor, rows, columns, output_path, rows_at_a_time, say):
                 line = {"error": str(row)} if is_bad else {"vector": next(vectors)}
                 lines.write(json.dumps(line) + "\n")
             count += len(batch)
-            say(f"{count} rows")
+            log(f"{count} rows")
     return count, bad
 
 
-def _write_array(extractor, rows, columns, output_path, rows_at_a_time, say):
+def _write_array(extractor, rows, columns, output_path, rows_at_a_time, log):
     count = sum(1 for _ in strict(rows()))  # The file's head tells how many there are.
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
@@ -111,12 +111,12 @@ def _write_array(extractor, rows, columns, output_path, rows_at_a_time, say):
         "shape": (count, extractor.vector_size),
     }
     done = 0
-    with replacing_bytes(output_path) as stream:
+    with atomic_bytes_writer(output_path) as stream:
         np.lib.format.write_array_header_1_0(stream, header)
         for batch in in_batches(strict(rows()), rows_at_a_time):
             stream.write(extractor.of_rows(batch, columns).tobytes())
             done += len(batch)
-            say(f"{done} of {count} rows")
+            log(f"{done} of {count} rows")
         if done != count:
             raise UserError(f"{output_path}: not written, since the rows have changed meanwhile")
     return count, 0

@@ -16,10 +16,10 @@ def main(settings):
     from tasks.study import study
 
     if settings.is_study:
-        study(settings, command.say)
+        study(settings, command.log)
     else:
-        finetune(settings.runs()[""], command.say)
+        finetune(settings.runs()[""], command.log)
 
 
 if __name__ == "__main__":
-    command.start(main, StudySettings, __doc__)
+    command.run_main(main, StudySettings, __doc__)

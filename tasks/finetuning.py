@@ -31,24 +31,24 @@ from tasks.tuning import task_at
 
 
 @names_lost_worker
-def finetune(settings, say=lambda line: None, strategy=None):
+def finetune(settings, log=lambda line: None, strategy=None):
     """Trains what the FinetuneSettings say, or goes on with it; returns the open Run.
 
-    `say` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
+    `log` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
     Raises UserError on data, weights or an output directory that do not fit, Interrupted after
     Ctrl-C or SIGTERM.
     """
     # First of all: a strategy of several processes has to find TensorFlow unused.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        return _finetune(settings, say, strategy)
+        return _finetune(settings, log, strategy)
 
 
-def _finetune(settings, say, strategy):
+def _finetune(settings, log, strategy):
     """Fine-tune; the caller holds the run directory."""
     chief = is_chief(strategy)
     if not chief:
-        say = _silent
+        log = _silent
 
     replicas = strategy.num_replicas_in_sync
     if settings.global_batch_size % replicas:
@@ -64,17 +64,17 @@ def _finetune(settings, say, strategy):
     train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
     for examples in (train, *devs):
         if examples.left_out:
-            say(examples.told_left_out())
+            log(examples.told_left_out())
     num_rows, train = len(train), task.to_learn_from(train)
     if devs:
         for line in task.check_dev(devs[0]):
-            say(f"warning: {settings.dev[0]}: {line}")
+            log(f"warning: {settings.dev[0]}: {line}")
 
     # The run that is there, or pretrained weights for a new one.
     check_alike(strategy, [settings.recorded(), hashes])
     run = source = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
-        run = Run.open(settings.output_dir, writes=chief)
+        run = Run.open(settings.output_dir, is_writer=chief)
         run.check_resumable(settings.recorded(), task.to_dict(), task.to_decide)
         if run.train.get("data") != hashes:
             raise UserError(
@@ -109,7 +109,7 @@ def _finetune(settings, say, strategy):
     evaluator = Evaluator(task, model, strategy)
     if task.trains_on_vectors:
         encoded, *encoded_devs = (
-            VectorExamples(data, evaluator, say) for data in (encoded, *encoded_devs)
+            VectorExamples(data, evaluator, log) for data in (encoded, *encoded_devs)
         )
     steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
     num_train_steps = steps_per_epoch * settings.epochs
@@ -137,20 +137,20 @@ def _finetune(settings, say, strategy):
         if chief:
             Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
         meet(strategy)
-        run = Run.open(settings.output_dir, writes=chief)
+        run = Run.open(settings.output_dir, is_writer=chief)
     elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):
-        best = from_chief(strategy, run.checkpoints.chosen_step)
+        best = from_chief(strategy, run.checkpoints.best_or_latest_step)
         newest = run.checkpoints.steps()[-1]
-        say(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
+        log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
         return run
     else:
         for line in run.changes():
-            say(line)
-    say(_told(task, encoded, encoded_devs, num_rows - len(train)))
+            log(line)
+    log(_told(task, encoded, encoded_devs, num_rows - len(train)))
     for path, data in zip((settings.train, *settings.dev), (encoded, *encoded_devs), strict=True):
         for remark in task.remarks(data):
-            say(f"{path}: {remark}")
-    say(
+            log(f"{path}: {remark}")
+    log(
         f"{model.count_params():,} parameters from {run.train.get('origin')}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
         f"{settings.global_batch_size} on {replicas} replica{'s' * (replicas > 1)}"
@@ -174,29 +174,29 @@ def _finetune(settings, say, strategy):
         num_train_steps,
         settings.save_every,
         settings.log_every,
-        say,
+        log,
         evaluate if devs else None,
         steps_per_epoch,
         patience=settings.patience,
     ).train()
-    best = from_chief(strategy, run.checkpoints.chosen_step)
+    best = from_chief(strategy, run.checkpoints.best_or_latest_step)
     if devs:
-        _finish(run, task, evaluator, encoded_devs, best, settings.dev[0], say)
+        _finish(run, task, evaluator, encoded_devs, best, settings.dev[0], log)
     meet(strategy)
-    say(f"finished: {run.path}, best checkpoint step {best}")
+    log(f"finished: {run.path}, best checkpoint step {best}")
     return run
 
 
-def _finish(run, task, evaluator, devs, best, first_file, say):
+def _finish(run, task, evaluator, devs, best, first_file, log):
     """Decides what is to be decided on dev, with the best weights, and tells what came of it."""
     metrics = run.checkpoints.info(best)["metrics"]
     if task.to_decide:
-        folder = run.checkpoints.folder(best)
+        folder = run.checkpoints.path(best)
         checkpoints.assign(
             checkpoints.model_variables(evaluator.model),
             checkpoints.read(folder),
             folder,
-            ignore=checkpoints.TRAINING_ONLY,
+            ignore=checkpoints.OPTIMIZER_STATE,
         )
         outputs = [evaluator.outputs(dev) for dev in devs]
         warnings = task.tuning_warnings(devs[0], outputs[0])
@@ -217,13 +217,13 @@ def _finish(run, task, evaluator, devs, best, first_file, say):
         )
         decided = ", ".join(f"{name} {value}" for name, value in values.items())
         figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        say(f"decided on dev: {decided}; with that {figures}")
+        log(f"decided on dev: {decided}; with that {figures}")
         for line in warnings:
-            say(f"warning: {first_file}: {line}")
+            log(f"warning: {first_file}: {line}")
         run.log_metrics({"step": best, **{f"decided_{k}": v for k, v in metrics.items()}})
     warning = task.warning({name.removeprefix("dev_"): value for name, value in metrics.items()})
     if warning:
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
 
 
 def _by_dev(results):
@@ -249,6 +249,6 @@ def _told(task, train, devs, num_unused):
 
 def _is_finished(run, num_train_steps, settings):
     """True once trained, evaluated, and all decided that was to be."""
-    if not run.is_over(num_train_steps, bool(settings.dev), settings.patience):
+    if not run.is_finished(num_train_steps, bool(settings.dev), settings.patience):
         return False
-    return not settings.dev or not task_at(run, run.checkpoints.chosen_step()).undecided
+    return not settings.dev or not task_at(run, run.checkpoints.best_or_latest_step()).undecided

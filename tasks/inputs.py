@@ -36,7 +36,7 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
     if files.is_remote(path):
         return None
     run = Run.open(path)
-    run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.chosen_step()
+    run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
     return run
 
 

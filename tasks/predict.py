@@ -13,16 +13,16 @@ from tasks.forms.glue import check_submission
 
 @dataclasses.dataclass(frozen=True)
 class PredictSettings:
-    run: str = command.setting("run directory")
-    input: str = command.setting("rows in the form of the training; labels are not needed")
-    output: str = command.setting(
+    run: str = command.flag("run directory")
+    input: str = command.flag("rows in the form of the training; labels are not needed")
+    output: str = command.flag(
         ".jsonl file to write; of a test file of GLUE also .tsv, a submission"
     )
-    checkpoint: str | None = command.setting(
+    checkpoint: str | None = command.flag(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
-    global_batch_size: int = command.setting("rows answered at a time", 64)
-    overwrite: bool = command.setting("replace the file of --output", False)
+    global_batch_size: int = command.flag("rows answered at a time", 64)
+    overwrite: bool = command.flag("replace the file of --output", False)
 
     def __post_init__(self):
         if self.global_batch_size < 1:
@@ -49,21 +49,21 @@ def main(settings):
         if trained.untuned:
             if not trained.task.answers_untuned:
                 raise UserError(trained.untuned)
-            command.say(f"warning: {trained.untuned}")
+            command.log(f"warning: {trained.untuned}")
         arguments = (
             trained,
             settings.input,
             settings.output,
             settings.global_batch_size,
-            command.say,
+            command.log,
         )
         if settings.output.endswith(".tsv"):
-            command.say(f"{settings.output}: {submit(*arguments)} rows to send in")
+            command.log(f"{settings.output}: {submit(*arguments)} rows to send in")
             return
         count, bad = predict(*arguments)
     wrong = f", {bad} of them bad, answered with their error" if bad else ""
-    command.say(f"{settings.output}: {count} rows{wrong}")
+    command.log(f"{settings.output}: {count} rows{wrong}")
 
 
 if __name__ == "__main__":
-    command.start(main, PredictSettings, __doc__)
+    command.run_main(main, PredictSettings, __doc__)

@@ -6,28 +6,28 @@ import json
 import numpy as np
 
 from bert_tf.errors import UserError
-from bert_tf.files import replacing
+from bert_tf.files import atomic_writer
 from tasks.examples import as_tensor
 from tasks.forms.glue import GLUE, check_submission, submission_lines
 from tasks.forms.records import BadRow
 
 
-def predict(trained, input_path, output_path, rows_at_a_time, say):
+def predict(trained, input_path, output_path, rows_at_a_time, log):
     """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
 
     Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields
     {"error": ...} in its place. The file appears once it is whole.
     """
     count = bad = 0
-    with replacing(output_path) as lines:
-        for row, answer in _answered(trained, input_path, rows_at_a_time, say):
+    with atomic_writer(output_path) as lines:
+        for row, answer in _answered(trained, input_path, rows_at_a_time, log):
             lines.write(json.dumps(answer or {"error": str(row)}, ensure_ascii=False) + "\n")
             count += 1
             bad += answer is None
     return count, bad
 
 
-def submit(trained, input_path, output_path, rows_at_a_time, say):
+def submit(trained, input_path, output_path, rows_at_a_time, log):
     """Answers a test file of GLUE as a submission's .tsv; returns the number of rows.
 
     Raises UserError at a bad row, and where the file is no test file or the task none of GLUE's.
@@ -37,7 +37,7 @@ def submit(trained, input_path, output_path, rows_at_a_time, say):
     check_submission(output_path, form, trained.run.path)
 
     def predictions():
-        for row, answer in _answered(trained, input_path, rows_at_a_time, say):
+        for row, answer in _answered(trained, input_path, rows_at_a_time, log):
             if answer is None:
                 raise UserError(f"{row}; a submission has to answer every row")
             if row.id is None:
@@ -45,14 +45,14 @@ def submit(trained, input_path, output_path, rows_at_a_time, say):
             yield row.id, answer["label" if GLUE[form].labels else "value"]
 
     count = -1  # The header is no row.
-    with replacing(output_path) as lines:
+    with atomic_writer(output_path) as lines:
         for line in submission_lines(form, predictions()):
             lines.write(line + "\n")
             count += 1
     return count
 
 
-def _answered(trained, path, rows_at_a_time, say):
+def _answered(trained, path, rows_at_a_time, log):
     """Yields (row, the served model's answer as a dict of JSON's types; None to a bad row)."""
     answer = trained.pipeline.signatures()["serving_default"]
     count = 0
@@ -61,7 +61,7 @@ def _answered(trained, path, rows_at_a_time, say):
         for row in batch:
             yield row, None if isinstance(row, BadRow) else next(answers)
         count += len(batch)
-        say(f"{count} rows")
+        log(f"{count} rows")
 
 
 def in_batches(rows, size):

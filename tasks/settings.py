@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from bert_tf import files, paths
-from bert_tf.command import setting
+from bert_tf.command import flag
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.weights import sources
@@ -16,94 +16,92 @@ from tasks.forms.records import as_label
 class FinetuneSettings:
     """What tasks.finetune does. Raises UserError, naming the flag, on a value that cannot be."""
 
-    task: str = setting("kind of task, or a data set known by name", choices=catalog.NAMES)
-    train: str = setting("training rows, in the form of the task (README, Recipes)")
-    init_from: str = setting(
+    task: str = flag("kind of task, or a data set known by name", choices=catalog.NAMES)
+    train: str = flag("training rows, in the form of the task (README, Recipes)")
+    init_from: str = flag(
         "where the weights come from: a run, a Hugging Face directory, a Google release, a "
         "keras-nlp preset"
     )
-    output_dir: str = setting("run directory to make, or to go on with")
-    dev: tuple[str, ...] = setting(
+    output_dir: str = flag("run directory to make, or to go on with")
+    dev: tuple[str, ...] = flag(
         "files to evaluate on after each epoch; the first one chooses the best checkpoint", ()
     )
     # The rows.
-    text_column: str | None = setting("column of the text (text)", None)
-    text_b_column: str | None = setting("column of the second text of a pair", None)
-    label_column: str | None = setting("column of the label (label)", None)
-    labels: tuple[str, ...] = setting(
+    text_column: str | None = flag("column of the text (text)", None)
+    text_b_column: str | None = flag("column of the second text of a pair", None)
+    label_column: str | None = flag("column of the label (label)", None)
+    labels: tuple[str, ...] = flag(
         "the labels in order; of two, the second is the positive one", ()
     )
-    multi_label: bool = setting("a row may have several labels, joined by |, or none", False)
-    html_entities: bool = setting("texts hold &amp; and the like, to be taken as characters", False)
-    max_seq_length: int | None = setting(
+    multi_label: bool = flag("a row may have several labels, joined by |, or none", False)
+    html_entities: bool = flag("texts hold &amp; and the like, to be taken as characters", False)
+    max_seq_length: int | None = flag(
         "tokens a text or pair is cut to, with [CLS] and [SEP] (128; span_qa 384)", None
     )
-    truncation: str = setting(
+    truncation: str = flag(
         "which part of a longer text stays: its first tokens, its last, or a quarter and the rest",
         "head",
         choices=("head", "tail", "head_tail"),
     )
-    stride: int | None = setting(
+    stride: int | None = flag(
         "tokens from one window of a long text to the next (span_qa 128)", None
     )
-    max_query_length: int = setting("tokens a question is cut to", 64)
-    max_answer_length: int = setting("tokens an answer has at most", 30)
+    max_query_length: int = flag("tokens a question is cut to", 64)
+    max_answer_length: int = flag("tokens an answer has at most", 30)
     # Rare classes.
-    class_weights: tuple[str, ...] = setting(
+    class_weights: tuple[str, ...] = flag(
         "how much an example of each class counts in training: a number a label, or balanced", ()
     )
-    balanced_sampling: bool = setting("draw from every class equally often", False)
-    focal_gamma: float = setting("focal loss: how much easy examples count less (2 is usual)", 0.0)
-    prior_bias: bool = setting("begin with the classes' shares as the model's answer", False)
-    rare_label: str | None = setting(
+    balanced_sampling: bool = flag("draw from every class equally often", False)
+    focal_gamma: float = flag("focal loss: how much easy examples count less (2 is usual)", 0.0)
+    prior_bias: bool = flag("begin with the classes' shares as the model's answer", False)
+    rare_label: str | None = flag(
         "the label to be given from a threshold on, tuned on dev (for f1, if no --aim)", None
     )
-    aim: str | None = setting(
+    aim: str | None = flag(
         "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R", None
     )
-    calibrate: bool = setting("fit a temperature to the probabilities on the first dev file", False)
+    calibrate: bool = flag("fit a temperature to the probabilities on the first dev file", False)
     # The unusual.
-    ordinary_labels: tuple[str, ...] = setting("the labels of what is ordinary", ())
-    false_alarm_rate: float = setting("share of the ordinary that may be called unusual", 0.05)
-    code_size: int = setting("width of the autoencoder's middle", 32)
+    ordinary_labels: tuple[str, ...] = flag("the labels of what is ordinary", ())
+    false_alarm_rate: float = flag("share of the ordinary that may be called unusual", 0.05)
+    code_size: int = flag("width of the autoencoder's middle", 32)
     # Training.
-    global_batch_size: int | None = setting(
+    global_batch_size: int | None = flag(
         "examples a step, over all replicas (32; anomaly 128)", None
     )
-    epochs: int | None = setting("passes over the training rows (3; anomaly 20)", None)
-    learning_rate: float | None = setting("peak learning rate (5e-5; anomaly 3e-3)", None)
-    warmup_proportion: float = setting("share of the steps over which the learning rate rises", 0.1)
-    schedule: str = setting(
+    epochs: int | None = flag("passes over the training rows (3; anomaly 20)", None)
+    learning_rate: float | None = flag("peak learning rate (5e-5; anomaly 3e-3)", None)
+    warmup_proportion: float = flag("share of the steps over which the learning rate rises", 0.1)
+    schedule: str = flag(
         "the fall of the learning rate: counted from step 0, as released, or from the peak",
         "released",
         choices=("released", "continuous"),
     )
-    weight_decay_rate: float = setting("AdamW's decay, off for biases and LayerNorm", 0.01)
-    layer_decay: float = setting("the learning rate of each layer below the next, as a share", 1.0)
-    frozen_layers: int | None = setting(
+    weight_decay_rate: float = flag("AdamW's decay, off for biases and LayerNorm", 0.01)
+    layer_decay: float = flag("the learning rate of each layer below the next, as a share", 1.0)
+    frozen_layers: int | None = flag(
         "lowest layers that are not trained, nor are the embeddings then", None
     )
-    patience: int | None = setting(
-        "end after so many evaluations in a row without a better one", None
-    )
-    bias_correction: bool = setting("Adam's bias correction (the released code has none)", True)
-    seed: int = setting("seed of the head, the order of the rows and dropout", 0)
-    strategy: str = setting(
+    patience: int | None = flag("end after so many evaluations in a row without a better one", None)
+    bias_correction: bool = flag("Adam's bias correction (the released code has none)", True)
+    seed: int = flag("seed of the head, the order of the rows and dropout", 0)
+    strategy: str = flag(
         "one device; a replica a local GPU; several processes, as TF_CONFIG says; TPU cores",
         "none",
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
-    tpu: str = setting("the TPU's name or grpc:// address, or local", "local")
-    precision: str = setting(
+    tpu: str = flag("the TPU's name or grpc:// address, or local", "local")
+    precision: str = flag(
         "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )
-    do_lower_case: bool | None = setting(
+    do_lower_case: bool | None = flag(
         "lower-case the text; by default what the weights' source says", None
     )
-    save_every: int = setting("steps between checkpoints, beside those after each epoch", 1000)
-    log_every: int = setting("steps between lines of progress", 10)
+    save_every: int = flag("steps between checkpoints, beside those after each epoch", 1000)
+    log_every: int = flag("steps between lines of progress", 10)
 
     def __post_init__(self):
         for name, value in {**catalog.DEFAULTS, **self.kind.defaults}.items():
@@ -147,9 +145,9 @@ class FinetuneSettings:
             raise UserError(
                 f"--labels={','.join(self.labels)}: wanted two or more different labels"
             )
-        for flag, given in (("train", [self.train]), ("dev", self.dev)):
+        for name, given in (("train", [self.train]), ("dev", self.dev)):
             for path in given:
-                paths.check_local_file(flag, path)
+                paths.check_local_file(name, path)
         for name in catalog.OPTIONS:
             if self._is_given(name) and name not in self.kind.options:
                 raise UserError(f"--{name}: not for --task={self.task}")
@@ -238,10 +236,10 @@ class StudySettings(FinetuneSettings):
     The runs of a study lie in folders of `output_dir`, named after what differs.
     """
 
-    seeds: tuple[str, ...] = setting(
+    seeds: tuple[str, ...] = flag(
         "a study: a run each, and the mean and standard deviation of their scores on dev", ()
     )
-    learning_rates: tuple[str, ...] = setting("a study: with each of the seeds, or --seed", ())
+    learning_rates: tuple[str, ...] = flag("a study: with each of the seeds, or --seed", ())
 
     def __post_init__(self):
         super().__post_init__()
@@ -276,7 +274,7 @@ class StudySettings(FinetuneSettings):
 
     def check_is_no_run(self):
         """Raises UserError where the directory of the study is that of a single run."""
-        if Run.is_at(self.output_dir):
+        if Run.exists(self.output_dir):
             raise UserError(
                 f"--output_dir={self.output_dir}: a single run is there; name a new directory"
             )

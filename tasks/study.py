@@ -15,7 +15,7 @@ import os
 import statistics
 
 from bert_tf import files, ownership
-from bert_tf.errors import Diverged, UserError
+from bert_tf.errors import DivergenceError, UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
 from tasks.catalog import task_from_dict
@@ -24,7 +24,7 @@ from tasks.settings import rate_name
 
 
 @names_lost_worker
-def study(settings, say=lambda line: None, strategy=None):
+def study(settings, log=lambda line: None, strategy=None):
     """Fine-tunes what StudySettings say, run after run; returns what study.json holds.
 
     Called again it goes on: each run is resumed, or found finished. A run that diverges counts as
@@ -35,38 +35,38 @@ def study(settings, say=lambda line: None, strategy=None):
     # One for all: strategies of one process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     if not is_chief(strategy):
-        return _study(settings, say, strategy)
+        return _study(settings, log, strategy)
     _check_free(settings)
     with ownership.sole_writer(settings.output_dir):
-        return _study(settings, say, strategy)
+        return _study(settings, log, strategy)
 
 
 def _check_free(settings):
     """Raise UserError unless a study can start or resume here."""
     folder = settings.output_dir
-    if files.exists(folder) and not files.is_folder(folder):
+    if files.exists(folder) and not files.isdir(folder):
         raise UserError(f"--output_dir={folder}: is a file; expected a directory")
-    found = files.names(folder)
+    found = files.listdir(folder)
     if found and not ownership.is_ours(folder):  # Studies of earlier versions have no marker.
-        if not any(Run.is_at(run.output_dir) for run in settings.runs().values()):
+        if not any(Run.exists(run.output_dir) for run in settings.runs().values()):
             raise UserError(
                 f"--output_dir={folder}: there is something else there; name a new directory "
                 f"(found {', '.join(found[:3])}, but no study)"
             )
 
 
-def _study(settings, say, strategy):
+def _study(settings, log, strategy):
     """Run the study; the caller holds its directory."""
     chief = is_chief(strategy)
-    tell = say if chief else lambda line: None
+    tell = log if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None
     for number, (name, of_run) in enumerate(runs.items(), start=1):
         tell(f"study: run {number} of {len(runs)}, {of_run.output_dir}")
         try:
-            run = finetune(of_run, say, strategy)
+            run = finetune(of_run, log, strategy)
             metric = task_from_dict(run.task).best_metric
             results[name] = _result(run)
-        except Diverged as error:
+        except DivergenceError as error:
             results[name] = {"failed": str(error)}
             tell(f"study: {of_run.output_dir} failed: {error}")
         run = None
@@ -74,7 +74,7 @@ def _study(settings, say, strategy):
     report = _report(runs, results, metric)
     path = os.path.join(settings.output_dir, "study.json")
     if chief:
-        files.replace_file(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        files.atomic_write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     for line in _table(report, settings.output_dir):
         tell(line)
     tell(f"finished: {path}")

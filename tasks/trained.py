@@ -36,14 +36,18 @@ class Trained:
         Raises UserError if it is no run.
         """
         run = Run.open(path)
-        step = run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.chosen_step()
+        step = (
+            run.checkpoints.step_of(checkpoint)
+            if checkpoint
+            else run.checkpoints.best_or_latest_step()
+        )
         tuned = None
         if run.task is None:
             task = Pretrained(max_seq_length=run.config.max_position_embeddings)
             make_pipeline = PretrainedPipeline
         else:
             task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
-        folder = run.checkpoints.folder(step)
+        folder = run.checkpoints.path(step)
         values = checkpoints.read(folder)
         # Before a model of another size is built, which might not fit into memory.
         checkpoints.check_shapes(names.shapes(run.config), values, folder)
@@ -59,7 +63,7 @@ class Trained:
                 f"tasks.finetune --init_from={run.path}"
             )
         checkpoints.assign(
-            checkpoints.model_variables(model), values, folder, ignore=checkpoints.TRAINING_ONLY
+            checkpoints.model_variables(model), values, folder, ignore=checkpoints.OPTIMIZER_STATE
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
         return cls(run, task, make_pipeline(task, tokenizer, model), folder, tuned)
@@ -90,9 +94,9 @@ class Trained:
         """What was to be tuned and is not for this checkpoint, and what to do, as a line."""
         if not self.task.undecided or not self._asks_for_tuning():
             return None
-        names, best = ", ".join(self.task.undecided), self.run.checkpoints.chosen_step()
+        names, best = ", ".join(self.task.undecided), self.run.checkpoints.best_or_latest_step()
         if tuned_at(self.run, best):
-            folder = os.path.basename(self.run.checkpoints.folder(best))
+            folder = os.path.basename(self.run.checkpoints.path(best))
             remedy = f"was fitted to {folder} only; leave out --checkpoint to use that"
         elif "settings" in self.run.train:
             remedy = (

@@ -15,7 +15,7 @@ from tasks.catalog import task_from_dict
 def tuned_at(run, step):
     """Return what was tuned for a checkpoint, as the module's docstring has it, or `None`."""
     tuned = run.checkpoints.info(step).get("tuned")
-    if tuned is None and step == run.checkpoints.chosen_step():
+    if tuned is None and step == run.checkpoints.best_or_latest_step():
         return _of_earlier_versions(run, step)
     return tuned
 

@@ -45,7 +45,7 @@ def metrics(folder):
         from bert_tf.run import Run
 
         run = Run.open(path.parent)
-        run.has_stalled(2)
+        run.patience_exhausted(2)
         return run.metrics()
 
     return path, read

@@ -1,7 +1,7 @@
 """`bert_tf.pretrain` with pauses in one worker, as slow storage makes them.
 
-The environment variable PAUSES is {"index of the worker": {"method of Checkpoints": [seconds before
-it, seconds after it]}} in JSON.
+The environment variable PAUSES is {"index of the worker": {"method of CheckpointManager": [seconds
+before it, seconds after it]}} in JSON.
 """
 
 import json
@@ -9,12 +9,12 @@ import os
 import runpy
 import time
 
-from bert_tf.checkpoints import Checkpoints
+from bert_tf.checkpoints import CheckpointManager
 
 
 def pause(name, before, after):
-    """Make one method of Checkpoints slow."""
-    method = getattr(Checkpoints, name)
+    """Make one method of CheckpointManager slow."""
+    method = getattr(CheckpointManager, name)
 
     def slow(self, *args, **kwargs):
         time.sleep(before)
@@ -22,7 +22,7 @@ def pause(name, before, after):
         time.sleep(after)
         return result
 
-    setattr(Checkpoints, name, slow)
+    setattr(CheckpointManager, name, slow)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def lines_of(run):
 
 
 def weights_of(run):
-    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+    return read(run.checkpoints.path(run.checkpoints.steps()[-1]))
 
 
 def assert_same_bits(first, second):

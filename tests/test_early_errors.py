@@ -82,7 +82,7 @@ LIKE_RUN = {
 }
 PREDICT = {"run": "{}/run", "input": "{}/dev.csv", "output": "{}/answers.jsonl"}
 EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.npy"}
-PRETRAIN = {"shards": "{}/shards", "preset": "tiny", "output_dir": "{}/new"}
+PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
 CASES = [
     ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "holds what --train="),
     ("tasks.finetune", {**FINETUNE, "dev": "{}/dev.csv,{}/copy.csv"}, "--dev=", "copy.csv: holds"),

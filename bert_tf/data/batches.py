@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.bucketing import round_up_to_bucket
 from bert_tf.data import masking, records
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.shapes import round_up
 
 WINDOW_EXAMPLES = 1 << 16
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
@@ -240,7 +240,7 @@ def examples_flat(examples):
     is_token_BL = examples["input_mask"] > 0
     lengths_B = tf.reduce_sum(examples["input_mask"], axis=1)
     row_splits = tf.concat([[0], tf.cumsum(lengths_B)], axis=0)
-    tail = [[0, round_up(row_splits[-1]) - row_splits[-1]]]
+    tail = [[0, round_up_to_bucket(row_splits[-1]) - row_splits[-1]]]
     flat = {
         name: tf.pad(tf.boolean_mask(examples[name], is_token_BL), tail)
         for name in ("input_ids", "segment_ids")

@@ -67,10 +67,10 @@ def find_files(patterns, but_in=None):
     """
     paths = {}
     for pattern in patterns:
-        matches = files.matching(pattern)
+        matches = files.glob_files(pattern)
         if not matches:
-            is_folder = not files.is_remote(pattern) and os.path.isdir(pattern)
-            what = f"is a folder; {pattern}/* are its files" if is_folder else "no such file"
+            is_directory = not files.is_remote(pattern) and os.path.isdir(pattern)
+            what = f"is a folder; {pattern}/* are its files" if is_directory else "no such file"
             raise UserError(f"--input={pattern}: {what}")
         for path in matches:
             place = path if files.is_remote(path) else os.path.realpath(path)
@@ -192,7 +192,7 @@ def index(paths, input_format, text_field, spill_dir):
     for number, path in enumerate(paths):
         place, copy = path, contextlib.nullcontext()
         if path.endswith(".gz"):
-            files.make_folder(spill_dir)
+            files.makedirs(spill_dir)
             place = os.path.join(spill_dir, f"{number}")
             copy = files.open_file(place, "wb")
         places.append(place)

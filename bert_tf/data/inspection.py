@@ -82,7 +82,7 @@ def read_shard(path, parse):
         raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
 
 
-def inspect(manifest, vocabulary, say=lambda line: None):
+def inspect(manifest, vocabulary, log=lambda line: None):
     """Checks hashes and counts of all shards -> Statistics. Raises UserError naming the first."""
     manifest.check_files()
     if vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
@@ -102,7 +102,7 @@ def inspect(manifest, vocabulary, say=lambda line: None):
                 f"{manifest.path(entry['file'])}: {count} records, {NAME} has {entry['records']}"
             )
         if number % 16 == 0:
-            say(f"{number}/{len(manifest.shards)} shards")
+            log(f"{number}/{len(manifest.shards)} shards")
     return statistics
 
 
@@ -157,12 +157,12 @@ def adopt(folder, vocabulary):
     Raises UserError naming a file that does not hold the released features, or a number that cannot
     be, such as an id that the vocabulary does not have.
     """
-    if NAME in files.names(folder):
+    if NAME in files.listdir(folder):
         raise UserError(f"{os.path.join(folder, NAME)}: is there already")
     path = os.path.join(folder, VOCABULARY_NAME)
     if files.exists(path) and files.read_text(path) != vocabulary.to_bytes().decode():
         raise UserError(f"{path}: is there already, and not the one of --vocab; which is right?")
-    names = [name for name in files.names(folder) if "tfrecord" in name and name[0] != "."]
+    names = [name for name in files.listdir(folder) if "tfrecord" in name and name[0] != "."]
     if not names:
         raise UserError(f"{folder}: no file with tfrecord in its name")
     lengths = _lengths(os.path.join(folder, names[0]))

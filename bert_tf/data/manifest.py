@@ -78,7 +78,7 @@ class Manifest:
 
     def save(self):
         text = json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
-        files.replace_file(self.path(NAME), text)
+        files.atomic_write_text(self.path(NAME), text)
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -88,7 +88,7 @@ class Manifest:
         return self.values["settings"]
 
     def save_vocabulary(self, vocabulary):
-        files.replace_file(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
+        files.atomic_write_text(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
 
     def vocabulary(self):
         """The folder's own vocab.txt. Raises UserError if it is not the one of the shards."""
@@ -176,7 +176,7 @@ class Manifest:
             if found != entry["bytes"]:
                 has = "no such file" if found is None else f"{found} bytes"
                 raise UserError(f"{path}: {has}, wanted {entry['bytes']} bytes; {_MEND}")
-        extra = {name for name in files.names(self.folder) if name.endswith(".tfrecord")} - {
+        extra = {name for name in files.listdir(self.folder) if name.endswith(".tfrecord")} - {
             entry["file"] for entry in self.shards
         }
         if extra:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from bert_tf.command import setting
+from bert_tf.command import flag
 from bert_tf.data.documents import FORMATS
 from bert_tf.errors import UserError
 
@@ -19,44 +19,44 @@ FREE = frozenset(
 class WriteShardsSettings:
     """What bert_tf.write_shards does. Raises UserError, naming the flag, on an impossible value."""
 
-    input: tuple[str, ...] = setting("globs of text files, plain or .gz, here or at gs:// and such")
-    vocab: str = setting("vocab.txt")
-    output_dir: str = setting("folder of the shards, to make or to complete")
-    input_format: str = setting(
+    input: tuple[str, ...] = flag("globs of text files, plain or .gz, here or at gs:// and such")
+    vocab: str = flag("vocab.txt")
+    output_dir: str = flag("folder of the shards, to make or to complete")
+    input_format: str = flag(
         "a sentence a line and blank lines between documents; text, a document a file; or JSON "
         "objects, a document a line",
         "lines",
         choices=FORMATS,
     )
-    text_field: str = setting("key of the text in JSON objects", "text")
-    num_shards: int = setting("files to make", 64)
-    max_seq_length: int = setting("tokens of an example, with [CLS] and twice [SEP]", 128)
-    max_predictions_per_seq: int = setting("most tokens to predict in an example", 20)
-    masked_lm_prob: float = setting("share of an example's tokens to predict", 0.15)
-    short_seq_prob: float = setting("share of documents cut into shorter examples", 0.1)
-    dupe_factor: int = setting("times that the text is gone through, masked anew", 1)
-    whole_word_mask: bool = setting("mask all pieces of a word or none", False)
-    masking: str = setting(
+    text_field: str = flag("key of the text in JSON objects", "text")
+    num_shards: int = flag("files to make", 64)
+    max_seq_length: int = flag("tokens of an example, with [CLS] and twice [SEP]", 128)
+    max_predictions_per_seq: int = flag("most tokens to predict in an example", 20)
+    masked_lm_prob: float = flag("share of an example's tokens to predict", 0.15)
+    short_seq_prob: float = flag("share of documents cut into shorter examples", 0.1)
+    dupe_factor: int = flag("times that the text is gone through, masked anew", 1)
+    whole_word_mask: bool = flag("mask all pieces of a word or none", False)
+    masking: str = flag(
         "masks in the shards, or dynamic: drawn anew in each epoch of training",
         "static",
         choices=("static", "dynamic"),
     )
-    same_document_next: bool = setting(
+    same_document_next: bool = flag(
         "let a random next segment be of the same document where chance says so, as released", False
     )
-    replace_with_any: bool = setting(
+    replace_with_any: bool = flag(
         "let specials and [unused] entries be random replacements, as released", False
     )
-    do_lower_case: bool | None = setting(
+    do_lower_case: bool | None = flag(
         "lower-case the text; by default what the vocabulary shows", None
     )
-    strip_accents: bool | None = setting("strip accents; by default as the case", None)
-    seed: int = setting("seed of everything that is drawn", 12345)
-    num_workers: int | None = setting("processes; by default one a processor", None)
-    runner: str = setting(
+    strip_accents: bool | None = flag("strip accents; by default as the case", None)
+    seed: int = flag("seed of everything that is drawn", 12345)
+    num_workers: int | None = flag("processes; by default one a processor", None)
+    runner: str = flag(
         "processes of this machine, or Apache Beam", "local", choices=("local", "beam")
     )
-    beam_args: str = setting("Beam's own options, as on its command line", "")
+    beam_args: str = flag("Beam's own options, as on its command line", "")
 
     def __post_init__(self):
         if not any(self.input):

@@ -100,7 +100,7 @@ class ShardWriter:
             if files.exists(temporary):
                 files.remove(temporary)
         entry_path = os.path.join(settings.output_dir, entry_name(number, settings.num_shards))
-        files.replace_file(entry_path, json.dumps({**entry, "plan": self.plan_sha256}))
+        files.atomic_write_text(entry_path, json.dumps({**entry, "plan": self.plan_sha256}))
         return entry
 
     def _examples(self, instances, ids, number, begin):

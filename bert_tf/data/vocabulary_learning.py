@@ -28,7 +28,7 @@ MAX_ENTRY_CHARACTERS = 64  # Excluded. 63 are at most 252 bytes; the tokenizer t
 SECONDS_BETWEEN_LINES = 5
 
 
-def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, say):
+def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, log):
     """Files -> Vocabulary of exactly `vocab_size` entries, which our Tokenizer has been tried with.
 
     Raises UserError if the text does not give as many.
@@ -36,13 +36,13 @@ def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_acce
     unique_words = make_unique_words(do_lower_case, strip_accents)
     held_out = []
     lines = hold_out(read_lines(paths, input_format, text_field), held_out)
-    counts = count_words(lines, unique_words, say)
+    counts = count_words(lines, unique_words, log)
     if not counts:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
-    say(f"merging pieces of {len(counts):,} distinct words")
+    log(f"merging pieces of {len(counts):,} distinct words")
     vocabulary = Vocabulary(train(counts, vocab_size), where="learned vocabulary")
     tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
-    say(
+    log(
         f"{len(vocabulary):,} entries, {'uncased' if do_lower_case else 'cased'}; "
         f"{len(counts):,} distinct words; {try_out(tokenizer, held_out, unique_words)}"
     )
@@ -93,15 +93,15 @@ def make_unique_words(do_lower_case, strip_accents=None):
     return tf.function(unique_words, input_signature=signature, autograph=False)
 
 
-def count_words(lines, unique_words, say):
+def count_words(lines, unique_words, log):
     """Lines -> {word: count}, of at most about MAX_WORDS words."""
     counts, num_bytes, dropped_up_to = {}, 0, 0
     start = shown = time.monotonic()
 
-    def say_progress():
+    def log_progress():
         megabytes, seconds = num_bytes / 1e6, max(time.monotonic() - start, 1e-3)
         rate = f"{megabytes / seconds:.1f} MB/s"
-        say(f"counted {megabytes:,.1f} MB, {len(counts):,} distinct words, {rate}")
+        log(f"counted {megabytes:,.1f} MB, {len(counts):,} distinct words, {rate}")
 
     for size, words, numbers in _in_threads(lines, unique_words):
         num_bytes += size
@@ -113,11 +113,11 @@ def count_words(lines, unique_words, say):
             dropped_up_to = max(dropped_up_to, limit)
         if time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
             shown = time.monotonic()
-            say_progress()
-    say_progress()
+            log_progress()
+    log_progress()
     if dropped_up_to:
         seen = f"seen up to {dropped_up_to:,} times by then"
-        say(f"over {MAX_WORDS:,} distinct words: the rarest, {seen}, were dropped")
+        log(f"over {MAX_WORDS:,} distinct words: the rarest, {seen}, were dropped")
     counts.pop(NEVER.encode(), None)  # Too long for any vocabulary.
     return {word.decode(): number for word, number in counts.items()}
 

@@ -27,10 +27,10 @@ from bert_tf.text.vocabulary import Vocabulary
 SPILL = ".unpacked"
 
 
-def write_shards(settings, say=lambda line: None):
+def write_shards(settings, log=lambda line: None):
     """Makes the shards that WriteShardsSettings say, or those still missing; returns the Manifest.
 
-    `say` takes lines of progress. Raises UserError on input that cannot be used, or where the
+    `log` takes lines of progress. Raises UserError on input that cannot be used, or where the
     folder holds shards of other settings.
     """
     vocabulary = Vocabulary.load(settings.vocab)
@@ -46,11 +46,11 @@ def write_shards(settings, say=lambda line: None):
         spill_dir = os.path.join(folder, SPILL)
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
-        say(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
+        log(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
         began, stamps = time.monotonic(), [files.stamp(path) for path in paths]
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
         num_bytes = int(index.lengths.sum())
-        say(
+        log(
             f"{len(index):,} documents, {num_bytes / 1e6:.1f} MB of text "
             f"({num_bytes / 1e6 / max(time.monotonic() - began, 1e-3):.0f} MB/s)"
         )
@@ -65,16 +65,16 @@ def write_shards(settings, say=lambda line: None):
         entries = finished_entries(manifest, settings.num_shards)
         missing = [number for number in range(settings.num_shards) if number not in entries]
         if not missing:
-            if VOCABULARY_NAME not in files.names(folder):
+            if VOCABULARY_NAME not in files.listdir(folder):
                 manifest.save_vocabulary(vocabulary)
             complete(manifest, entries, settings.num_shards)
-            say(f"{folder}: finished, nothing to do")
+            log(f"{folder}: finished, nothing to do")
             return manifest
         begin(manifest, vocabulary, entries)
         if entries:
-            say(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")
+            log(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")
         arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
-        _make(_runner(settings.runner), arguments, index, missing, say)
+        _make(_runner(settings.runner), arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
                 raise UserError(
@@ -82,23 +82,23 @@ def write_shards(settings, say=lambda line: None):
                     f"in {folder} may hold either text"
                 )
         complete(manifest, finished_entries(manifest, settings.num_shards), settings.num_shards)
-    say(_summary(manifest))
+    log(_summary(manifest))
     return manifest
 
 
-def _make(runner, arguments, index, missing, say):
+def _make(runner, arguments, index, missing, log):
     """Has the missing shards made, and says how it goes."""
     settings = arguments[0]
     tasks = ((number, dealing.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
         with runner(*arguments, num_tasks=len(missing)) as make:
-            say(f"ready after {time.monotonic() - began:.1f} s")
-            progress = _Progress(index, missing, settings, say)
+            log(f"ready after {time.monotonic() - began:.1f} s")
+            progress = _Progress(index, missing, settings, log)
             for _ in make(tasks):
                 progress.count()
     except (KeyboardInterrupt, SystemExit):
-        say(
+        log(
             f"stopped; {settings.output_dir} keeps the shards that are whole; the same command "
             "goes on"
         )
@@ -119,7 +119,7 @@ def _runner(name):
 
 
 def _check_folder(folder):
-    names = files.names(folder)
+    names = files.listdir(folder)
     if NAME not in names and any(not name.startswith(".") for name in names):
         raise UserError(f"{folder}: there is something else there; name a new --output_dir")
 
@@ -136,7 +136,7 @@ def complete(manifest, entries, num_shards):
     manifest.values |= {"complete": True, "shards": [entries[n] for n in range(num_shards)]}
     if not Manifest.load(manifest.folder).values["complete"]:
         manifest.save()
-    names = set(files.names(manifest.folder))
+    names = set(files.listdir(manifest.folder))
     for number in range(num_shards):
         if entry_name(number, num_shards) in names:
             files.remove(manifest.path(entry_name(number, num_shards)))
@@ -147,7 +147,7 @@ def finished_entries(manifest, num_shards):
 
     Raises UserError where the folder's shards were begun with other settings, text or versions.
     """
-    names = set(files.names(manifest.folder))
+    names = set(files.listdir(manifest.folder))
     for name in names:
         if files.is_temporary(name):
             files.remove(manifest.path(name))
@@ -185,8 +185,8 @@ def _read_entry(path, plan_sha256):
 class _Progress:
     """A line every few seconds: shards, rate, time left."""
 
-    def __init__(self, index, missing, settings, say, every=5.0):
-        self.say, self.every, self.num_shards = say, every, settings.num_shards
+    def __init__(self, index, missing, settings, log, every=5.0):
+        self.log, self.every, self.num_shards = log, every, settings.num_shards
         self.bytes_a_shard = index.lengths.sum() / settings.num_shards
         self.left, self.done = len(missing), 0
         self.began = self.said = time.monotonic()
@@ -199,7 +199,7 @@ class _Progress:
         self.said = now
         rate = self.done * self.bytes_a_shard / (now - self.began)
         seconds = round((self.left - self.done) * self.bytes_a_shard / rate)
-        self.say(
+        self.log(
             f"shard {self.num_shards - self.left + self.done}/{self.num_shards}  "
             f"{rate / 1e6:.1f} MB/s  ETA {datetime.timedelta(seconds=seconds)}"
         )

@@ -4,7 +4,7 @@ TensorFlow computes a chain like dropout + add + LayerNorm operation by operatio
 of memory, and its gradient likewise: on a processor that takes longer than the matrix products
 around it. Products stay outside, since XLA's are slow there; in a step that is compiled as a whole
 (a TPU's, Keras `fit`'s) the kernels are inlined. A kernel is built anew for each shape, in
-some tenths of a second: shapes are few (bert_tf.shapes), and what is narrower than any published
+some tenths of a second: shapes are few (bert_tf.bucketing), and what is narrower than any published
 model is computed by the same formulas uncompiled.
 
 What a dropout keeps is a function of (seed, place, index), computed again in the backward pass and

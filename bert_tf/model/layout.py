@@ -9,7 +9,7 @@ Legend: B texts, L tokens of the longest or a few more, T rows, N heads, D head 
 
 import tensorflow as tf
 
-from bert_tf.shapes import round_up
+from bert_tf.bucketing import round_up_to_bucket
 
 # Added to the score of a key nobody may attend to; its float32 softmax is exactly 0.
 MASKED_SCORE = -1e9
@@ -92,7 +92,7 @@ class Flat:
         with tf.control_dependencies([tf.debugging.assert_equal(fits, True, message=WRONG_SPLITS)]):
             splits = tf.identity(splits)
         starts_B, lengths_B = splits[:-1], splits[1:] - splits[:-1]
-        self.length = round_up(tf.reduce_max(lengths_B))
+        self.length = round_up_to_bucket(tf.reduce_max(lengths_B))
         # Everything of T rows is gathered through this one index or computed from it: only so is
         # TensorFlow sure that their shapes agree, and joins product, bias and residual sum.
         self._row_T = tf.cumsum(tf.ones_like(inputs["input_ids"], tf.int32)) - 1

@@ -40,5 +40,5 @@ def draw(run):
     figure.savefig(picture, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     path = run.file(NAME)
-    files.write_bytes(path, picture.getvalue())
+    files.atomic_write_bytes(path, picture.getvalue())
     return path

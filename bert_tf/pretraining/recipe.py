@@ -6,7 +6,7 @@ import tempfile
 
 import keras
 
-from bert_tf.config import PRESETS, BertConfig
+from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
@@ -36,24 +36,24 @@ TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "int
 
 
 @names_lost_worker
-def pretrain(settings, say=lambda line: None, strategy=None):
+def pretrain(settings, log=lambda line: None, strategy=None):
     """Trains what the PretrainSettings say, or goes on with it; returns the open Run.
 
-    `say` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
+    `log` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
     Raises UserError on shards, sizes or an output directory that do not fit, Interrupted after
     Ctrl-C or SIGTERM.
     """
     # First of all: a strategy of several processes has to find TensorFlow unused.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        return _pretrain(settings, say, strategy)
+        return _pretrain(settings, log, strategy)
 
 
-def _pretrain(settings, say, strategy):
+def _pretrain(settings, log, strategy):
     """Pretrain; the caller holds the run directory."""
     chief = is_chief(strategy)
     if not chief:
-        say = _silent
+        log = _silent
 
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
     if settings.global_batch_size % (replicas * parts):
@@ -78,18 +78,18 @@ def _pretrain(settings, say, strategy):
     check_alike(strategy, [settings.recorded(), record])
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
-        run = Run.open(settings.output_dir, writes=chief)
+        run = Run.open(settings.output_dir, is_writer=chief)
         run.check_resumable(settings.recorded(), None)
         if run.train.get("data") != record:
             raise UserError(
                 f"--shards: not those that {run.path} began with; name a new --output_dir"
             )
-        if from_chief(strategy, lambda: run.is_over(num_train_steps, bool(held_out))):
+        if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
             newest = run.checkpoints.steps()[-1]
-            say(f"{run.path}: finished at step {newest}, nothing to do")
+            log(f"{run.path}: finished at step {newest}, nothing to do")
             return run
         for line in run.changes():
-            say(line)
+            log(line)
 
     # Model and optimizer.
     keras.utils.set_random_seed(settings.seed)
@@ -113,11 +113,11 @@ def _pretrain(settings, say, strategy):
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
         meet(strategy)
-        run = Run.open(settings.output_dir, writes=chief)
+        run = Run.open(settings.output_dir, is_writer=chief)
     elif line := _change_steps(run, settings, num_train_steps):
-        say(line)
+        log(line)
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
-        say(line)
+        log(line)
 
     # The loop, phase by phase: one schedule, one optimizer.
     step = TrainStep(
@@ -147,7 +147,7 @@ def _pretrain(settings, say, strategy):
             num_train_steps,
             settings.save_every,
             settings.log_every,
-            say,
+            log,
             evaluate,
             settings.eval_every or num_train_steps,
             unit="tokens",
@@ -157,13 +157,13 @@ def _pretrain(settings, say, strategy):
             steps_per_call=settings.steps_per_call,
         ).train()
         first_step = last_step
-    say(f"finished: {run.path}")
+    log(f"finished: {run.path}")
     if not chief:
         return run
     try:
-        say(f"the losses as a picture: {curves.draw(run)}")
+        log(f"the losses as a picture: {curves.draw(run)}")
     except ImportError:
-        say("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
+        log("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
     return run
 
 
@@ -181,7 +181,7 @@ def _change_steps(run, settings, num_train_steps):
     before = run.train["settings"].get("num_train_steps", num_train_steps)
     if settings.phase_steps or before == num_train_steps:
         return None
-    step = run.checkpoints.newest_readable()
+    step = run.checkpoints.latest_readable()
     if step is None:
         return None  # The loop refuses the run.
     rates = [float(_schedule(settings, steps)(step)) for steps in (before, num_train_steps)]
@@ -231,7 +231,7 @@ class _Phase:
         return self.data.position(self.settings.seed, examples)
 
 
-def dry_run(settings, say=lambda line: None):
+def dry_run(settings, log=lambda line: None):
     """Three steps of a toy model on the given shards, through every stage, in a folder that goes.
 
     Raises UserError where pretraining would, but for what depends on the size.
@@ -248,7 +248,7 @@ def dry_run(settings, say=lambda line: None):
         least = settings.gradient_accumulation_steps * 2
         small = dataclasses.replace(
             settings,
-            preset=None,
+            model_size=None,
             init_from=None,
             config=path,
             output_dir=f"{folder}/run",
@@ -260,9 +260,9 @@ def dry_run(settings, say=lambda line: None):
             log_every=1,
             dry_run=False,
         )
-        pretrain(small, say)
-        pretrain(small, say)  # As it would go on.
-    say("dry run: every stage has run; nothing was kept")
+        pretrain(small, log)
+        pretrain(small, log)  # As it would go on.
+    log("dry run: every stage has run; nothing was kept")
 
 
 def flops_a_token(config, data):
@@ -296,7 +296,7 @@ def _config(settings, source, manifest, vocabulary):
     if settings.config:
         return BertConfig.load(settings.config)
     return dataclasses.replace(
-        PRESETS[settings.preset], vocab_size=len(vocabulary), **_case(manifest)
+        MODEL_SIZES[settings.model_size], vocab_size=len(vocabulary), **_case(manifest)
     )
 
 

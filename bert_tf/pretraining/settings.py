@@ -3,8 +3,8 @@
 import dataclasses
 
 from bert_tf import files
-from bert_tf.command import setting
-from bert_tf.config import PRESETS, BertConfig
+from bert_tf.command import flag
+from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.run import Run
@@ -18,55 +18,57 @@ class PretrainSettings:
     Raises UserError, naming the flag, on a value that cannot be.
     """
 
-    shards: tuple[str, ...] = setting("folders of shards, one a phase")
-    output_dir: str = setting("run directory to make, or to go on with")
-    preset: str | None = setting("a published size", None, choices=tuple(PRESETS))
-    config: str | None = setting("bert_config.json of another size", None)
-    init_from: str | None = setting("pretrained weights to begin with, and their size", None)
-    eval_shards: str | None = setting("folder of held-out shards", None)
-    phase_steps: tuple[str, ...] = setting("steps of each phase; their sum is the whole", ())
-    num_train_steps: int = setting("steps, where there is one phase", 1_000_000)
-    global_batch_size: int = setting("examples a step, over all replicas", 256)
-    gradient_accumulation_steps: int = setting(
+    shards: tuple[str, ...] = flag("folders of shards, one a phase")
+    output_dir: str = flag("run directory to make, or to go on with")
+    model_size: str | None = flag(
+        "a published size", None, choices=tuple(MODEL_SIZES), former_name="preset"
+    )
+    config: str | None = flag("bert_config.json of another size", None)
+    init_from: str | None = flag("pretrained weights to begin with, and their size", None)
+    eval_shards: str | None = flag("folder of held-out shards", None)
+    phase_steps: tuple[str, ...] = flag("steps of each phase; their sum is the whole", ())
+    num_train_steps: int = flag("steps, where there is one phase", 1_000_000)
+    global_batch_size: int = flag("examples a step, over all replicas", 256)
+    gradient_accumulation_steps: int = flag(
         "parts that a replica works through its share of a step in, one after the other", 1
     )
-    learning_rate: float = setting("peak learning rate", 1e-4)
-    warmup_steps: int = setting("steps over which the learning rate rises", 10_000)
-    schedule: str = setting(
+    learning_rate: float = flag("peak learning rate", 1e-4)
+    warmup_steps: int = flag("steps over which the learning rate rises", 10_000)
+    schedule: str = flag(
         "the fall of the learning rate: counted from step 0, as released, or from the peak",
         "released",
         choices=("released", "continuous"),
     )
-    optimizer: str = setting("AdamW as released, or LAMB", "adamw", choices=("adamw", "lamb"))
-    weight_decay_rate: float = setting("decay, off for biases and LayerNorm", 0.01)
-    bias_correction: bool = setting("Adam's bias correction (the released code has none)", False)
-    seed: int = setting("seed of the weights, the order of the data and dropout", 0)
-    strategy: str = setting(
+    optimizer: str = flag("AdamW as released, or LAMB", "adamw", choices=("adamw", "lamb"))
+    weight_decay_rate: float = flag("decay, off for biases and LayerNorm", 0.01)
+    bias_correction: bool = flag("Adam's bias correction (the released code has none)", False)
+    seed: int = flag("seed of the weights, the order of the data and dropout", 0)
+    strategy: str = flag(
         "one device, a replica a local GPU, the processes of TF_CONFIG, or a replica a TPU core",
         "none",
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
-    tpu: str = setting("which TPU: its name, its grpc:// address, or that of this machine", "local")
-    steps_per_call: int = setting("steps that TensorFlow makes before Python looks again", 1)
-    precision: str = setting(
+    tpu: str = flag("which TPU: its name, its grpc:// address, or that of this machine", "local")
+    steps_per_call: int = flag("steps that TensorFlow makes before Python looks again", 1)
+    precision: str = flag(
         "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )
-    gradient_checkpointing: bool = setting(
+    gradient_checkpointing: bool = flag(
         "compute layers again in the backward pass: less memory, more time", False
     )
-    eval_every: int | None = setting("steps between evaluations; by default only the end", None)
-    eval_batches: int | None = setting(
+    eval_every: int | None = flag("steps between evaluations; by default only the end", None)
+    eval_batches: int | None = flag(
         "batches of 64 held-out examples to evaluate on; by default all", None
     )
-    save_every: int = setting("steps between checkpoints", 1000)
-    log_every: int = setting("steps between lines of progress", 100)
-    dry_run: bool = setting("three steps of a toy model through every stage, and no run", False)
+    save_every: int = flag("steps between checkpoints", 1000)
+    log_every: int = flag("steps between lines of progress", 100)
+    dry_run: bool = flag("three steps of a toy model through every stage, and no run", False)
 
     def __post_init__(self):
-        if sum(value is not None for value in (self.preset, self.config, self.init_from)) != 1:
-            raise UserError("--preset, --config, --init_from: wanted one of them, for the size")
+        if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
+            raise UserError("--model_size, --config, --init_from: wanted one of them, for the size")
         for name, least in (
             ("num_train_steps", 1),
             ("global_batch_size", 1),

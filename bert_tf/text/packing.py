@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.shapes import round_up
+from bert_tf.bucketing import round_up_to_bucket
 from bert_tf.text.tokenizer import Tokens
 
 
@@ -86,7 +86,7 @@ def flat(packed, vocabulary):
     T is rounded up to one of few sizes; the tokens behind row_splits[-1] are [PAD]s of no row.
     """
     count = tf.size(packed.input_ids.flat_values)
-    tail = [[0, round_up(count) - count]]
+    tail = [[0, round_up_to_bucket(count) - count]]
     return {
         "input_ids": tf.pad(
             packed.input_ids.flat_values, tail, constant_values=vocabulary["[PAD]"]

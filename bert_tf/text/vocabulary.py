@@ -52,7 +52,7 @@ class Vocabulary:
         return cls(text.removesuffix("\n").split("\n"), where=str(path))
 
     def save(self, path):
-        files.write_bytes(path, self.to_bytes())
+        files.atomic_write_bytes(path, self.to_bytes())
 
     def to_bytes(self):
         return "".join(line + "\n" for line in self.lines).encode("utf-8")

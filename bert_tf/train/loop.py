@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.checkpoints import model_variables
 from bert_tf.data.batches import bad_record
-from bert_tf.errors import Diverged, UserError
+from bert_tf.errors import DivergenceError, UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import (
     distribute,
@@ -31,13 +31,13 @@ class Loop:
 
     `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element,
     one for each replica a step: the position in the data is the step, nothing else has to be saved.
-    `evaluate()` returns (score, metrics); the highest score is the best. `say` takes a line of
+    `evaluate()` returns (score, metrics); the highest score is the best. `log` takes a line of
     progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
     there, before num_train_steps. `flops_a_token` are the model's, forward and backward. `place`
     tells where in the data a step reads. With `steps_per_call` TensorFlow is called once for so
     many steps, or for those that are left until there is something to do between two. With
     `patience` it ends early, once so many evaluations in a row were not better than the best before
-    them; Run.is_over tells afterwards that there is nothing left to do.
+    them; Run.is_finished tells afterwards that there is nothing left to do.
     """
 
     run: Run
@@ -46,7 +46,7 @@ class Loop:
     num_train_steps: int
     save_every: int
     log_every: int
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     evaluate: Callable[[], tuple[float, dict]] | None = None
     evaluate_every: int = 0
     unit: str = "examples"
@@ -69,7 +69,7 @@ class Loop:
         else:
             if step > end or (step == end and not self._is_due(step)):
                 return
-            self.say(f"resuming at step {step} of {self.num_train_steps}")
+            self.log(f"resuming at step {step} of {self.num_train_steps}")
         # The process may have ended between a save and its evaluation.
         is_due = self._is_due(step)
         self.run.forget_metrics_after(step, and_evaluation=is_due)
@@ -78,14 +78,14 @@ class Loop:
         with held_back() as signal_arrived:
             if is_due:
                 self._evaluate(step)
-            has_stalled = self._has_stalled()
-            while step < end and not has_stalled:
+            patience_exhausted = self._patience_exhausted()
+            while step < end and not patience_exhausted:
                 count = self._steps_until_next_event(step, end)
                 logs = self._steps(iterator, step, signal_arrived() is not None, count)
                 step += count
                 clock.count(logs, count)
                 if step % self.log_every == 0 or step == end:
-                    self._log(step, logs, clock)
+                    self._log_step(step, logs, clock)
                 evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
                 is_last = step == end
                 if evaluates or is_last or signum or step % self.save_every == 0:
@@ -99,9 +99,9 @@ class Loop:
                 if evaluates:
                     self._evaluate(step)
                     clock.restart()
-                    has_stalled = self._has_stalled()
-        if has_stalled and step < end:
-            self.say(
+                    patience_exhausted = self._patience_exhausted()
+        if patience_exhausted and step < end:
+            self.log(
                 f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
                 f"last {self.patience} evaluation{'s' * (self.patience > 1)}"
             )
@@ -111,7 +111,7 @@ class Loop:
         strategy, step = self.step.strategy, None
         for is_turn in (is_chief(strategy), not is_chief(strategy)):
             if is_turn:
-                step = self.run.checkpoints.restore_newest(variables, self.say)
+                step = self.run.checkpoints.restore_latest(variables, self.log)
             meet(strategy)
         number = -1 if step is None else step
         if from_chief(strategy, lambda: number) != number:
@@ -168,7 +168,7 @@ class Loop:
     def _not_finite(self):
         # Of several steps in a call the optimizer knows which it did not make.
         where = self._where(int(self.step.optimizer.iterations))
-        return Diverged(
+        return DivergenceError(
             f"{where}: the loss or its gradient is not finite; the update was not made, nothing "
             f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
             "new --output_dir"
@@ -201,18 +201,18 @@ class Loop:
         self.run.log_metrics({"step": step, "score": score, **metrics})
         is_best = self.run.checkpoints.annotate(step, score, metrics)
         best = "  (best so far)" if is_best else ""
-        self.say(
+        self.log(
             f"step {step}  "
             + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             + best
         )
 
-    def _has_stalled(self):
+    def _patience_exhausted(self):
         return self.patience is not None and from_chief(
-            self.step.strategy, lambda: self.run.has_stalled(self.patience)
+            self.step.strategy, lambda: self.run.patience_exhausted(self.patience)
         )
 
-    def _log(self, step, logs, clock):
+    def _log_step(self, step, logs, clock):
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
         rate = clock.units_a_second()
         self.run.log_metrics({"step": step, **values, f"{self.unit}_per_second": round(rate, 1)})
@@ -223,7 +223,7 @@ class Loop:
         if self.flops_a_token is not None:
             parts.append(f"{clock.tokens_a_second() * self.flops_a_token / 1e12:.3f} TFLOP/s")
         parts.append(f"ETA {datetime.timedelta(seconds=left)}")
-        self.say("  ".join(parts))
+        self.log("  ".join(parts))
 
 
 class _Clock:

@@ -96,9 +96,9 @@ def check(path):
     """
     if files.is_remote(path):
         return None
-    if Run.is_at(path):
+    if Run.exists(path):
         run = Run.open(path)
-        run.checkpoints.chosen_step()
+        run.checkpoints.best_or_latest_step()
         return run.config
     reader, where, _ = _reader_of(path)
     found = reader.read_config(where)
@@ -106,9 +106,9 @@ def check(path):
 
 
 def _read(path):
-    if Run.is_at(path):
+    if Run.exists(path):
         run = Run.open(path)
-        chosen = run.checkpoints.folder(run.checkpoints.chosen_step())
+        chosen = run.checkpoints.path(run.checkpoints.best_or_latest_step())
         # Slots, counters, seeds and the head of a task stay behind.
         weights, _ = names.rename(
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)

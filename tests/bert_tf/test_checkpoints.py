@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, files
-from bert_tf.checkpoints import Checkpoints, assign, read
+from bert_tf.checkpoints import CheckpointManager, assign, read
 from bert_tf.run import Run
 
 
@@ -22,7 +22,7 @@ def variables(value):
 
 
 def saved(tmp_path, *steps, **kwargs):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", **kwargs)
+    checkpoints = CheckpointManager(tmp_path / "checkpoints", **kwargs)
     for step in steps:
         checkpoints.save(step, variables(step))
     return checkpoints
@@ -30,11 +30,11 @@ def saved(tmp_path, *steps, **kwargs):
 
 def test_names_on_disk_are_the_names_given(tmp_path):
     checkpoints = saved(tmp_path, 5)
-    assert dict(tf.train.list_variables(f"{checkpoints.folder(5)}/variables")) == {
+    assert dict(tf.train.list_variables(f"{checkpoints.path(5)}/variables")) == {
         "a/kernel": [300, 7],
         "step": [],
     }
-    values = read(checkpoints.folder(5))
+    values = read(checkpoints.path(5))
     np.testing.assert_array_equal(values["a/kernel"], np.full((300, 7), 5, np.float32))
     assert values["step"] == 5
 
@@ -45,15 +45,15 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         checkpoints.save(step, variables(step))
         checkpoints.annotate(step, score, {"dev_accuracy": score})
     assert checkpoints.steps() == [3, 5, 6]
-    assert (checkpoints.best_step(), checkpoints.chosen_step()) == (3, 3)
+    assert (checkpoints.best_step(), checkpoints.best_or_latest_step()) == (3, 3)
     assert checkpoints.info(3)["metrics"] == {"dev_accuracy": 0.9}
-    assert saved(tmp_path / "unscored", 1, 2, 3).chosen_step() == 3
+    assert saved(tmp_path / "unscored", 1, 2, 3).best_or_latest_step() == 3
 
 
 def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_swept(tmp_path):
     checkpoints = saved(tmp_path, 1, 2)
-    half = pathlib.Path(checkpoints.folder(9))
-    shutil.copytree(checkpoints.folder(2), half)
+    half = pathlib.Path(checkpoints.path(9))
+    shutil.copytree(checkpoints.path(2), half)
     (half / "checkpoint.json").unlink()
     assert checkpoints.steps() == [1, 2]
     checkpoints.save(3, variables(3))
@@ -79,14 +79,14 @@ def flip(path):
 )
 def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, damage):
     checkpoints, said = saved(tmp_path, 1, 2), []
-    damage(pathlib.Path(checkpoints.folder(2)))
+    damage(pathlib.Path(checkpoints.path(2)))
     target = variables(0)
-    assert checkpoints.restore_newest(target, said.append) == 1
+    assert checkpoints.restore_latest(target, said.append) == 1
     np.testing.assert_array_equal(target["a/kernel"], np.full((300, 7), 1, np.float32))
     assert len(said) == 1 and "step-00000002" in said[0]
-    damage(pathlib.Path(checkpoints.folder(1)))
+    damage(pathlib.Path(checkpoints.path(1)))
     with pytest.raises(UserError, match="none of its 1 checkpoints can be restored"):
-        checkpoints.restore_newest(target, said.append)
+        checkpoints.restore_latest(target, said.append)
     assert checkpoints.steps() == [1]  # Still there: the next start will not take it for a new run.
 
 
@@ -95,8 +95,8 @@ def test_what_is_saved_after_a_damaged_one_was_passed_over_is_kept(tmp_path):
     checkpoints.annotate(4, 1.0, {})
     for step in (8, 12):
         checkpoints.save(step, variables(step))
-        flip(pathlib.Path(checkpoints.folder(step)) / "variables.data-00000-of-00001")
-    assert checkpoints.restore_newest(variables(0), print) == 4
+        flip(pathlib.Path(checkpoints.path(step)) / "variables.data-00000-of-00001")
+    assert checkpoints.restore_latest(variables(0), print) == 4
     checkpoints.save(5, variables(5))
     assert checkpoints.steps() == [4, 5]
     assert sorted(name for name in os.listdir(checkpoints.directory) if "damaged" in name) == [
@@ -109,21 +109,21 @@ def test_the_best_is_found_while_another_process_removes_checkpoints(tmp_path, m
     """One that is removed between the look at names and at files counts for nothing."""
     checkpoints = saved(tmp_path, 1, 2, 3)
     assert checkpoints.annotate(2, 0.5, {}) and not checkpoints.annotate(3, 0.4, {})
-    reader = Checkpoints(checkpoints.directory, writes=False)
+    reader = CheckpointManager(checkpoints.directory, is_writer=False)
     assert reader.annotate(9, 1.0, {}) is False
-    listed = Checkpoints.steps
-    monkeypatch.setattr(Checkpoints, "steps", lambda self: [1, *listed(self)])
-    assert reader.best_step() == reader.chosen_step() == 2
-    state = pathlib.Path(checkpoints.folder(3)) / "checkpoint.json"
+    listed = CheckpointManager.steps
+    monkeypatch.setattr(CheckpointManager, "steps", lambda self: [1, *listed(self)])
+    assert reader.best_step() == reader.best_or_latest_step() == 2
+    state = pathlib.Path(checkpoints.path(3)) / "checkpoint.json"
     state.write_text("{")  # Damage is still an error.
     with pytest.raises(UserError, match="not JSON"):
         reader.best_step()
 
 
 def test_restoring_from_nothing_is_none(tmp_path):
-    assert saved(tmp_path).restore_newest(variables(0), print) is None
+    assert saved(tmp_path).restore_latest(variables(0), print) is None
     with pytest.raises(UserError, match="no complete checkpoint there"):
-        saved(tmp_path).chosen_step()
+        saved(tmp_path).best_or_latest_step()
 
 
 def test_assign_is_total_on_both_sides():
@@ -242,15 +242,15 @@ def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, voc
 
 def test_what_a_killed_first_save_left_gives_way(tmp_path, config, vocabulary, monkeypatch):
     run, left = Run.create(tmp_path / "run", config, vocabulary, train={}), tmp_path / "left"
-    sync_folder = files.sync_folder
+    sync_directory = files.sync_directory
 
     def copy(folder):  # Of all files but checkpoint.json, which comes next.
         shutil.copytree(run.path, left)
-        sync_folder(folder)
+        sync_directory(folder)
 
-    monkeypatch.setattr(files, "sync_folder", copy)
+    monkeypatch.setattr(files, "sync_directory", copy)
     run.checkpoints.save(3, variables(3))
-    assert sorted(os.listdir(run.checkpoints.folder(3))) == [
+    assert sorted(os.listdir(run.checkpoints.path(3))) == [
         "checkpoint.json",
         "variables.data-00000-of-00001",
         "variables.index",
@@ -265,7 +265,7 @@ def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):
     run.checkpoints.save(3, variables(3))
     marker = tmp_path / "run" / ".bert_tf.lock"
     marker.unlink()
-    with Run.writing(run.path, writes=False):
+    with Run.writing(run.path, is_writer=False):
         assert not marker.exists()
     with Run.writing(run.path):
         assert marker.exists() and Run.open(run.path).checkpoints.steps() == [3]
@@ -279,7 +279,7 @@ def test_what_a_kill_or_a_full_disk_leaves_of_a_new_run_goes(tmp_path, config, v
     with pytest.raises(OSError, match="No space left"), Run.writing(path):
         run = Run.create(path, config, vocabulary, train={}, task={"kind": "x"})
         run.log_metrics({"step": 1})
-        half = pathlib.Path(run.checkpoints.folder(2))
+        half = pathlib.Path(run.checkpoints.path(2))
         half.mkdir()
         (half / "variables.data-00000-of-00001.tempstate1").touch()
         raise OSError(28, "No space left on device")
@@ -296,7 +296,7 @@ def test_what_a_kill_or_a_full_disk_leaves_of_a_new_run_goes(tmp_path, config, v
 
 def test_what_is_not_ours_in_a_checkpoint_stays(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    notes = pathlib.Path(checkpoints.folder(1)) / "notes.txt"
+    notes = pathlib.Path(checkpoints.path(1)) / "notes.txt"
     notes.touch()
     for step in (2, 3, 4):
         checkpoints.save(step, variables(step))

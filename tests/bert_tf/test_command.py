@@ -124,13 +124,13 @@ def test_so_are_those_of_the_other_commands(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    name: str = command.setting("a name")
-    from_: str | None = command.setting("where from", None)
-    count: int = command.setting("how many", 3)
-    rate: float = command.setting("how fast", 0.5)
-    really: bool | None = command.setting("whether", None)
-    words: tuple[str, ...] = command.setting("words", ())
-    pairs: tuple[str, ...] = command.setting("pairs", (), repeated=True)
+    name: str = command.flag("a name")
+    from_: str | None = command.flag("where from", None)
+    count: int = command.flag("how many", 3)
+    rate: float = command.flag("how fast", 0.5)
+    really: bool | None = command.flag("whether", None)
+    words: tuple[str, ...] = command.flag("words", ())
+    pairs: tuple[str, ...] = command.flag("pairs", (), repeated=True)
 
 
 def test_flags_become_settings():
@@ -158,7 +158,7 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
         "@dataclasses.dataclass\nclass Nothing: pass\n"
         "def main(settings):\n    print('ready', flush=True)\n    time.sleep(60)\n"
         "command.import_tensorflow = lambda verbose: None\n"
-        "command.start(main, Nothing, 'doc')"
+        "command.run_main(main, Nothing, 'doc')"
     )
     for signum, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = subprocess.Popen(
@@ -186,11 +186,11 @@ def test_an_error_of_tensorflows_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(command, "import_tensorflow", lambda verbose: None)
     monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
     with pytest.raises(SystemExit) as raised:
-        command.start(fail, Settings, "doc")
+        command.run_main(fail, Settings, "doc")
     assert raised.value.code == 1
     assert capsys.readouterr().err == (
         "TensorFlow: OutOfRangeError: variables; File too large (--verbosity=0 shows where)\n"
     )
     monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
     with pytest.raises(tf.errors.OutOfRangeError):
-        command.start(fail, Settings, "doc")
+        command.run_main(fail, Settings, "doc")

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.config import PRESETS
+from bert_tf.config import MODEL_SIZES
 from bert_tf.data.batches import PretrainingData, examples_padded
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.train.distribution import make_strategy
@@ -54,12 +54,12 @@ def specs(data, batch_size):
 def test_the_base_step_is_one_program_of_static_shapes(tmp_path):
     shards = write_shards(tmp_path / "shards", max_seq_length=512, max_predictions_per_seq=77)
     vocabulary = Vocabulary.load(shards / "vocab.txt")
-    small = dataclasses.replace(PRESETS["base"], vocab_size=len(vocabulary), do_lower_case=True)
+    small = dataclasses.replace(MODEL_SIZES["base"], vocab_size=len(vocabulary), do_lower_case=True)
     batch = specs(PretrainingData(shards, vocabulary, small), 32)
     assert batch[0]["input_ids"].shape == (32, 512)
     assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(batch))
 
-    step = train_step(PRESETS["base"])
+    step = train_step(MODEL_SIZES["base"])
     function = compiled(step)
     operations = all_operations(function.get_concrete_function(batch).graph)
     assert sum(operation.type == "MatMul" for operation in operations) > 3 * 6 * 12

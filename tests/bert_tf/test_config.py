@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_tf import PRESETS, BertConfig, UserError
+from bert_tf import MODEL_SIZES, BertConfig, UserError
 from bert_tf.weights import names
 
 PUBLISHED = {
@@ -17,15 +17,15 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_presets_have_the_published_number_of_parameters(preset):
+@pytest.mark.parametrize("model_size", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(model_size):
     total = 0
-    for shape in names.shapes(PRESETS[preset]).values():
+    for shape in names.shapes(MODEL_SIZES[model_size]).values():
         size = 1
         for axis in shape:
             size *= axis
         total += size
-    assert total == PUBLISHED[preset]
+    assert total == PUBLISHED[model_size]
 
 
 def test_gelu_is_tanh_in_googles_file_and_erf_elsewhere(tmp_path):

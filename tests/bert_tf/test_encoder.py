@@ -316,11 +316,11 @@ def test_more_tokens_than_positions_are_refused(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_layers", "preset"), [(12, "base"), (24, "large")])
-def test_deep_encoders_equal_numpy(num_layers, preset):
-    from bert_tf import PRESETS
+@pytest.mark.parametrize(("num_layers", "model_size"), [(12, "base"), (24, "large")])
+def test_deep_encoders_equal_numpy(num_layers, model_size):
+    from bert_tf import MODEL_SIZES
 
-    config = dataclasses.replace(PRESETS[preset], vocab_size=100)
+    config = dataclasses.replace(MODEL_SIZES[model_size], vocab_size=100)
     weights = small.random_weights(config, scale=0.02)
     ids, segments = np.array([2, 17, 30, 4, 99, 3]), np.array([0, 0, 0, 0, 1, 1])
     outputs = make_encoder(config, weights)(

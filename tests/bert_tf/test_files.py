@@ -16,7 +16,7 @@ def test_what_is_written_appears_once_the_block_is_over(tmp_path, before):
     path = tmp_path / "a.txt"
     if before:
         path.write_text(before)
-    with files.replacing(path) as stream:
+    with files.atomic_writer(path) as stream:
         stream.write("é中\r\n\n")
         stream.flush()
         assert (path.read_text() if path.exists() else None) == before
@@ -32,7 +32,7 @@ def test_after_an_error_all_is_as_before(tmp_path, error, before):
     path = tmp_path / "a.txt"
     if before:
         path.write_text(before)
-    with pytest.raises(error), files.replacing(path) as stream:
+    with pytest.raises(error), files.atomic_writer(path) as stream:
         stream.write("new" * 100_000)  # More than a buffer holds.
         raise error
     assert os.listdir(tmp_path) == (["a.txt"] if before else [])
@@ -42,11 +42,14 @@ def test_after_an_error_all_is_as_before(tmp_path, error, before):
 
 def test_an_error_of_the_disk_names_the_file_that_was_wanted(tmp_path):
     path = tmp_path / "absent" / "a.txt"
-    with pytest.raises(FileNotFoundError) as raised, files.replacing(path):
+    with pytest.raises(FileNotFoundError) as raised, files.atomic_writer(path):
         pass
     assert raised.value.filename == str(path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError) as raised, files.replacing(tmp_path / "folder") as stream:
+    with (
+        pytest.raises(IsADirectoryError) as raised,
+        files.atomic_writer(tmp_path / "folder") as stream,
+    ):
         stream.write("x")
     assert raised.value.filename == str(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
@@ -56,18 +59,18 @@ def test_killed_without_warning_the_old_file_stays(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = (
-        "import os, sys\nfrom bert_tf.files import replacing\n"
-        "with replacing(sys.argv[1]) as stream:\n"
+        "import os, sys\nfrom bert_tf.files import atomic_writer\n"
+        "with atomic_writer(sys.argv[1]) as stream:\n"
         "    stream.write('new'); stream.flush(); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
     assert done.returncode == -9 and path.read_text() == "old"
-    files.replace_file(path, "newer")  # What the killed one left is in nobody's way.
+    files.atomic_write_text(path, "newer")  # What the killed one left is in nobody's way.
     assert path.read_text() == "newer"
 
 
 def test_a_new_file_can_be_read_as_any_other(tmp_path):
-    files.replace_file(tmp_path / "a.txt", "x")
+    files.atomic_write_text(tmp_path / "a.txt", "x")
     (tmp_path / "b.txt").write_text("x")
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.txt", "b.txt")}
     assert len(modes) == 1
@@ -75,5 +78,5 @@ def test_a_new_file_can_be_read_as_any_other(tmp_path):
 
 def test_a_relative_path_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files.replace_file("a.txt", "x")
+    files.atomic_write_text("a.txt", "x")
     assert os.listdir(tmp_path) == ["a.txt"]

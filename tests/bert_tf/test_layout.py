@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW
+from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
 from bert_tf.model.layout import Flat
-from bert_tf.shapes import SIZES, round_up
 from bert_tf.text.packing import Packed, flat, padded
 from bert_tf.train.distribution import distribute, make_layout
 from bert_tf.train.step import TrainStep
@@ -144,10 +144,10 @@ def test_a_batch_in_the_flat_layout(vocabulary):
 
 def test_there_are_few_row_counts():
     some = [0, 1, 8, 9, 64, 65, 128, 129, 500, 513, 1000, 16384]
-    assert [int(round_up(number)) for number in some] == (
+    assert [int(round_up_to_bucket(number)) for number in some] == (
         [0, 8, 8, 16, 64, 72, 128, 144, 512, 576, 1024, 16384]
     )
-    sizes = SIZES[SIZES >= 64]
+    sizes = BUCKET_SIZES[BUCKET_SIZES >= 64]
     assert (sizes[1:] <= sizes[:-1] * 1.125).all()
     for octave in (64, 512, 4096):
         assert ((sizes > octave) & (sizes <= 2 * octave)).sum() == 8

@@ -55,7 +55,7 @@ def start_workers(flags, output_dir, module="bert_tf.pretrain", of_others=None):
 
 def last_weights(path):
     run = Run.open(path)
-    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+    return read(run.checkpoints.path(run.checkpoints.steps()[-1]))
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_what_a_killed_process_held_is_free(tmp_path):
 def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path):
     path = tmp_path / "out.jsonl"
     killed(
-        "with ownership.sole_output(sys.argv[1]), files.replacing(sys.argv[1]) as stream:\n"
+        "with ownership.sole_output(sys.argv[1]), files.atomic_writer(sys.argv[1]) as stream:\n"
         "    stream.write('half'); stream.flush(); os.kill(os.getpid(), 9)",
         path,
     )
@@ -65,7 +65,7 @@ def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path):
     other = tmp_path / f".other.jsonl.{'0' * 32}"
     other.touch()  # Of another output, which may be written right now.
     with ownership.sole_output(path):
-        files.replace_file(path, "whole")
+        files.atomic_write_text(path, "whole")
     assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
 
 
@@ -74,7 +74,7 @@ def test_an_output_is_written_by_one_process_and_replaced_only_if_asked(tmp_path
     with ownership.sole_output(path):
         with pytest.raises(UserError, match=OWNER), ownership.sole_output(path):
             pass
-        files.replace_file(path, "first")
+        files.atomic_write_text(path, "first")
     with pytest.raises(UserError, match="is there already; .* --overwrite"):
         with ownership.sole_output(path):
             pass
@@ -99,7 +99,7 @@ def test_a_remote_folder_is_marked(tmp_path):
     with ownership.sole_writer("ram://ownership/folder") as made:
         assert not made and ownership.is_ours("ram://ownership/folder")
     with ownership.sole_output("ram://ownership/out.jsonl"):
-        files.replace_file("ram://ownership/out.jsonl", "x")
+        files.atomic_write_text("ram://ownership/out.jsonl", "x")
     with pytest.raises(UserError, match="is there already"):
         with ownership.sole_output("ram://ownership/out.jsonl"):
             pass
@@ -122,5 +122,5 @@ def test_only_what_is_ours_is_removed(tmp_path):
 def test_a_new_folder_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(files, "sync", synced.append)
-    files.make_folder(tmp_path / "a" / "b")
+    files.makedirs(tmp_path / "a" / "b")
     assert synced == [str(tmp_path / "a"), str(tmp_path)]

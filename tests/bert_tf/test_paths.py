@@ -99,13 +99,13 @@ def test_what_cannot_be_remote_says_so(make, flag):
 
 def test_a_vocabulary_is_learned_from_and_to_a_remote_path(tmp_path):
     write_corpus(tmp_path / "corpus.txt")
-    files.write_bytes("ram://paths/corpus.txt", (tmp_path / "corpus.txt").read_bytes())
+    files.atomic_write_bytes("ram://paths/corpus.txt", (tmp_path / "corpus.txt").read_bytes())
     settings = LearnVocabSettings(("ram://paths/*.txt",), "ram://paths/vocab", vocab_size=60)
     learn_vocab.main(settings)
     assert len(Vocabulary.load("ram://paths/vocab")) == 60
     with pytest.raises(UserError, match="ram://paths/vocab: is there already"):
         learn_vocab.main(settings)
-    assert files.names("ram://paths") == ["corpus.txt", "vocab"]
+    assert files.listdir("ram://paths") == ["corpus.txt", "vocab"]
 
 
 def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):

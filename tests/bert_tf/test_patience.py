@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW
-from bert_tf.checkpoints import Checkpoints, read
+from bert_tf.checkpoints import CheckpointManager, read
 from bert_tf.run import Run
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.interruption import Interrupted
@@ -46,7 +46,7 @@ def train(tmp_path, config, vocabulary):
 
     def call(name="run", patience=3, scores=SCORES):
         path, said = tmp_path / name, []
-        if Run.is_at(path):
+        if Run.exists(path):
             run = Run.open(path)
         else:
             run = Run.create(path, config, vocabulary, {})
@@ -67,7 +67,7 @@ def train(tmp_path, config, vocabulary):
             LAST,
             save_every=3,
             log_every=5,
-            say=said.append,
+            log=said.append,
             evaluate=evaluate,
             evaluate_every=2,
             patience=patience,
@@ -98,9 +98,9 @@ def test_it_ends_after_so_many_evaluations_without_a_better_one(train, patience,
             f"stopped early at step {last} of 12: no better score in the last {patience} "
             f"evaluation{'s' * (patience > 1)}"
         ]
-    assert run.is_over(LAST, True, patience)
-    assert run.is_over(LAST, True, None) == (last == LAST)
-    assert not run.is_over(LAST + 1, True, None)
+    assert run.is_finished(LAST, True, patience)
+    assert run.is_finished(LAST, True, None) == (last == LAST)
+    assert not run.is_finished(LAST + 1, True, None)
     # Another call does nothing.
     before = lines_of(run)
     again, said = train(patience=patience)
@@ -133,12 +133,12 @@ def kill_at(monkeypatch, owner, name, step, after):
 @pytest.mark.parametrize(
     ("owner", "name", "after", "step"),
     [
-        (Checkpoints, "save", False, 10),
-        (Checkpoints, "save", True, 10),
+        (CheckpointManager, "save", False, 10),
+        (CheckpointManager, "save", True, 10),
         (Run, "log_metrics", True, 10),
-        (Checkpoints, "annotate", True, 10),
+        (CheckpointManager, "annotate", True, 10),
         (Run, "log_metrics", True, 6),
-        (Checkpoints, "annotate", True, 6),
+        (CheckpointManager, "annotate", True, 6),
     ],
 )
 def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):
@@ -149,11 +149,11 @@ def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, na
             train("killed")
     killed = Run(whole.path.replace("whole", "killed"))
     # Nothing is left to do only where the last evaluation was recorded.
-    assert killed.is_over(LAST, True, 3) == (step == 10 and name == "annotate")
+    assert killed.is_finished(LAST, True, 3) == (step == 10 and name == "annotate")
     run, said = train("killed")
-    assert run.is_over(LAST, True, 3) and said[-1].startswith("stopped early at step 10 of 12")
+    assert run.is_finished(LAST, True, 3) and said[-1].startswith("stopped early at step 10 of 12")
     assert lines_of(run) == lines_of(whole)
-    weights, wanted = (read(one.checkpoints.folder(10)) for one in (run, whole))
+    weights, wanted = (read(one.checkpoints.path(10)) for one in (run, whole))
     for key, array in wanted.items():
         np.testing.assert_array_equal(weights[key], array, err_msg=key)
 
@@ -179,11 +179,11 @@ def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(t
 def test_a_damaged_end_is_made_again(train):
     run, _ = train()
     before = lines_of(run)
-    data = f"{run.checkpoints.folder(10)}/variables.data-00000-of-00001"
+    data = f"{run.checkpoints.path(10)}/variables.data-00000-of-00001"
     os.truncate(data, os.path.getsize(data) // 2)
-    assert not run.is_over(LAST, True, 3)
+    assert not run.is_finished(LAST, True, 3)
     run, said = train()
-    assert said[-1].startswith("stopped early at step 10 of 12") and run.is_over(LAST, True, 3)
+    assert said[-1].startswith("stopped early at step 10 of 12") and run.is_finished(LAST, True, 3)
     assert lines_of(run) == before
 
 
@@ -192,12 +192,12 @@ def test_a_line_that_a_killed_process_left_half_written_is_none(train):
     before = run.metrics()
     with open(run.file("metrics.jsonl"), "a") as lines:
         lines.write(json.dumps({"step": 11, "loss": 1.0})[:9])
-    assert run.metrics() == before and run.is_over(LAST, True, 3)
+    assert run.metrics() == before and run.is_finished(LAST, True, 3)
 
 
 def test_a_run_without_evaluations_is_over_at_its_last_step(tmp_path, config, vocabulary):
     run = Run.create(tmp_path / "run", config, vocabulary, {})
-    assert not run.is_over(0, False)
+    assert not run.is_finished(0, False)
     run.checkpoints.save(5, {"step": AdamW(1e-3).iterations})
-    assert run.is_over(5, False) and run.is_over(4, False) and not run.is_over(6, False)
-    assert not run.is_over(5, True)  # Its evaluation is missing.
+    assert run.is_finished(5, False) and run.is_finished(4, False) and not run.is_finished(6, False)
+    assert not run.is_finished(5, True)  # Its evaluation is missing.

@@ -154,7 +154,7 @@ def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
     assert {name.split("/")[0] for name in used} == set(names.PARTS)
     for name in used:
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
-    folder = first.checkpoints.folder(8)
+    folder = first.checkpoints.path(8)
     assert second.train["origin"] == f"run {folder}"
     assert f" parameters, run {folder}; uncased" in said[0]
 
@@ -273,14 +273,14 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypa
     assert_same_bits(weights_of(remote), weights_of(local))
     assert lines_of(remote) == lines_of(local)
     assert files.size("ram://folder/run/loss.png") > 1000
-    assert files.names("ram://folder/run/checkpoints") == ["step-00000006", "step-00000008"]
+    assert files.listdir("ram://folder/run/checkpoints") == ["step-00000006", "step-00000008"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "--preset, --config, --init_from: wanted one of them"),
-        ({"preset": "tiny"}, "--preset, --config, --init_from: wanted one of them"),
+        ({"config": None}, "--model_size, --config, --init_from: wanted one of them"),
+        ({"model_size": "tiny"}, "--model_size, --config, --init_from: wanted one of them"),
         ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: wanted a number for each of"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: wanted whole numbers"),
         ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
@@ -349,7 +349,7 @@ def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(folders, tmp_path
         f"--shards={folders['shards']},{folders['longer']}",
         "--phase_steps=10,10",
         f"--eval_shards={folders['held_out']}",
-        "--preset=base",
+        "--model_size=base",
         f"--output_dir={tmp_path / 'run'}",
         "--dry_run",
     )

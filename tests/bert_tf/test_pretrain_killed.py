@@ -44,7 +44,7 @@ def weights_and_lines(path):
         {name: value for name, value in line.items() if name != "tokens_per_second"}
         for line in run.metrics()
     ]
-    return read(run.checkpoints.folder(run.checkpoints.steps()[-1])), lines
+    return read(run.checkpoints.path(run.checkpoints.steps()[-1])), lines
 
 
 def same_bits(first, second):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from bert_tf import UserError, ownership
-from bert_tf.checkpoints import Checkpoints
+from bert_tf.checkpoints import CheckpointManager
 from bert_tf.model.kernels import LEAST_WIDTH
 from bert_tf.pretraining import recipe
 from bert_tf.train.interruption import Interrupted
@@ -43,7 +43,7 @@ def runs(folders, tmp_path_factory):
     made = {}
 
     def make(shards):
-        folder, copies, save = tmp_path_factory.mktemp(shards), {}, Checkpoints.save
+        folder, copies, save = tmp_path_factory.mktemp(shards), {}, CheckpointManager.save
 
         def save_and_copy(self, step, variables):
             save(self, step, variables)
@@ -51,7 +51,7 @@ def runs(folders, tmp_path_factory):
             shutil.copytree(folder / "whole", copies[step])
 
         with pytest.MonkeyPatch.context() as context:
-            context.setattr(Checkpoints, "save", save_and_copy)
+            context.setattr(CheckpointManager, "save", save_and_copy)
             settings = settings_of(folders, folder / "whole", (shards,), save_every=1, **STEPS)
             whole = recipe.pretrain(settings)
         assert list(copies) == list(range(1, 13))

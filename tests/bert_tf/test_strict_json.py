@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_tf import UserError, strict_json
-from bert_tf.checkpoints import Checkpoints
+from bert_tf.checkpoints import CheckpointManager
 from bert_tf.data.manifest import Manifest
 from bert_tf.run import Run
 
@@ -69,8 +69,8 @@ def test_damaged_files_of_a_run_are_named(tmp_path, content):
     metrics.write_bytes(content + b"\n")
     cases = (
         (lambda: Manifest.load(tmp_path), "manifest.json"),
-        (Run(tmp_path, writes=False).metrics, "metrics.jsonl"),
-        (lambda: Checkpoints(tmp_path).info(1), "checkpoint.json"),
+        (Run(tmp_path, is_writer=False).metrics, "metrics.jsonl"),
+        (lambda: CheckpointManager(tmp_path).info(1), "checkpoint.json"),
     )
     refused = 0
     for read, name in cases:
@@ -90,7 +90,7 @@ def test_a_score_that_is_nan_is_not_the_best(tmp_path):
         (folder / "checkpoint.json").write_text(
             f'{{"step": {step}, "score": {score}, "metrics": {{"dev_loss": Infinity}}}}'
         )
-    assert Checkpoints(tmp_path).best_step() == 2
+    assert CheckpointManager(tmp_path).best_step() == 2
 
 
 def test_a_line_that_a_killed_process_left_is_passed_over(tmp_path):

@@ -74,7 +74,7 @@ def fake(content=b"model"):
 @pytest.fixture
 def without_tensorflow(monkeypatch):
     """Publishing alone: nothing is added to what was written, and nothing asked."""
-    monkeypatch.setattr(package, "prepare", lambda directory, trained, say: ())
+    monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
 

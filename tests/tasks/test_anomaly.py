@@ -202,7 +202,7 @@ def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, setti
         for line in said
     )
     assert said.count("the encoder's vectors of 7 rows, made once") == 1
-    weights = read(run.checkpoints.folder(run.checkpoints.best_step()))
+    weights = read(run.checkpoints.path(run.checkpoints.best_step()))
     for name, values in read_pretrained(settings.init_from).weights.items():
         np.testing.assert_array_equal(weights[name], values, err_msg=name)
         assert f"{name}/adam_m" not in weights
@@ -256,8 +256,8 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="threshold is not decided yet"):
         Trained.open(changed.output_dir).pipeline.answer(text=tf.constant(["the bill"]))
     resumed = finetune(changed)
-    final = read(run.checkpoints.folder(12))
-    for name, values in read(resumed.checkpoints.folder(12)).items():
+    final = read(run.checkpoints.path(12))
+    for name, values in read(resumed.checkpoints.path(12)).items():
         np.testing.assert_array_equal(values, final[name], err_msg=name)
     assert Trained.open(resumed.path).tuned["values"] == Trained.open(run.path).tuned["values"]
 

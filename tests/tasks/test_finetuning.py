@@ -91,7 +91,7 @@ def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
     run = finetune(dataclasses.replace(settings, epochs=1))
     weights = {*names.shapes(run.config), "classifier/kernel", "classifier/bias"}
     slots = {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
-    assert set(read(run.checkpoints.folder(4))) == weights | slots | {
+    assert set(read(run.checkpoints.path(4))) == weights | slots | {
         "step",
         "dropout_seed/seed_generator_state",
     }
@@ -100,7 +100,7 @@ def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
 @pytest.mark.slow
 def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path, monkeypatch):
     whole = finetune(settings)
-    final = read(whole.checkpoints.folder(8))
+    final = read(whole.checkpoints.path(8))
     for stop in (1, 4):  # In an epoch; at its end, before the evaluation.
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
         original, count = Loop._steps, []
@@ -122,7 +122,7 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
         said = []
         resumed = finetune(changed, said.append)
         assert any(line == f"resuming at step {stop} of 8" for line in said)
-        for name, array in read(resumed.checkpoints.folder(8)).items():
+        for name, array in read(resumed.checkpoints.path(8)).items():
             np.testing.assert_array_equal(array, final[name], err_msg=f"{name}, stopped at {stop}")
         assert metrics_of(resumed) == metrics_of(whole)
 
@@ -149,8 +149,8 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
     assert done.returncode == -9
     assert Run.open(changed.output_dir).checkpoints.steps() == [4]
     resumed = finetune(changed)
-    for name, array in read(resumed.checkpoints.folder(8)).items():
-        np.testing.assert_array_equal(array, read(whole.checkpoints.folder(8))[name], err_msg=name)
+    for name, array in read(resumed.checkpoints.path(8)).items():
+        np.testing.assert_array_equal(array, read(whole.checkpoints.path(8))[name], err_msg=name)
     assert metrics_of(resumed) == metrics_of(whole)
 
 
@@ -221,8 +221,8 @@ def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
             save_every=1,
         )
     )
-    source = pretrained.checkpoints.folder(3)
-    before, after = read(source), read(run.checkpoints.folder(1))
+    source = pretrained.checkpoints.path(3)
+    before, after = read(source), read(run.checkpoints.path(1))
     for name in names.shapes(run.config):
         np.testing.assert_array_equal(after[name], before[name], err_msg=name)
     assert run.vocabulary.entries == tuple(ENTRIES)
@@ -247,8 +247,8 @@ def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
         )
     )
     assert run.checkpoints.best_step() is None
-    assert run.checkpoints.chosen_step() == 4
-    assert read(run.checkpoints.folder(4))["classifier/kernel"].shape == (12, 1)
+    assert run.checkpoints.best_or_latest_step() == 4
+    assert read(run.checkpoints.path(4))["classifier/kernel"].shape == (12, 1)
 
 
 def test_sst2_is_known_by_name(settings, tmp_path):
@@ -264,7 +264,7 @@ def test_sst2_is_known_by_name(settings, tmp_path):
     run = finetune(dataclasses.replace(settings, **changes))
     assert (run.task["labels"], run.task["form"]) == (["0", "1"], "sst2")
     assert {"dev_accuracy", "dev_f1", "dev_loss"} <= set(run.checkpoints.info(2)["metrics"])
-    assert read(run.checkpoints.folder(2))["classifier/kernel"].shape == (12, 1)
+    assert read(run.checkpoints.path(2))["classifier/kernel"].shape == (12, 1)
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mir
     with pytest.raises(UserError, match="vocabulary of 29 entries"):
         finetune(settings)
     Vocabulary(WORDS).save(path)
-    assert not Run.is_at(settings.output_dir)
+    assert not Run.exists(settings.output_dir)
     finetune(settings)
 
 
@@ -294,7 +294,7 @@ def test_bfloat16_trains_and_keeps_float32_weights(settings):
     run = finetune(dataclasses.replace(settings, precision="bfloat16", epochs=1))
     assert {
         array.dtype.name
-        for name, array in read(run.checkpoints.folder(4)).items()
+        for name, array in read(run.checkpoints.path(4)).items()
         if name.startswith("bert/")
     } == {"float32"}
 

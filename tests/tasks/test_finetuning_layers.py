@@ -25,7 +25,7 @@ def settings(huggingface_dir, complaints, tmp_path):
 def updates(run, settings):
     """{name: by how much the first run's step changed it at most} of the encoder."""
     before = read_pretrained(settings.init_from).weights
-    after = read(run.checkpoints.folder(1))
+    after = read(run.checkpoints.path(1))
     return {name: np.abs(after[name] - array).max() for name, array in before.items()}
 
 
@@ -54,7 +54,7 @@ def test_a_layer_learns_at_its_own_rate(settings):
 
 def test_frozen_layers_stay_and_have_no_slots(settings):
     run = finetune(dataclasses.replace(settings, frozen_layers=1, epochs=1))
-    before, after = read_pretrained(settings.init_from).weights, read(run.checkpoints.folder(4))
+    before, after = read_pretrained(settings.init_from).weights, read(run.checkpoints.path(4))
     for name, array in before.items():
         is_same = np.array_equal(after[name], array)
         assert is_same == name.startswith(FROZEN), name
@@ -99,7 +99,7 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
             finetune(changed)
     resumed = finetune(changed)
     assert resumed.checkpoints.steps()[-1] == 12
-    wanted, got = (read(run.checkpoints.folder(12)) for run in (whole, resumed))
+    wanted, got = (read(run.checkpoints.path(12)) for run in (whole, resumed))
     assert set(wanted) == set(got)
     for name, array in wanted.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)

@@ -35,7 +35,7 @@ def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_comman
     assert one.checkpoints.steps() == two.checkpoints.steps()
     assert one.checkpoints.best_step() == two.checkpoints.best_step()
     for step in one.checkpoints.steps():
-        weights, wanted = (read(run.checkpoints.folder(step)) for run in (two, one))
+        weights, wanted = (read(run.checkpoints.path(step)) for run in (two, one))
         assert set(weights) == set(wanted)
         for name, array in wanted.items():
             np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-5, err_msg=name)
@@ -55,4 +55,4 @@ def test_where_no_tpu_answers_one_line_says_so(flags, run_command, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("--strategy=tpu --tpu=local: no TPU answers there")
-    assert not Run.is_at(flags["output_dir"])
+    assert not Run.exists(flags["output_dir"])

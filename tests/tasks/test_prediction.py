@@ -151,4 +151,4 @@ def test_answers_go_to_a_remote_path(tmp_path):
         with ownership.sole_output(output):
             assert predict(stub(lengths), path, output, 1, lambda line: None) == (2, 0)
     assert files.read_text("ram://prediction/out.jsonl") == (tmp_path / "out.jsonl").read_text()
-    assert files.names("ram://prediction") == ["out.jsonl"]
+    assert files.listdir("ram://prediction") == ["out.jsonl"]

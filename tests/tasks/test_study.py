@@ -35,7 +35,7 @@ def settings(huggingface_dir, complaints, tmp_path):
 
 def weights(path):
     run = Run.open(path)
-    return read(run.checkpoints.folder(run.checkpoints.steps()[-1]))
+    return read(run.checkpoints.path(run.checkpoints.steps()[-1]))
 
 
 def assert_same(path, other):
@@ -155,7 +155,7 @@ def scripted(monkeypatch, infos):
         def info(self, step):
             return self._info
 
-    def stub(settings, say, strategy):
+    def stub(settings, log, strategy):
         info = next(remaining)
         if isinstance(info, Exception):
             raise info
@@ -172,7 +172,7 @@ def scored(score, degenerate=0.0):
 
 @pytest.mark.slow
 def test_the_figures_by_hand(settings, tmp_path, monkeypatch):
-    diverged = study_module.Diverged("not finite")
+    diverged = study_module.DivergenceError("not finite")
     scripted(monkeypatch, [scored(0.5), diverged, scored(0.9), scored(0.1, degenerate=1.0)])
     said = []
     report = study(dataclasses.replace(settings, seeds=tuple("3142")), said.append)

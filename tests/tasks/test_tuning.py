@@ -78,12 +78,12 @@ def run(tmp_path, config, vocabulary):
 
 
 def state_of(run, step):
-    return pathlib.Path(run.checkpoints.folder(step)) / "checkpoint.json"
+    return pathlib.Path(run.checkpoints.path(step)) / "checkpoint.json"
 
 
 def untune(run):
     """As a process leaves a run that was killed after the last evaluation."""
-    best = run.checkpoints.chosen_step()
+    best = run.checkpoints.best_or_latest_step()
     state = json.loads(state_of(run, best).read_text())
     tuned = state.pop("tuned")
     state_of(run, best).write_text(json.dumps(state))
@@ -95,7 +95,7 @@ def test_the_values_are_in_the_best_checkpoint_with_their_metrics_and_file(train
     run = trained_run
     task = read_json_object(run.file("task.json"))
     assert (task["temperature"], task["thresholds"]) == (None, None)
-    tuned = run.checkpoints.info(run.checkpoints.chosen_step())["tuned"]
+    tuned = run.checkpoints.info(run.checkpoints.best_or_latest_step())["tuned"]
     assert set(tuned["values"]) == {"temperature", "thresholds"}
     assert tuned["file"] == settings.dev[0]
     assert tuned["sha256"] == run.train["data"][settings.dev[0]]
@@ -127,7 +127,7 @@ def test_evaluate_and_predict_say_that_a_checkpoint_is_untuned(
     trained_run, tmp_path, capsys, settings
 ):
     run = trained_run
-    best = run.checkpoints.chosen_step()
+    best = run.checkpoints.best_or_latest_step()
     (other,) = (f"step-{step:08d}" for step in run.checkpoints.steps() if step != best)
     evaluate.main(evaluate.EvaluateSettings(run.path, settings.dev[0], other))
     output = tmp_path / "answers.jsonl"
@@ -159,7 +159,7 @@ def test_a_run_that_stopped_before_tuning_is_tuned_by_its_command(
         with pytest.raises(ZeroDivisionError):
             finetune(again)
     checkpoints = trained_run.checkpoints
-    assert checkpoints.info(checkpoints.chosen_step())["tuned"] == before
+    assert checkpoints.info(checkpoints.best_or_latest_step())["tuned"] == before
     said = []
     finetune(again, said.append)
     assert len(said) == 1 and "nothing to do" in said[0]
@@ -206,7 +206,7 @@ def opened(folder, config, vocabulary, task, **settings):
     """A Trained without its model, of a run with these settings."""
     run = Run.create(folder, config, vocabulary, {"settings": settings}, task.to_dict())
     run.checkpoints.save(6, {"step": 6})
-    return Trained(run, task_at(run, 6), None, run.checkpoints.folder(6), tuned_at(run, 6))
+    return Trained(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
 
 
 def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(

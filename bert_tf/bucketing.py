@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 # Multiples of 8 up to 64, from there on eight in each octave: 72, ..., 128, 144, ..., 256, 288, ...
-SIZES = np.array(
+BUCKET_SIZES = np.array(
     [
         0,
         *range(8, 64, 8),
@@ -14,7 +14,7 @@ SIZES = np.array(
 )
 
 
-def round_up(number):
-    """The least of SIZES that holds a scalar int: less than an eighth more, over 64."""
+def round_up_to_bucket(number):
+    """The least of BUCKET_SIZES that holds a scalar int: less than an eighth more, over 64."""
     number = tf.cast(number, tf.int32)
-    return tf.gather(SIZES, tf.searchsorted(SIZES, number[tf.newaxis])[0])
+    return tf.gather(BUCKET_SIZES, tf.searchsorted(BUCKET_SIZES, number[tf.newaxis])[0])
