@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
@@ -44,12 +44,12 @@ class PaddedPipeline(Pipeline):
 
     def answer(self, **texts):
         windows = self._windows(**texts)
-        outputs = self.model(padded(windows.packed, self.vocabulary))
+        outputs = self.model(to_padded(windows.packed, self.vocabulary))
         return self.task.answer(texts, windows, outputs)
 
 
 PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
-LAYOUTS = {"padded": padded, "flat": flat}
+LAYOUTS = {"padded": to_padded, "flat": to_flat}
 
 
 def write_rows(data, folder):

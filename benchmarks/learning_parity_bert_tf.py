@@ -12,7 +12,7 @@ from learning_parity import dropout_seed_of, figures_of, first_head
 from own_process import append
 
 from bert_tf.model import kernels
-from bert_tf.text.packing import flat
+from bert_tf.text.packing import to_flat
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
@@ -45,7 +45,7 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
     pipeline = Pipeline(task, tokenizer, model)
     train, test = (
-        EncodedExamples.encode(task.read(str(folder / name)), pipeline, flat)
+        EncodedExamples.encode(task.read(str(folder / name)), pipeline, to_flat)
         for name in ("train.csv", "test.csv")
     )
     num_steps = recipe["epochs"] * math.ceil(len(train) / recipe["global_batch_size"])

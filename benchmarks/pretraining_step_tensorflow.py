@@ -19,7 +19,7 @@ import tensorflow as tf
 from pretraining_batch import POSITIONS, UNCOUNTED, Sizes, examples, summary, timed
 
 from bert_tf.config import BertConfig
-from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
+from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.pretraining.recipe import flops_a_token, pretrain
 from bert_tf.pretraining.settings import PretrainSettings
@@ -27,7 +27,7 @@ from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
-LAYOUTS = {"padded": examples_padded, "flat": examples_flat}
+LAYOUTS = {"padded": pad_examples, "flat": flatten_examples}
 LOG_EVERY, UNCOUNTED_LINES = 5, 4
 SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
 
@@ -76,8 +76,8 @@ def loop(sizes, shards, precision, steps):
             settings,
             lambda line: times.append(time.perf_counter()) if line.startswith(is_timed) else None,
         )
-        data = PretrainingData(shards, run.vocabulary, run.config)
-        batches = data.training_batches(data.position(0, 0), sizes.batch, examples_padded)
+        data = PretrainingDataset(shards, run.vocabulary, run.config)
+        batches = data.training_batches(data.position(0, 0), sizes.batch, pad_examples)
         masks = [batch["input_mask"] for batch in batches.take(settings.num_train_steps)]
     *lines, end = times
     save_seconds, counted = end - lines[-1], lines[UNCOUNTED_LINES - 1 :]

@@ -2,7 +2,8 @@
 
     python -m bert_tf.inspect_shards --shards=SHARDS --vocab=vocab.txt
 
---adopt first writes the manifest of shards that another program made with the released features.
+--write_manifest first writes the manifest of shards that another program made with the released
+features.
 """
 
 import dataclasses
@@ -20,21 +21,25 @@ class InspectShardsSettings:
         "vocab.txt that they were made with; by default the one beside them", None
     )
     num_examples: int = command.flag("examples to show", 3)
-    adopt: bool = command.flag(
-        "write the manifest of shards that google-research/bert or others made", False
+    write_manifest: bool = command.flag(
+        "write the manifest of shards that google-research/bert or others made",
+        False,
+        former_name="adopt",
     )
 
     def __post_init__(self):
         if self.num_examples < 0:
             raise UserError(f"--num_examples={self.num_examples}: wanted at least 0")
-        if self.adopt and not self.vocab:
-            raise UserError("--adopt: wants --vocab, the vocab.txt that the shards were made with")
+        if self.write_manifest and not self.vocab:
+            raise UserError(
+                "--write_manifest: wants --vocab, the vocab.txt that the shards were made with"
+            )
 
     def check(self):
         """Raises UserError at what files show, without TensorFlow."""
         if self.vocab and not files.is_remote(self.vocab):
             Vocabulary.load(self.vocab)
-        if not self.adopt and not files.is_remote(self.shards):
+        if not self.write_manifest and not files.is_remote(self.shards):
             Manifest.load(self.shards)
 
 
@@ -42,8 +47,8 @@ def main(settings):
     from bert_tf.data import inspection
 
     vocabulary = Vocabulary.load(settings.vocab) if settings.vocab else None
-    if settings.adopt:
-        manifest = inspection.adopt(settings.shards, vocabulary)
+    if settings.write_manifest:
+        manifest = inspection.write_manifest(settings.shards, vocabulary)
     else:
         manifest = Manifest.load(settings.shards)
     vocabulary = vocabulary or manifest.vocabulary()
@@ -53,7 +58,7 @@ def main(settings):
         print(line)
     for example in inspection.first_examples(manifest, settings.num_examples):
         print()
-        for line in inspection.describe(example, vocabulary):
+        for line in inspection.format_example(example, vocabulary):
             print(line)
 
 

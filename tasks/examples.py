@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed, like
+from bert_tf.text.packing import Packed, to_dense_like
 from tasks.windows import Windows, concat
 
 EXAMPLES_AT_A_TIME = 1024
@@ -166,7 +166,7 @@ class EncodedExamples:
 
         def batch(inputs, numbers_B, is_unit_B):
             def of_batch(values):
-                values = like(tf.gather(values, numbers_B), inputs)
+                values = to_dense_like(tf.gather(values, numbers_B), inputs)
                 return tf.ensure_shape(values, [numbers_B.shape[0], *values.shape[1:]])
 
             times_B = tf.where(is_unit_B, tf.gather(weights_U, numbers_B), 0.0)

@@ -12,7 +12,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
 from bert_tf.model.encoder import Encoder
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import flat, pack, room_of
+from bert_tf.text.packing import pack, to_flat, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
 from tasks.forms.records import BadRow, strict
@@ -58,9 +58,9 @@ class Extractor:
         self.vectors = tf.function(self._vectors, input_signature=specs, autograph=False)
 
     def _vectors(self, *texts):
-        room = room_of(len(texts), self.max_seq_length)
+        room = token_budget(len(texts), self.max_seq_length)
         segments = [tokenize_ends(self.tokenizer.tokenize, text, room) for text in texts]
-        inputs = flat(pack(segments, self.vocabulary, self.max_seq_length), self.vocabulary)
+        inputs = to_flat(pack(segments, self.vocabulary, self.max_seq_length), self.vocabulary)
         outputs = self.encoder(inputs, return_layers=True)["layers"][-self.num_layers :]
         return self.pool(self.combine(outputs), inputs)
 

@@ -7,7 +7,7 @@ import keras
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
 from bert_tf.run import Run
-from bert_tf.text.packing import padded
+from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import (
     check_alike,
@@ -103,7 +103,7 @@ def _finetune(settings, log, strategy):
     pipeline = Pipeline(task, tokenizer, model)
     layout = make_layout(strategy)
     encoded, *encoded_devs = (
-        EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is padded)
+        EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is to_padded)
         for examples in (train, *devs)
     )
     evaluator = Evaluator(task, model, strategy)

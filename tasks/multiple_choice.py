@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, room_of
+from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.train.losses import softmax_cross_entropy
 from tasks.decisions import lead
@@ -67,7 +67,7 @@ class MultipleChoice(Task):
         tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
         places_W2 = tf.where(choices_BC != "")
         owner_W, choice_W = tf.unstack(places_W2, axis=1)
-        room = room_of(2, self.max_seq_length)
+        room = token_budget(2, self.max_seq_length)
         prompts = Tokens(
             *(
                 None if ragged is None else tf.gather(ragged, owner_W)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.byte_limit import MAX_BYTES
-from bert_tf.text.packing import Packed, flat
+from bert_tf.text.packing import Packed, to_flat
 
 TOKENS_AT_A_TIME = 2**14  # Sequences times the longest of them.
 LEAST_TOKENS = 8  # What a shorter sequence counts as.
@@ -34,7 +34,7 @@ def in_parts(function, packed, vocabulary):
 
     def of_rows(row_r):
         of_part = [tf.gather(ragged, row_r) for ragged in (packed.input_ids, packed.segment_ids)]
-        return function(flat(Packed(*of_part), vocabulary))
+        return function(to_flat(Packed(*of_part), vocabulary))
 
     size_W = tf.maximum(packed.input_ids.row_lengths(), LEAST_TOKENS)
     return _in_parts(of_rows, size_W, TOKENS_AT_A_TIME, lambda name, dtype: MASKED_SCORE)

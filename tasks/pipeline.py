@@ -7,9 +7,9 @@ import contextlib
 
 import tensorflow as tf
 
-from bert_tf.text.byte_limit import first_bytes
+from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, room_of
+from bert_tf.text.packing import pack, token_budget
 from tasks.heads import on_grid
 from tasks.parts import in_parts, texts_in_parts
 from tasks.pooling import mean_of_tokens
@@ -50,8 +50,8 @@ class Pipeline(tf.Module):
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        room = room_of(1, self.task.max_seq_length)
-        tokens = tokenize_ends(self.tokenizer.tokenize, first_bytes(text), room)
+        room = token_budget(1, self.task.max_seq_length)
+        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
 
         def vectors(inputs):
@@ -154,7 +154,7 @@ class Pipeline(tf.Module):
 
 
 def _limited(texts):
-    return {name: first_bytes(values) for name, values in texts.items()}
+    return {name: truncate_utf8(values) for name, values in texts.items()}
 
 
 def _grid(windows, texts):

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
-from bert_tf.text.byte_limit import first_bytes
+from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, room_of
+from bert_tf.text.packing import pack, token_budget
 from tasks.decisions import lead
 from tasks.examples import Example
 from tasks.forms.records import BadRow
@@ -48,7 +48,7 @@ class Pretrained(Task):
         def with_masks(texts):
             return tokenize_masked(texts, tokenize, vocabulary)
 
-        tokens = tokenize_ends(with_masks, texts["text"], room_of(1, self.max_seq_length))
+        tokens = tokenize_ends(with_masks, texts["text"], token_budget(1, self.max_seq_length))
         return one_each(pack([tokens], vocabulary, self.max_seq_length))
 
     def build_model(self, config, dtype="float32"):
@@ -76,9 +76,9 @@ class PretrainedPipeline(Pipeline):
 
     def next_sentence(self, text_a, text_b):
         """[B] string each -> {"is_next": [B]}, the probability that B goes on where A ends."""
-        room = room_of(2, self.task.max_seq_length)
+        room = token_budget(2, self.task.max_seq_length)
         segments = [
-            tokenize_ends(self.tokenizer.tokenize, first_bytes(text), room)
+            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
             for text in (text_a, text_b)
         ]
         packed = pack(segments, self.vocabulary, self.task.max_seq_length)

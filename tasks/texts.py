@@ -3,7 +3,7 @@
 import dataclasses
 
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, room_of
+from bert_tf.text.packing import pack, token_budget
 from tasks.examples import Example
 from tasks.forms.glue import GLUE, read_glue
 from tasks.forms.records import BadRow
@@ -59,7 +59,7 @@ class TextTask(Task):
 
     def encode(self, texts, tokenize, vocabulary):
         names = self.input_names
-        room = room_of(len(names), self.max_seq_length)
+        room = token_budget(len(names), self.max_seq_length)
         segments = [tokenize_ends(tokenize, texts[name], room, self.truncation) for name in names]
         return one_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.packing import Packed, cut, join, laid_out
+from bert_tf.text.packing import Packed, concat_segments, interleave, truncate
 from bert_tf.text.tokenizer import Tokens
 
 # Tokens of all windows of a text: windows beyond are left out, as bytes beyond the limit are.
@@ -118,7 +118,7 @@ def pack_windows(first, long, vocabulary, max_seq_length, stride, max_first=None
     length_B = long.ids.row_lengths()
     room_B = tf.fill(tf.shape(length_B), tf.constant(max_seq_length - num_specials, tf.int64))
     if first is not None:
-        first = cut(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
+        first = truncate(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
         room_B -= first.ids.row_lengths()
     step_B = tf.minimum(room_B, stride)
 
@@ -137,11 +137,11 @@ def pack_windows(first, long, vocabulary, max_seq_length, stride, max_first=None
     is_best.append(_has_most_context(places, tf.size(long.ids.flat_values, tf.int64)))
     offset_W = 1 if first is None else 2 + segments[0].ids.row_lengths()
     return Windows(
-        join(segments, vocabulary),
+        concat_segments(segments, vocabulary),
         tf.cast(owner_W, tf.int32),
         tf.cast(begin_W, tf.int32),
         tf.cast(tf.broadcast_to(offset_W, tf.shape(owner_W)), tf.int32),
-        laid_out(is_best, False, False),
+        interleave(is_best, False, False),
     )
 
 

@@ -5,7 +5,7 @@ import pathlib
 import random
 
 from bert_tf import BertConfig, Vocabulary
-from bert_tf.data import dealing, documents, writing
+from bert_tf.data import documents, sharding, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.data.shards import ShardWriter
@@ -46,7 +46,7 @@ def write_here(settings, plan_sha256=""):
     tokenizer = {"do_lower_case": True, "strip_accents": None}
     writer = ShardWriter(settings, vocabulary, tokenizer, plan_sha256)
     for number in range(settings.num_shards):
-        writer.write(number, dealing.spans(index, number, settings.num_shards))
+        writer.write(number, sharding.spans(index, number, settings.num_shards))
     return contents(settings.output_dir)
 
 

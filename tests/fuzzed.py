@@ -226,13 +226,13 @@ def manifest(folder):
     _make_shards(folder)
 
     def read(path):
-        from bert_tf.data.batches import PretrainingData
+        from bert_tf.data.batches import PretrainingDataset
         from bert_tf.data.manifest import Manifest
 
         found = Manifest.load(path.parent)
         found.vocabulary()
         found.check_files()
-        data = PretrainingData(path.parent, Vocabulary(ENTRIES), config_of())
+        data = PretrainingDataset(path.parent, Vocabulary(ENTRIES), config_of())
         return found.sha256, found.plan_sha256 if "corpus" in found.values else "", len(data)
 
     return folder / "shards" / "manifest.json", read
@@ -250,7 +250,7 @@ def shard(folder):
     def read(path):
         adopted = path.parent / "manifest.json"
         try:
-            found = inspection.adopt(path.parent, Vocabulary(ENTRIES))
+            found = inspection.write_manifest(path.parent, Vocabulary(ENTRIES))
             return list(inspection.inspect(found, Vocabulary(ENTRIES)).lines(32))
         finally:
             adopted.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Shards to batches: in an order that is a function of (seed, epoch), from any position on.
 
 An epoch goes through the shards in an order drawn from (seed, epoch), whole shards at a time until
-they hold WINDOW_EXAMPLES; the examples of such a window are put in an order drawn from (seed,
-epoch, window). So a position is three numbers, and to go on from it costs reading one window.
+they hold BLOCK_EXAMPLES; the examples of such a block are put in an order drawn from (seed,
+epoch, block). So a position is three numbers, and to go on from it costs reading one block.
 
 Legend: N examples, B of a batch, L their length, P the most predictions, T tokens of a batch.
 """
@@ -14,15 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
-from bert_tf.data import masking, records
+from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 
-WINDOW_EXAMPLES = 1 << 16
+BLOCK_EXAMPLES = 1 << 16
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
-class Position(NamedTuple):
+class DataPosition(NamedTuple):
     """Where training is in the data: the next example is number `next_example` of its epoch."""
 
     seed: int
@@ -30,12 +30,12 @@ class Position(NamedTuple):
     next_example: int
 
 
-class PretrainingData:
+class PretrainingDataset:
     """A folder of shards, to train or evaluate on with one vocabulary."""
 
-    def __init__(self, folder, vocabulary, config):
+    def __init__(self, directory, vocabulary, config):
         """Raises UserError where manifest, vocabulary and BertConfig do not fit together."""
-        self.manifest = Manifest.load(folder)
+        self.manifest = Manifest.load(directory)
         self.manifest.check_complete()
         self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
         settings = self.manifest.settings
@@ -43,26 +43,26 @@ class PretrainingData:
         made_with = self.manifest.values["vocabulary"]
         if made_with["sha256"] != vocabulary.sha256:
             raise UserError(
-                f"{folder}: made with another vocabulary ({made_with['entries']} entries, sha256 "
-                f"{made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
+                f"{directory}: made with another vocabulary ({made_with['entries']} entries, "
+                f"sha256 {made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
                 f"{vocabulary.sha256[:12]}...); its ids would mean other tokens"
             )
-        vocabulary.check_size(config.vocab_size, where=str(folder))
+        vocabulary.check_size(config.vocab_size, where=str(directory))
         tokenizer = self.manifest.values.get("tokenizer")
         if tokenizer and tokenizer["do_lower_case"] != config.do_lower_case:
             raise UserError(
-                f"{folder}: made with do_lower_case={tokenizer['do_lower_case']}, the "
+                f"{directory}: made with do_lower_case={tokenizer['do_lower_case']}, the "
                 f"configuration has {config.do_lower_case}"
             )
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
-                f"{folder}: max_seq_length={self.max_seq_length}, the configuration has "
+                f"{directory}: max_seq_length={self.max_seq_length}, the configuration has "
                 f"{config.max_position_embeddings} positions"
             )
         self._mask = None
         num_predictions = settings["max_predictions_per_seq"]
         if settings["masking"] == "dynamic":
-            self._mask = masking.Masking(
+            self._mask = masking.MaskGenerator(
                 vocabulary,
                 masked_lm_prob=settings["masked_lm_prob"],
                 max_predictions_per_seq=num_predictions,
@@ -74,7 +74,7 @@ class PretrainingData:
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array(counts, np.int64)
         self._first_of_shard = np.cumsum([0, *counts[:-1]])
-        self._parse = records.parser(self.max_seq_length, num_predictions)
+        self._parse = tf_examples.parser(self.max_seq_length, num_predictions)
 
     def __len__(self):
         return self.manifest.num_examples
@@ -84,29 +84,29 @@ class PretrainingData:
         self.manifest.check_files()
 
     def position(self, seed, num_examples):
-        """The Position after so many examples from the start."""
-        return Position(seed, *divmod(num_examples, len(self)))
+        """The DataPosition after so many examples from the start."""
+        return DataPosition(seed, *divmod(num_examples, len(self)))
 
     def training_batches(self, position, batch_size, layout):
-        """Batches without end from a Position on: a Dataset of {feature: tensor}.
+        """Batches without end from a DataPosition on: a Dataset of {feature: tensor}.
 
         Each is `batch_size` examples; batches run over the ends of epochs, so that none is left
-        out. `layout` is examples_padded or examples_flat.
+        out. `layout` is pad_examples or flatten_examples.
         """
-        windows = self._training_windows(position)
-        return self._batches(windows, position.seed, batch_size, layout, drop_remainder=True)
+        blocks = self._training_blocks(position)
+        return self._batches(blocks, position.seed, batch_size, layout, drop_remainder=True)
 
     def evaluation_batches(self, batch_size, layout):
         """All examples once, in the shards' order; the last batch may be smaller."""
 
-        def window(shard):
+        def block(shard):
             return tf.zeros([], tf.int64), [shard], tf.range(tf.gather(self._counts, shard))
 
-        windows = tf.data.Dataset.range(len(self._counts)).map(window)
-        return self._batches(windows, 0, batch_size, layout, drop_remainder=False)
+        blocks = tf.data.Dataset.range(len(self._counts)).map(block)
+        return self._batches(blocks, 0, batch_size, layout, drop_remainder=False)
 
-    def _training_windows(self, position):
-        """Dataset of (epoch, shards, order of their records), a window an element.
+    def _training_blocks(self, position):
+        """Dataset of (epoch, shards, order of their records), a block an element.
 
         Not from_generator: TensorFlow then has the process give all freed memory back at once
         (M_TRIM_THRESHOLD), and a train step of 2.5 s, with 14,000 page faults, takes 8% longer.
@@ -114,50 +114,50 @@ class PretrainingData:
 
         def of_epoch(epoch):
             count = tf.numpy_function(
-                lambda epoch: len(self._windows(position.seed, epoch)), [epoch], tf.int64
+                lambda epoch: len(self._blocks(position.seed, epoch)), [epoch], tf.int64
             )
-            return tf.data.Dataset.range(count).map(lambda number: (epoch, *window(epoch, number)))
+            return tf.data.Dataset.range(count).map(lambda number: (epoch, *block(epoch, number)))
 
-        def window(epoch, number):
+        def block(epoch, number):
             columns = tf.numpy_function(
-                lambda *place: self._window(position, *place), [epoch, number], [tf.int64] * 2
+                lambda *indices: self._block(position, *indices), [epoch, number], [tf.int64] * 2
             )
             return tuple(tf.ensure_shape(column, [None]) for column in columns)
 
-        windows = tf.data.Dataset.counter(position.epoch).flat_map(of_epoch)
-        return windows.filter(lambda epoch, shards, order: tf.size(order) > 0)
+        blocks = tf.data.Dataset.counter(position.epoch).flat_map(of_epoch)
+        return blocks.filter(lambda epoch, shards, order: tf.size(order) > 0)
 
-    def _window(self, position, epoch, number):
-        """(shards, order of their records) of an epoch's window, as far as `position` leaves it.
+    def _block(self, position, epoch, number):
+        """(shards, order of their records) of an epoch's block, as far as `position` leaves it.
 
-        Shards are numbers; records count through all of a window's shards.
+        Shards are numbers; records count through all of a block's shards.
         """
-        windows = self._windows(position.seed, epoch)
-        sizes = [self._counts[shards].sum() for shards in windows]
+        blocks = self._blocks(position.seed, epoch)
+        sizes = [self._counts[shards].sum() for shards in blocks]
         order = self._order(position.seed, epoch, number, sizes[number])
         done = position.next_example - sum(sizes[:number]) if epoch == position.epoch else 0
-        return windows[number], order[max(done, 0) :]
+        return blocks[number], order[max(done, 0) :]
 
-    def _windows(self, seed, epoch):
-        """The shards of each window of an epoch, int64 arrays."""
+    def _blocks(self, seed, epoch):
+        """The shards of each block of an epoch, int64 arrays."""
         shards = np.random.default_rng([seed, epoch, 0]).permutation(len(self._counts))
-        windows, size = [[]], 0
+        blocks, size = [[]], 0
         for shard in shards:
-            if size >= WINDOW_EXAMPLES:
-                windows.append([])
+            if size >= BLOCK_EXAMPLES:
+                blocks.append([])
                 size = 0
-            windows[-1].append(shard)
+            blocks[-1].append(shard)
             size += self._counts[shard]
-        return [np.array(window, np.int64) for window in windows]
+        return [np.array(block, np.int64) for block in blocks]
 
-    def _order(self, seed, epoch, window, size):
-        """Of a window's records. 0 is for the order of the shards."""
-        return np.random.default_rng([seed, epoch, window + 1]).permutation(size)
+    def _order(self, seed, epoch, block, size):
+        """Of a block's records. 0 is for the order of the shards."""
+        return np.random.default_rng([seed, epoch, block + 1]).permutation(size)
 
-    def _batches(self, windows, seed, batch_size, layout, drop_remainder):
-        # The next window is read while this one is used.
-        windows = windows.map(self._read_window).prefetch(1)
-        rows = windows.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
+    def _batches(self, blocks, seed, batch_size, layout, drop_remainder):
+        # The next block is read while this one is used.
+        blocks = blocks.map(self._read_block).prefetch(1)
+        rows = blocks.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
         batches = rows.batch(batch_size, drop_remainder=drop_remainder)
 
         def finish(record_B, epoch_B, shard_B, number_B):
@@ -175,25 +175,25 @@ class PretrainingData:
         batches = batches.map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(2)
 
-    def _read_window(self, epoch, shards, order_N):
+    def _read_block(self, epoch, shards, order_N):
         """-> records string, epoch, shard, number in the shard int64, each [N], in order."""
         paths = tf.gather(self._paths, shards)
         records_N = tf.data.TFRecordDataset(paths).batch(tf.int64.max).get_single_element()
-        wanted = tf.gather(self._counts, shards)
+        expected = tf.gather(self._counts, shards)
         where = tf.strings.reduce_join(paths, separator=", ")
         counts = [
             tf.strings.as_string(tf.size(records_N)),
-            tf.strings.as_string(tf.reduce_sum(wanted)),
+            tf.strings.as_string(tf.reduce_sum(expected)),
         ]
         message = [where, ": ", counts[0], " records, the manifest has ", counts[1]]
-        is_right = tf.size(records_N, tf.int64) == tf.reduce_sum(wanted)
+        is_right = tf.size(records_N, tf.int64) == tf.reduce_sum(expected)
         with tf.control_dependencies([_require(is_right, message)]):
             records_N = tf.identity(records_N)
         columns = (
             records_N,
             tf.fill(tf.shape(records_N), epoch),
-            tf.repeat(shards, wanted),
-            tf.ragged.range(wanted).flat_values,
+            tf.repeat(shards, expected),
+            tf.ragged.range(expected).flat_values,
         )
         return tuple(tf.gather(column, order_N) for column in columns)
 
@@ -204,7 +204,7 @@ class PretrainingData:
         or NaN.
         """
         checks = []
-        for name, limit in records.limits(self.vocab_size, self.max_seq_length).items():
+        for name, limit in tf_examples.limits(self.vocab_size, self.max_seq_length).items():
             if name in examples:
                 values = examples[name]
                 is_bad = (values < 0) | (values >= limit)
@@ -227,12 +227,12 @@ def _require(condition, message):
     return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 
-def examples_padded(examples):
+def pad_examples(examples):
     """As on disk, [B, L] and [B, P]; next_sentence_labels [B]."""
-    return {**examples, records.LABELS: examples[records.LABELS][:, 0]}
+    return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
 
 
-def examples_flat(examples):
+def flatten_examples(examples):
     """Without padding: {input_ids, segment_ids [T], row_splits [B + 1], ...}.
 
     T is rounded up to one of few sizes. masked_lm_positions [B, P] count through all T.
@@ -241,16 +241,16 @@ def examples_flat(examples):
     lengths_B = tf.reduce_sum(examples["input_mask"], axis=1)
     row_splits = tf.concat([[0], tf.cumsum(lengths_B)], axis=0)
     tail = [[0, round_up_to_bucket(row_splits[-1]) - row_splits[-1]]]
-    flat = {
+    flattened = {
         name: tf.pad(tf.boolean_mask(examples[name], is_token_BL), tail)
         for name in ("input_ids", "segment_ids")
     }
     positions = examples["masked_lm_positions"] + row_splits[:-1, tf.newaxis]
-    others = {name: examples[name] for name in records.MASKS}
+    others = {name: examples[name] for name in tf_examples.MASKS}
     return {
         **others,
-        **flat,
+        **flattened,
         "row_splits": row_splits,
         "masked_lm_positions": positions,
-        records.LABELS: examples[records.LABELS][:, 0],
+        tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
     }

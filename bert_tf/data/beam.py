@@ -21,19 +21,19 @@ DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 @contextlib.contextmanager
-def on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+def run_on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
     """Gives a function: tasks (number, spans) -> nothing more, once all their shards are there.
 
     `settings.beam_args` are options as on Beam's command line, such as --runner=FlinkRunner.
     """
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as captured:
             options = PipelineOptions(shlex.split(settings.beam_args))
             standard = options.view_as(StandardOptions)
             standard.runner = standard.runner or DEFAULT_RUNNER
             runner = create_runner(standard.runner)
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
-        lines = (said.getvalue() or str(error)).strip().splitlines()
+        lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={settings.beam_args}: {lines[-1]}") from None
     # Beam tells every failure four times over; it is raised, too.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)

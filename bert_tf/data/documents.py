@@ -29,7 +29,7 @@ MAX_EXPANSION = 100
 FREE_EXPANSION_BYTES = 4 << 20  # A small file may hold anything.
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     """A document as pass 1 finds it: 16 bytes of hash, and where in its file it lies."""
 
     digest: bytes
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Index:
+class DocumentIndex:
     """All documents in an order that only their content decides.
 
     paths: the files, or for gzip what they were unpacked to. digests uint64 [D, 2], sorted; files
@@ -73,9 +73,9 @@ def find_files(patterns, but_in=None):
             what = f"is a folder; {pattern}/* are its files" if is_directory else "no such file"
             raise UserError(f"--input={pattern}: {what}")
         for path in matches:
-            place = path if files.is_remote(path) else os.path.realpath(path)
-            if but_in is None or not place.startswith(os.path.join(but_in, "")):
-                paths.setdefault(place, path)
+            real_path = path if files.is_remote(path) else os.path.realpath(path)
+            if but_in is None or not real_path.startswith(os.path.join(but_in, "")):
+                paths.setdefault(real_path, path)
     if not paths:
         raise UserError(f"--input={','.join(patterns)}: no file but those of {but_in}")
     return sorted(paths.values())
@@ -130,7 +130,7 @@ def lines(path, max_bytes=MAX_LINE_BYTES):
 
 
 def spans(path, input_format, text_field="text", copy_to=None):
-    """The documents of a file, as Spans.
+    """The documents of a file, as DocumentSpans.
 
     "lines" are separated by blank lines; "text" is a document a file; "jsonl" a document a line,
     an object whose `text_field` is a string. Documents without text are left out. What is read goes
@@ -149,16 +149,16 @@ def spans(path, input_format, text_field="text", copy_to=None):
                 for part in text.split("\n"):
                     content.add(part.strip())
             if content.has_text:
-                yield Span(content.digest(), offset, len(line))
+                yield DocumentSpan(content.digest(), offset, len(line))
         elif text or input_format == "text":
             begin = begin if content.has_text else offset
             content.add(text)
             end = offset + len(line) if text else end
         elif content.has_text:
-            yield Span(content.digest(), begin, end - begin)
+            yield DocumentSpan(content.digest(), begin, end - begin)
             content = _Content()
     if input_format != "jsonl" and content.has_text:
-        yield Span(content.digest(), begin, end - begin)
+        yield DocumentSpan(content.digest(), begin, end - begin)
 
 
 def json_text(line, text_field, where):
@@ -181,21 +181,21 @@ def json_text(line, text_field, where):
 
 
 def index(paths, input_format, text_field, spill_dir):
-    """Pass 1 -> Index. gzip files are unpacked into `spill_dir` on the way, to be read by seek.
+    """Pass 1 -> DocumentIndex. gzip files are unpacked into `spill_dir`, to be read by seek.
 
     Ordered by (hash, path, offset); the hash has 128 bits, so that equal hashes are equal content.
     Raises UserError where there is no document at all.
     """
     # Arrays, not tuples: a corpus may have many million documents.
     digests, owners, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
-    places = []
+    local_paths = []
     for number, path in enumerate(paths):
-        place, copy = path, contextlib.nullcontext()
+        local_path, copy = path, contextlib.nullcontext()
         if path.endswith(".gz"):
             files.makedirs(spill_dir)
-            place = os.path.join(spill_dir, f"{number}")
-            copy = files.open_file(place, "wb")
-        places.append(place)
+            local_path = os.path.join(spill_dir, f"{number}")
+            copy = files.open_file(local_path, "wb")
+        local_paths.append(local_path)
         try:
             with copy as copy_to:
                 for span in spans(path, input_format, text_field, copy_to):
@@ -204,14 +204,16 @@ def index(paths, input_format, text_field, spill_dir):
                     offsets.append(span.offset)
                     lengths.append(span.length)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, error.filename or place) from None
+            raise OSError(error.errno, error.strerror, error.filename or local_path) from None
     if not owners:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
     digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
     owners, offsets, lengths = (np.array(column) for column in (owners, offsets, lengths))
     # `paths` are sorted: a file's number is its path's rank.
     order = np.lexsort((offsets, owners, digests[:, 1], digests[:, 0]))
-    return Index(tuple(places), digests[order], owners[order], offsets[order], lengths[order])
+    return DocumentIndex(
+        tuple(local_paths), digests[order], owners[order], offsets[order], lengths[order]
+    )
 
 
 def read(path, offset, length, input_format, text_field="text"):
@@ -238,14 +240,14 @@ class _Content:
 
     def __init__(self):
         self._hash = hashlib.blake2b(digest_size=16)
-        self.has_text = self._is_behind_blank = False
+        self.has_text = self._follows_blank = False
 
     def add(self, line):
         """Takes a line, stripped."""
         if line:
-            self._hash.update(b"\n" * self._is_behind_blank + line.encode() + b"\n")
+            self._hash.update(b"\n" * self._follows_blank + line.encode() + b"\n")
             self.has_text = True
-        self._is_behind_blank = self.has_text and not line
+        self._follows_blank = self.has_text and not line
 
     def digest(self):
         return self._hash.digest()

@@ -9,27 +9,27 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import files
-from bert_tf.data import records
+from bert_tf.data import tf_examples
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
 
 BATCH_EXAMPLES = 4096
 
 
-class Statistics:
+class ShardStatistics:
     """Counts over examples; lengths are of input_ids without padding, with [CLS] and [SEP]."""
 
     def __init__(self, mask_id):
         self.mask_id = mask_id
         self.lengths, self.lengths_b, self.predictions = [], [], []
         self.random_next = 0
-        self.fates = np.zeros(3, np.int64)  # [MASK], as it was, another token.
+        self.mask_actions = np.zeros(3, np.int64)  # [MASK], as it was, another token.
 
     def add(self, examples):
         """Counts {feature: array [N, ...]}."""
         self.lengths.append(examples["input_mask"].sum(axis=1, dtype=np.int32))
         self.lengths_b.append(examples["segment_ids"].sum(axis=1, dtype=np.int32))
-        self.random_next += int(examples[records.LABELS].sum())
+        self.random_next += int(examples[tf_examples.LABELS].sum())
         if "masked_lm_ids" in examples:
             is_predicted = examples["masked_lm_weights"] > 0
             self.predictions.append(is_predicted.sum(axis=1, dtype=np.int32))
@@ -37,15 +37,15 @@ class Statistics:
                 examples["input_ids"], examples["masked_lm_positions"], axis=1
             )
             is_mask, is_same = seen == self.mask_id, seen == examples["masked_lm_ids"]
-            for number, fate in enumerate((is_mask, is_same & ~is_mask, ~is_same & ~is_mask)):
-                self.fates[number] += (fate & is_predicted).sum()
+            for number, action in enumerate((is_mask, is_same & ~is_mask, ~is_same & ~is_mask)):
+                self.mask_actions[number] += (action & is_predicted).sum()
 
     def lines(self, max_seq_length):
         """The distributions, as lines to read."""
         lengths, lengths_b = np.concatenate(self.lengths), np.concatenate(self.lengths_b)
-        places = len(lengths) * max_seq_length
+        num_positions = len(lengths) * max_seq_length
         yield f"{len(lengths):,} examples of {max_seq_length} places, {lengths.sum():,} tokens"
-        yield f"padding                {1 - lengths.sum() / places:.2%} of all places"
+        yield f"padding                {1 - lengths.sum() / num_positions:.2%} of all places"
         yield f"full examples          {np.mean(lengths == max_seq_length):.2%}"
         yield _deciles("tokens an example", lengths)
         yield _deciles("of segment A", lengths - lengths_b - 2)
@@ -57,7 +57,7 @@ class Statistics:
         predictions = np.concatenate(self.predictions)
         yield _deciles("predicted tokens", predictions)
         yield f"predicted              {predictions.sum() / lengths.sum():.2%} of all tokens"
-        mask, same, other = self.fates / max(self.fates.sum(), 1)
+        mask, same, other = self.mask_actions / max(self.mask_actions.sum(), 1)
         yield f"of these               {mask:.2%} [MASK], {same:.2%} kept, {other:.2%} replaced"
 
 
@@ -83,14 +83,17 @@ def read_shard(path, parse):
 
 
 def inspect(manifest, vocabulary, log=lambda line: None):
-    """Checks hashes and counts of all shards -> Statistics. Raises UserError naming the first."""
+    """Checks hashes and counts of all shards -> ShardStatistics.
+
+    Raises UserError naming the first.
+    """
     manifest.check_files()
     if vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
         raise UserError(
-            f"--vocab: not the vocabulary of {manifest.folder} "
+            f"--vocab: not the vocabulary of {manifest.directory} "
             f"({len(vocabulary)} entries, there {manifest.values['vocabulary']['entries']})"
         )
-    statistics = Statistics(vocabulary["[MASK]"])
+    statistics = ShardStatistics(vocabulary["[MASK]"])
     parse = manifest_parser(manifest)
     for number, entry in enumerate(manifest.shards, start=1):
         count = 0
@@ -110,7 +113,7 @@ def manifest_parser(manifest):
     """records.parser for what a manifest's shards hold."""
     settings = manifest.settings
     is_masked = settings["masking"] == "static"
-    return records.parser(
+    return tf_examples.parser(
         settings["max_seq_length"], settings["max_predictions_per_seq"] if is_masked else 0
     )
 
@@ -127,7 +130,7 @@ def first_examples(manifest, count):
                 yield {name: values[row] for name, values in examples.items()}
 
 
-def describe(example, vocabulary):
+def format_example(example, vocabulary):
     """An example as lines: its segments as text, predicted places in braces, their answers."""
 
     def token(token_id):
@@ -135,42 +138,42 @@ def describe(example, vocabulary):
 
     length = example["input_mask"].sum()
     tokens = [token(token_id) for token_id in example["input_ids"][:length]]
-    answers = []
-    for position, answer, weight in zip(
-        *(example.get(name, ()) for name in records.MASKS), strict=True
+    labels = []
+    for position, label, weight in zip(
+        *(example.get(name, ()) for name in tf_examples.MASKS), strict=True
     ):
         if weight > 0:
-            answers.append(f"{position} {token(answer)}")
+            labels.append(f"{position} {token(label)}")
             tokens[position] = f"{{{tokens[position]}}}"
     segments = example["segment_ids"][:length]
-    yield f"{length} tokens, {'random next' if example[records.LABELS][0] else 'is next'}"
+    yield f"{length} tokens, {'random next' if example[tf_examples.LABELS][0] else 'is next'}"
     for number, name in enumerate("AB"):
         words = [word for word, owner in zip(tokens, segments, strict=True) if owner == number]
         yield f"  {name}  {' '.join(words)}"
-    if answers:
-        yield f"  predict  {', '.join(answers)}"
+    if labels:
+        yield f"  predict  {', '.join(labels)}"
 
 
-def adopt(folder, vocabulary):
+def write_manifest(directory, vocabulary):
     """Writes the manifest of shards that another program made, once every record was read.
 
     Raises UserError naming a file that does not hold the released features, or a number that cannot
     be, such as an id that the vocabulary does not have.
     """
-    if NAME in files.listdir(folder):
-        raise UserError(f"{os.path.join(folder, NAME)}: is there already")
-    path = os.path.join(folder, VOCABULARY_NAME)
+    if NAME in files.listdir(directory):
+        raise UserError(f"{os.path.join(directory, NAME)}: is there already")
+    path = os.path.join(directory, VOCABULARY_NAME)
     if files.exists(path) and files.read_text(path) != vocabulary.to_bytes().decode():
         raise UserError(f"{path}: is there already, and not the one of --vocab; which is right?")
-    names = [name for name in files.listdir(folder) if "tfrecord" in name and name[0] != "."]
+    names = [name for name in files.listdir(directory) if "tfrecord" in name and name[0] != "."]
     if not names:
-        raise UserError(f"{folder}: no file with tfrecord in its name")
-    lengths = _lengths(os.path.join(folder, names[0]))
-    parse, entries = records.parser(*lengths), []
+        raise UserError(f"{directory}: no file with tfrecord in its name")
+    lengths = _lengths(os.path.join(directory, names[0]))
+    parse, entries = tf_examples.parser(*lengths), []
     for name in names:
-        path, count, tokens, random_next = os.path.join(folder, name), 0, 0, 0
+        path, count, tokens, random_next = os.path.join(directory, name), 0, 0, 0
         for examples in read_shard(path, parse):
-            for feature, limit in records.limits(len(vocabulary), lengths[0]).items():
+            for feature, limit in tf_examples.limits(len(vocabulary), lengths[0]).items():
                 values = examples[feature]
                 is_bad = (values < 0) | (values >= limit)
                 if is_bad.any():
@@ -181,7 +184,7 @@ def adopt(folder, vocabulary):
                     )
             count += len(examples["input_ids"])
             tokens += int(examples["input_mask"].sum())
-            random_next += int(examples[records.LABELS].sum())
+            random_next += int(examples[tf_examples.LABELS].sum())
         entries.append(
             {
                 "file": name,
@@ -193,7 +196,7 @@ def adopt(folder, vocabulary):
             }
         )
     manifest = Manifest(
-        folder,
+        directory,
         {
             "complete": True,
             "settings": {
@@ -225,7 +228,7 @@ def _lengths(path):
     if not all(sizes):
         raise UserError(
             f"{path}: its first record has the features {has}; "
-            f"wanted {', '.join((*records.INPUTS, *records.MASKS, records.LABELS))}"
+            f"wanted {', '.join((*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS))}"
         )
     return sizes
 

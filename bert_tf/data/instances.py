@@ -95,8 +95,8 @@ def _add_instances(found, document, begins, document_splits, target, uniform, sa
             other = _other_document(document, num_documents, uniform, same_document_next)
             others_first, others_last = document_splits[other], document_splits[other + 1]
             start = others_first + int(uniform() * (others_last - others_first))
-            wanted = target - (begins[a_end] - begins[first])
-            stop = bisect.bisect_left(begins, begins[start] + wanted, start + 1, others_last)
+            remaining = target - (begins[a_end] - begins[first])
+            stop = bisect.bisect_left(begins, begins[start] + remaining, start + 1, others_last)
             found.extend((begins[first], begins[a_end], begins[start], begins[stop], 1))
             first = a_end  # What A left of the chunk is put back.
         else:

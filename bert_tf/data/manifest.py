@@ -37,14 +37,14 @@ def entry_name(number, num_shards):
 class Manifest:
     """The values of a manifest.json, and the folder it lies in."""
 
-    def __init__(self, folder, values):
-        self.folder, self.values = str(folder), values
+    def __init__(self, directory, values):
+        self.directory, self.values = str(directory), values
 
     @classmethod
-    def plan(cls, folder, settings, vocabulary, tokenizer, corpus):
+    def plan(cls, directory, settings, vocabulary, tokenizer, corpus):
         """A manifest before the first shard: all that decides their bytes."""
         return cls(
-            folder,
+            directory,
             {
                 "complete": False,
                 "settings": settings.recorded(),
@@ -60,13 +60,13 @@ class Manifest:
         )
 
     @classmethod
-    def load(cls, folder):
+    def load(cls, directory):
         """Raises UserError where there is none, or none that can be read."""
-        path = os.path.join(folder, NAME)
+        path = os.path.join(directory, NAME)
         if not files.exists(path):
             raise UserError(
                 f"{path}: no such file, wanted a folder that bert_tf.write_shards made; shards of "
-                "other programs get a manifest by bert_tf.inspect_shards --adopt"
+                "other programs get a manifest by bert_tf.inspect_shards --write_manifest"
             )
         try:
             values = read_json_object(path)
@@ -74,14 +74,14 @@ class Manifest:
         except UserError as error:
             what = str(error).removeprefix(f"{path}: ")
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
-        return cls(folder, values)
+        return cls(directory, values)
 
     def save(self):
         text = json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
     def path(self, name):
-        return os.path.join(self.folder, name)
+        return os.path.join(self.directory, name)
 
     @property
     def settings(self):
@@ -136,7 +136,7 @@ class Manifest:
         for name in sorted(set(before) | set(now)):
             if before.get(name) != now.get(name):
                 raise UserError(
-                    f"--{name}: was {before.get(name)!r} when {self.folder} began, is "
+                    f"--{name}: was {before.get(name)!r} when {self.directory} began, is "
                     f"{now.get(name)!r}; give the old value to go on, or a new --output_dir"
                 )
         for name, what in (
@@ -146,7 +146,7 @@ class Manifest:
         ):
             if self.values[name] != planned.values[name]:
                 raise UserError(
-                    f"{what} is not the one that {self.folder} began with "
+                    f"{what} is not the one that {self.directory} began with "
                     f"({self.values[name]}, now {planned.values[name]}); name a new --output_dir"
                 )
 
@@ -156,7 +156,7 @@ class Manifest:
         for name in now:
             if before.get(name) != now[name]:
                 raise UserError(
-                    f"{self.folder}: begun with {name} {before.get(name)}, here is {now[name]}, "
+                    f"{self.directory}: begun with {name} {before.get(name)}, here is {now[name]}, "
                     "which may make other bytes; install the former, or name a new --output_dir"
                 )
 
@@ -176,7 +176,7 @@ class Manifest:
             if found != entry["bytes"]:
                 has = "no such file" if found is None else f"{found} bytes"
                 raise UserError(f"{path}: {has}, wanted {entry['bytes']} bytes; {_MEND}")
-        extra = {name for name in files.listdir(self.folder) if name.endswith(".tfrecord")} - {
+        extra = {name for name in files.listdir(self.directory) if name.endswith(".tfrecord")} - {
             entry["file"] for entry in self.shards
         }
         if extra:
@@ -201,9 +201,9 @@ def _check(values, path):
     """Raises UserError where something that is read from a manifest is missing or cannot be."""
     settings = field(values, "settings", dict, path)
     vocabulary = field(values, "vocabulary", dict, path)
-    _check_size(settings, "max_seq_length", f"{path}: settings", least=1, most=MAX_SEQ_LENGTH)
-    _check_size(settings, "max_predictions_per_seq", f"{path}: settings", most=MAX_SEQ_LENGTH)
-    _check_size(vocabulary, "entries", f"{path}: vocabulary", least=1)
+    _check_size(settings, "max_seq_length", f"{path}: settings", minimum=1, maximum=MAX_SEQ_LENGTH)
+    _check_size(settings, "max_predictions_per_seq", f"{path}: settings", maximum=MAX_SEQ_LENGTH)
+    _check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")
     masking = field(settings, "masking", str, f"{path}: settings")
     if masking not in ("static", "dynamic"):
@@ -228,17 +228,17 @@ def _check(values, path):
         check_entry(entry, f"{path}: shards[{number}]")
 
 
-def check_entry(entry, place):
+def check_entry(entry, location):
     """Raises UserError naming the place where what a manifest holds of a shard cannot be."""
-    name = field(entry, "file", str, place)
+    name = field(entry, "file", str, location)
     if name != os.path.basename(name) or "tfrecord" not in name:
-        raise UserError(f"{place}: file is {name!r:.40}, wanted the name of a TFRecord file")
-    field(entry, "sha256", str, place)
+        raise UserError(f"{location}: file is {name!r:.40}, wanted the name of a TFRecord file")
+    field(entry, "sha256", str, location)
     for size in ("records", "bytes", "tokens", "random_next"):
-        _check_size(entry, size, place)
+        _check_size(entry, size, location)
 
 
-def _check_size(node, name, place, least=0, most=1 << 62):
-    size = field(node, name, int, place)
-    if not least <= size <= most:
-        raise UserError(f"{place}: {name} is {size}, wanted {least} to {most}")
+def _check_size(node, name, location, minimum=0, maximum=1 << 62):
+    size = field(node, name, int, location)
+    if not minimum <= size <= maximum:
+        raise UserError(f"{location}: {name} is {size}, wanted {minimum} to {maximum}")

@@ -16,13 +16,13 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import SPECIALS
 
-_GAMMA, _FATES, _OTHERS = (
+_GAMMA, _ACTIONS, _OTHERS = (
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
 )
 _UNUSED = re.compile(r"\[unused\d+\]")
 
 
-class Masking:
+class MaskGenerator:
     """Chooses what to predict and puts [MASK], a random token, or nothing else in its place."""
 
     def __init__(
@@ -69,10 +69,10 @@ class Masking:
             is_candidate_BL &= ids_BL != apart
         lengths_B = tf.cast(tf.reduce_sum(examples["input_mask"], axis=1), tf.float64)
         # tf.round goes to even, as Python's does.
-        wanted_B = tf.cast(tf.round(lengths_B * self.masked_lm_prob), tf.int32)
-        wanted_B = tf.clip_by_value(wanted_B, 1, self.max_predictions_per_seq)
+        target_B = tf.cast(tf.round(lengths_B * self.masked_lm_prob), tf.int32)
+        target_B = tf.clip_by_value(target_B, 1, self.max_predictions_per_seq)
         choose = self._whole_words if self.whole_word_mask else self._tokens
-        positions_BP = choose(ids_BL, is_candidate_BL, wanted_B, draw(keys_B, length))
+        positions_BP = choose(ids_BL, is_candidate_BL, target_B, random_int63(keys_B, length))
 
         is_filled_BP = positions_BP < length
         positions_BP = tf.where(is_filled_BP, positions_BP, 0)
@@ -86,17 +86,17 @@ class Masking:
             "masked_lm_weights": tf.cast(is_filled_BP, tf.float32),
         }
 
-    def _tokens(self, ids_BL, is_candidate_BL, wanted_B, draws_BL):
+    def _tokens(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """Positions [B, P], ascending, behind them L: the wanted number of tokens."""
         order_BP = _smallest(
             tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
         )
         rank_P = tf.range(tf.shape(order_BP)[1])
-        count_B = tf.minimum(wanted_B, tf.math.count_nonzero(is_candidate_BL, 1, dtype=tf.int32))
-        is_wanted = rank_P < count_B[:, tf.newaxis]
-        return self._filled(tf.sort(tf.where(is_wanted, order_BP, tf.shape(ids_BL)[1])), ids_BL)
+        count_B = tf.minimum(target_B, tf.math.count_nonzero(is_candidate_BL, 1, dtype=tf.int32))
+        is_chosen = rank_P < count_B[:, tf.newaxis]
+        return self._filled(tf.sort(tf.where(is_chosen, order_BP, tf.shape(ids_BL)[1])), ids_BL)
 
-    def _whole_words(self, ids_BL, is_candidate_BL, wanted_B, draws_BL):
+    def _whole_words(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """The same, but all pieces of a word or none; a word that would be too much is left out."""
         length = tf.shape(ids_BL)[1]
         is_first_BL = tf.cumsum(tf.cast(is_candidate_BL, tf.int32), axis=1) == 1
@@ -111,15 +111,15 @@ class Masking:
 
         def take(carry, size_B):
             total_B = carry[0]
-            is_taken_B = (size_B > 0) & (total_B + size_B <= wanted_B)
+            is_taken_B = (size_B > 0) & (total_B + size_B <= target_B)
             return total_B + tf.where(is_taken_B, size_B, 0), is_taken_B
 
-        start = (tf.zeros_like(wanted_B), tf.zeros_like(wanted_B, tf.bool))
+        start = (tf.zeros_like(target_B), tf.zeros_like(target_B, tf.bool))
         is_taken_BW = tf.transpose(tf.scan(take, sizes_WB, start)[1])
         is_taken_BW = tf.gather(is_taken_BW, tf.argsort(order_BW, axis=1), batch_dims=1)
         is_taken_BL = tf.gather(is_taken_BW, tf.maximum(word_BL, 0), batch_dims=1)
-        places = tf.where(is_candidate_BL & is_taken_BL, tf.range(length), length)
-        return self._filled(tf.sort(places)[:, : self.max_predictions_per_seq], ids_BL)
+        positions = tf.where(is_candidate_BL & is_taken_BL, tf.range(length), length)
+        return self._filled(tf.sort(positions)[:, : self.max_predictions_per_seq], ids_BL)
 
     def _filled(self, positions, ids_BL):
         """Positions [B, P], also where examples are shorter than P."""
@@ -129,14 +129,14 @@ class Masking:
 
     def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
         """80% [MASK], 10% as they are, 10% a random token."""
-        fates_BP = draw(_mix(keys_B ^ _FATES), self.max_predictions_per_seq)
-        others_BP = draw(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
+        actions_BP = random_int63(_mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
+        others_BP = random_int63(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
         others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))
         tenth = tf.int64.max // 10
         new_BP = tf.where(
-            fates_BP < 8 * tenth,
+            actions_BP < 8 * tenth,
             self._mask_id,
-            tf.where(fates_BP < 9 * tenth, labels_BP, others_BP),
+            tf.where(actions_BP < 9 * tenth, labels_BP, others_BP),
         )
         where = tf.where(is_filled_BP)
         rows = tf.stack([where[:, 0], tf.cast(tf.gather_nd(positions_BP, where), tf.int64)], axis=1)
@@ -155,7 +155,7 @@ def keys(seed, stream, numbers_B):
     return _mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * _GAMMA)
 
 
-def draw(keys_B, count):
+def random_int63(keys_B, count):
     """Uniform numbers from 0 to 2**63 - 1, int64 [B, count]: SplitMix64 (Steele et al. 2014)."""
     steps = tf.cast(tf.range(1, count + 1), tf.uint64) * _GAMMA
     mixed = _mix(keys_B[:, tf.newaxis] + steps)

@@ -61,7 +61,7 @@ class WriteShardsSettings:
     def __post_init__(self):
         if not any(self.input):
             raise UserError("--input: wanted files of text, or globs of them")
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("num_shards", 1, 99_999),
             ("max_seq_length", 5, 1 << 16),
             ("max_predictions_per_seq", 1, self.max_seq_length),
@@ -69,8 +69,8 @@ class WriteShardsSettings:
             ("seed", 0, (1 << 32) - 1),
         ):
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise UserError(f"--{name}={value}: wanted {least} to {most}")
+            if not minimum <= value <= maximum:
+                raise UserError(f"--{name}={value}: wanted {minimum} to {maximum}")
         for name in ("masked_lm_prob", "short_seq_prob"):
             value = getattr(self, name)
             if not 0 <= value <= 1:

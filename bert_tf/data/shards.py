@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import files
-from bert_tf.data import masking, records
+from bert_tf.data import masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import entry_name, shard_name
 from bert_tf.data.sentences import tokenize_documents
@@ -33,7 +33,7 @@ class ShardWriter:
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
-            mask = masking.Masking(
+            mask = masking.MaskGenerator(
                 vocabulary,
                 masked_lm_prob=settings.masked_lm_prob,
                 max_predictions_per_seq=settings.max_predictions_per_seq,
@@ -78,7 +78,7 @@ class ShardWriter:
                 size = max(1, BATCH_TOKENS // settings.max_seq_length)
                 for begin in range(0, len(instances), size):
                     batch = instances.rows(slice(begin, begin + size))
-                    for record in records.serialize(
+                    for record in tf_examples.serialize(
                         self._examples(batch, documents.ids, number, begin)
                     ):
                         writer.write(record)

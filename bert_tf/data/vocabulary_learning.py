@@ -23,7 +23,7 @@ MAX_WORDS = 5_000_000  # Distinct ones held while counting: about 1 GB.
 HOLD_OUT_EVERY = 100
 MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
 BATCH_BYTES = 500_000
-LEAST_ALPHABET = 256  # So that a small vocabulary too has room for an alphabet's letters.
+MIN_ALPHABET = 256  # So that a small vocabulary too has room for an alphabet's letters.
 MAX_ENTRY_CHARACTERS = 64  # Excluded. 63 are at most 252 bytes; the tokenizer takes 256.
 SECONDS_BETWEEN_LINES = 5
 
@@ -159,19 +159,19 @@ def alphabet(counts, vocab_size):
         for character in word:
             totals[character] += number
         continuing.update(word[1:])
-    room = max(vocab_size // 4, LEAST_ALPHABET)
+    remaining = max(vocab_size // 4, MIN_ALPHABET)
     chosen = []
     for character in sorted(totals, key=lambda character: (-totals[character], character)):
-        room -= 1 + (character in continuing)
-        if room < 0:
+        remaining -= 1 + (character in continuing)
+        if remaining < 0:
             break
         chosen.append(character)
     pieces = sorted(chosen) + [f"##{character}" for character in sorted(continuing & {*chosen})]
-    least = len(SPECIALS) + len(pieces)
-    if vocab_size < least:
+    min_size = len(SPECIALS) + len(pieces)
+    if vocab_size < min_size:
         raise UserError(
             f"--vocab_size={vocab_size}: the special tokens and the characters of the text alone "
-            f"take {least} entries; use --vocab_size={least} or more"
+            f"take {min_size} entries; use --vocab_size={min_size} or more"
         )
     return pieces
 
@@ -181,13 +181,13 @@ def train(counts, vocab_size):
     entries = merge(counts, vocab_size)
     if len(entries) == vocab_size:
         return entries
-    most = len(entries)
+    max_size = len(entries)
     # A smaller vocabulary has a smaller alphabet, hence maybe fewer words to merge pieces of.
-    while (found := len(merge(counts, most))) < most:
-        most = found
+    while (found := len(merge(counts, max_size))) < max_size:
+        max_size = found
     raise UserError(
-        f"--vocab_size={vocab_size}: the text gives only {most} entries; use --vocab_size={most} "
-        "or more text"
+        f"--vocab_size={vocab_size}: the text gives only {max_size} entries; use "
+        f"--vocab_size={max_size} or more text"
     )
 
 
@@ -232,8 +232,8 @@ def try_out(tokenizer, lines, unique_words):
         unknown += int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
     if not words:
         return f"pieces a word and [UNK] unknown: under {HOLD_OUT_EVERY} lines, none held out"
-    pieces, share = tokens / words, unknown / tokens
-    return f"{pieces:.3f} pieces a word and {share:.3%} [UNK] on {words:,} held-out words"
+    pieces, fraction = tokens / words, unknown / tokens
+    return f"{pieces:.3f} pieces a word and {fraction:.3%} [UNK] on {words:,} held-out words"
 
 
 def _batches(lines):

@@ -12,7 +12,7 @@ from bert_tf.errors import UserError
 
 
 @contextlib.contextmanager
-def local(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+def run_local(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
     """Starts the workers; gives a function: tasks (number, spans) -> entries as they are made.
 
     However this process ends, the workers end too.
@@ -54,12 +54,12 @@ def _made(pool, tasks, at_once):
         yield future.result()
 
 
-_writer = _mistake = None  # Of a worker process.
+_writer = _user_error = None  # Of a worker process.
 
 
 def _start(*arguments):
     """Makes this worker's ShardWriter, on one thread."""
-    global _writer, _mistake
+    global _writer, _user_error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -73,7 +73,7 @@ def _start(*arguments):
     try:
         _writer = ShardWriter(*arguments)
     except UserError as error:  # The pool would only say that it is broken.
-        _mistake = error
+        _user_error = error
 
 
 def _end_with_parent():
@@ -82,8 +82,8 @@ def _end_with_parent():
 
 
 def _check_started():
-    if _mistake is not None:
-        raise _mistake
+    if _user_error is not None:
+        raise _user_error
 
 
 def _work(number, spans):

@@ -11,7 +11,7 @@ import time
 
 from bert_tf import files, ownership
 from bert_tf.config import read_json_object
-from bert_tf.data import dealing, documents
+from bert_tf.data import documents, sharding
 from bert_tf.data.manifest import (
     NAME,
     VOCABULARY_NAME,
@@ -37,13 +37,13 @@ def write_shards(settings, log=lambda line: None):
     lower = settings.do_lower_case
     lower = not vocabulary.looks_cased() if lower is None else lower
     tokenizer = {"do_lower_case": lower, "strip_accents": settings.strip_accents}
-    folder = settings.output_dir
-    is_here = not files.is_remote(folder)
-    paths = documents.find_files(settings.input, os.path.realpath(folder) if is_here else None)
-    _check_folder(folder)
+    directory = settings.output_dir
+    is_here = not files.is_remote(directory)
+    paths = documents.find_files(settings.input, os.path.realpath(directory) if is_here else None)
+    _check_directory(directory)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ownership.sole_writer(folder))
-        spill_dir = os.path.join(folder, SPILL)
+        stack.enter_context(ownership.sole_writer(directory))
+        spill_dir = os.path.join(directory, SPILL)
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
         log(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
@@ -54,9 +54,9 @@ def write_shards(settings, log=lambda line: None):
             f"{len(index):,} documents, {num_bytes / 1e6:.1f} MB of text "
             f"({num_bytes / 1e6 / max(time.monotonic() - began, 1e-3):.0f} MB/s)"
         )
-        dealing.check(index, settings)
+        sharding.check(index, settings)
         manifest = Manifest.plan(
-            folder,
+            directory,
             settings,
             vocabulary,
             {**tokenizer, "tables_sha256": unicode_tables.sha256()},
@@ -65,21 +65,21 @@ def write_shards(settings, log=lambda line: None):
         entries = finished_entries(manifest, settings.num_shards)
         missing = [number for number in range(settings.num_shards) if number not in entries]
         if not missing:
-            if VOCABULARY_NAME not in files.listdir(folder):
+            if VOCABULARY_NAME not in files.listdir(directory):
                 manifest.save_vocabulary(vocabulary)
             complete(manifest, entries, settings.num_shards)
-            log(f"{folder}: finished, nothing to do")
+            log(f"{directory}: finished, nothing to do")
             return manifest
         begin(manifest, vocabulary, entries)
         if entries:
-            log(f"{folder}: going on, {len(entries)} of {settings.num_shards} shards are there")
+            log(f"{directory}: going on, {len(entries)} of {settings.num_shards} shards are there")
         arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
         _make(_runner(settings.runner), arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
                 raise UserError(
                     f"{path}: was changed while it was read; name a new --output_dir, since shards "
-                    f"in {folder} may hold either text"
+                    f"in {directory} may hold either text"
                 )
         complete(manifest, finished_entries(manifest, settings.num_shards), settings.num_shards)
     log(_summary(manifest))
@@ -89,7 +89,7 @@ def write_shards(settings, log=lambda line: None):
 def _make(runner, arguments, index, missing, log):
     """Has the missing shards made, and says how it goes."""
     settings = arguments[0]
-    tasks = ((number, dealing.spans(index, number, settings.num_shards)) for number in missing)
+    tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
         with runner(*arguments, num_tasks=len(missing)) as make:
@@ -107,10 +107,10 @@ def _make(runner, arguments, index, missing, log):
 
 def _runner(name):
     if name == "local":
-        from bert_tf.data.workers import local as runner
+        from bert_tf.data.workers import run_local as runner
     else:
         try:
-            from bert_tf.data.beam import on_beam as runner
+            from bert_tf.data.beam import run_on_beam as runner
         except ModuleNotFoundError as error:
             raise UserError(
                 f"--runner=beam: {error.name} is not installed; pip install 'bert_tf[beam]'"
@@ -118,10 +118,10 @@ def _runner(name):
     return runner
 
 
-def _check_folder(folder):
-    names = files.listdir(folder)
+def _check_directory(directory):
+    names = files.listdir(directory)
     if NAME not in names and any(not name.startswith(".") for name in names):
-        raise UserError(f"{folder}: there is something else there; name a new --output_dir")
+        raise UserError(f"{directory}: there is something else there; name a new --output_dir")
 
 
 def begin(manifest, vocabulary, entries):
@@ -134,9 +134,9 @@ def begin(manifest, vocabulary, entries):
 def complete(manifest, entries, num_shards):
     """Writes the whole manifest, after which the shards' own entries are not needed."""
     manifest.values |= {"complete": True, "shards": [entries[n] for n in range(num_shards)]}
-    if not Manifest.load(manifest.folder).values["complete"]:
+    if not Manifest.load(manifest.directory).values["complete"]:
         manifest.save()
-    names = set(files.listdir(manifest.folder))
+    names = set(files.listdir(manifest.directory))
     for number in range(num_shards):
         if entry_name(number, num_shards) in names:
             files.remove(manifest.path(entry_name(number, num_shards)))
@@ -147,13 +147,13 @@ def finished_entries(manifest, num_shards):
 
     Raises UserError where the folder's shards were begun with other settings, text or versions.
     """
-    names = set(files.listdir(manifest.folder))
+    names = set(files.listdir(manifest.directory))
     for name in names:
         if files.is_temporary(name):
             files.remove(manifest.path(name))
     if NAME not in names:
         return {}
-    on_disk = Manifest.load(manifest.folder)
+    on_disk = Manifest.load(manifest.directory)
     on_disk.check_same_plan(manifest)
     known = {entry["file"]: entry for entry in on_disk.values.get("shards", [])}
     finished = {}
@@ -187,18 +187,18 @@ class _Progress:
 
     def __init__(self, index, missing, settings, log, every=5.0):
         self.log, self.every, self.num_shards = log, every, settings.num_shards
-        self.bytes_a_shard = index.lengths.sum() / settings.num_shards
+        self.bytes_per_shard = index.lengths.sum() / settings.num_shards
         self.left, self.done = len(missing), 0
-        self.began = self.said = time.monotonic()
+        self.began = self.logged = time.monotonic()
 
     def count(self):
         self.done += 1
         now = time.monotonic()
-        if now - self.said < self.every and self.done < self.left:
+        if now - self.logged < self.every and self.done < self.left:
             return
-        self.said = now
-        rate = self.done * self.bytes_a_shard / (now - self.began)
-        seconds = round((self.left - self.done) * self.bytes_a_shard / rate)
+        self.logged = now
+        rate = self.done * self.bytes_per_shard / (now - self.began)
+        seconds = round((self.left - self.done) * self.bytes_per_shard / rate)
         self.log(
             f"shard {self.num_shards - self.left + self.done}/{self.num_shards}  "
             f"{rate / 1e6:.1f} MB/s  ETA {datetime.timedelta(seconds=seconds)}"
@@ -207,11 +207,11 @@ class _Progress:
 
 def _summary(manifest):
     tokens = sum(entry["tokens"] for entry in manifest.shards)
-    places = manifest.num_examples * manifest.settings["max_seq_length"]
+    num_positions = manifest.num_examples * manifest.settings["max_seq_length"]
     random_next = sum(entry["random_next"] for entry in manifest.shards)
     return (
-        f"{manifest.folder}: {manifest.num_examples:,} examples in {len(manifest.shards)} shards, "
-        f"{sum(entry['bytes'] for entry in manifest.shards) / 1e6:.1f} MB; {tokens:,} tokens, "
-        f"{1 - tokens / places:.1%} of {places:,} places are padding; "
+        f"{manifest.directory}: {manifest.num_examples:,} examples in {len(manifest.shards)} "
+        f"shards, {sum(entry['bytes'] for entry in manifest.shards) / 1e6:.1f} MB; {tokens:,} "
+        f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} places are padding; "
         f"{random_next / manifest.num_examples:.1%} random next"
     )

@@ -7,7 +7,7 @@ import math
 
 import tensorflow as tf
 
-from bert_tf.data.batches import examples_padded
+from bert_tf.data.batches import pad_examples
 from bert_tf.pretraining.model import LOSSES, MEASURES, to_batch
 from bert_tf.train.distribution import distribute
 
@@ -41,7 +41,7 @@ class PretrainingEvaluator:
         """Batches for every replica; the last may be filled up with examples of weight 0."""
         batches = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout)
         batches = batches.take(self.num_batches).map(to_batch)
-        if self.layout is examples_padded:
+        if self.layout is pad_examples:
             batches = batches.map(_filled_up)
         missing = -self.num_batches % self.strategy.num_replicas_in_sync
         filler = batches.take(1).repeat(missing)

@@ -7,14 +7,14 @@ import tempfile
 import keras
 
 from bert_tf.config import MODEL_SIZES, BertConfig
-from bert_tf.data.batches import PretrainingData, examples_flat, examples_padded
+from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.run import Run
-from bert_tf.text.packing import flat
+from bert_tf.text.packing import to_flat
 from bert_tf.train.distribution import (
     check_alike,
     from_chief,
@@ -67,8 +67,8 @@ def _pretrain(settings, log, strategy):
     manifests = [Manifest.load(folder) for folder in settings.shards]
     vocabulary = manifests[0].vocabulary()
     config = _config(settings, source, manifests[0], vocabulary)
-    phases = [PretrainingData(folder, vocabulary, config) for folder in settings.shards]
-    held_out = settings.eval_shards and PretrainingData(settings.eval_shards, vocabulary, config)
+    phases = [PretrainingDataset(folder, vocabulary, config) for folder in settings.shards]
+    held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     for data in (*phases, *([held_out] if held_out else [])):
         data.verify()
     num_train_steps = settings.phase_ends[-1]
@@ -102,7 +102,7 @@ def _pretrain(settings, log, strategy):
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
         optimizer.build(model.trainable_variables)
-    layout = examples_flat if make_layout(strategy) is flat else examples_padded
+    layout = flatten_examples if make_layout(strategy) is to_flat else pad_examples
 
     # All that can be wrong has been looked at: now a new run may be made.
     if run is None:
@@ -201,7 +201,7 @@ def _silent(line):
 class _Phase:
     """The batches of one folder of shards, from the step that its phase begins with."""
 
-    data: PretrainingData
+    data: PretrainingDataset
     layout: object
     first_step: int
     settings: object
@@ -215,14 +215,14 @@ class _Phase:
         batches = batches.map(to_batch)
         if parts == 1:
             return batches
-        is_flat = self.layout is examples_flat
+        is_flat = self.layout is flatten_examples
         return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
 
     def place(self, step):
         """Where in the data a step reads, for messages."""
         position = self._position(step)
         return (
-            f"epoch {position.epoch} of {self.data.manifest.folder}, from example "
+            f"epoch {position.epoch} of {self.data.manifest.directory}, from example "
             f"{position.next_example} in the order of seed {position.seed}"
         )
 
@@ -287,8 +287,8 @@ def _config(settings, source, manifest, vocabulary):
     if source:
         if source.vocabulary.sha256 != vocabulary.sha256:
             raise UserError(
-                f"{manifest.folder}: made with a vocabulary of {len(vocabulary)} entries (sha256 "
-                f"{vocabulary.sha256[:12]}...), but that of {source.source} has "
+                f"{manifest.directory}: made with a vocabulary of {len(vocabulary)} entries "
+                f"(sha256 {vocabulary.sha256[:12]}...), but that of {source.source} has "
                 f"{len(source.vocabulary)} ({source.vocabulary.sha256[:12]}...); write the shards "
                 "with the vocabulary of --init_from"
             )
@@ -327,8 +327,8 @@ def _plan(settings, config, model, phases, replicas, origin):
         examples = (last_step - first_step) * settings.global_batch_size
         places = settings.global_batch_size * data.max_seq_length
         yield (
-            f"{data.manifest.folder}: steps {first_step} to {last_step}, {places:,} tokens a step, "
-            f"{examples / len(data):.2f} epochs over {len(data):,} examples"
+            f"{data.manifest.directory}: steps {first_step} to {last_step}, {places:,} tokens a "
+            f"step, {examples / len(data):.2f} epochs over {len(data):,} examples"
         )
         first_step = last_step
     share = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)

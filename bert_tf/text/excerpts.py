@@ -54,12 +54,12 @@ def tokenize_ends(tokenize, texts, max_tokens, truncation="head"):
     )
 
 
-def last_cuts(texts, places):
-    """The last place of each text, `places` at most, to cut before, int32 [B].
+def last_cuts(texts, positions):
+    """The last place of each text, `positions` at most, to cut before, int32 [B].
 
     0, its beginning, where none of the REACH bytes before is one.
     """
-    begin_B = tf.maximum(places - REACH, 0)
+    begin_B = tf.maximum(positions - REACH, 0)
     # Two bytes more, by which an ideograph is known.
     bytes_BX = tf.strings.substr(texts, begin_B, tf.fill(tf.shape(begin_B), REACH + 3))
     bytes_BX = tf.io.decode_raw(bytes_BX, tf.uint8, fixed_length=REACH + 3)
@@ -67,11 +67,11 @@ def last_cuts(texts, places):
     is_mark[list(CUT_BEFORE)] = True
     is_cut_BX = tf.gather(tf.constant(is_mark), tf.cast(bytes_BX[:, :-2], tf.int32))
     is_ideograph_BX = (bytes_BX[:, :-2] >= IDEOGRAPHS[0]) & (bytes_BX[:, :-2] <= IDEOGRAPHS[1])
-    goes_on_BX = (bytes_BX & 0xC0) == 0x80
-    is_cut_BX |= is_ideograph_BX & goes_on_BX[:, 1:-1] & goes_on_BX[:, 2:]
-    place_BX = begin_B[:, tf.newaxis] + tf.range(REACH + 1)
-    is_cut_BX &= place_BX <= places[:, tf.newaxis]
-    return tf.reduce_max(tf.where(is_cut_BX, place_BX, 0), axis=1)
+    is_continuation_BX = (bytes_BX & 0xC0) == 0x80
+    is_cut_BX |= is_ideograph_BX & is_continuation_BX[:, 1:-1] & is_continuation_BX[:, 2:]
+    position_BX = begin_B[:, tf.newaxis] + tf.range(REACH + 1)
+    is_cut_BX &= position_BX <= positions[:, tf.newaxis]
+    return tf.reduce_max(tf.where(is_cut_BX, position_BX, 0), axis=1)
 
 
 def _sizes(tokenize, texts, max_tokens, truncation):
@@ -115,8 +115,8 @@ def _sides(texts, size_B, truncation):
     (row_b,) = tf.unstack(tf.where(is_long_B), axis=1)
     long_b, size_b = tf.gather(texts, row_b), tf.gather(size_B, row_b)
 
-    def cut(places_b, of_short_B):
-        cuts_b = last_cuts(long_b, places_b)
+    def cut(positions_b, of_short_B):
+        cuts_b = last_cuts(long_b, positions_b)
         return tf.tensor_scatter_nd_update(of_short_B, row_b[:, tf.newaxis], cuts_b)
 
     sides = []

@@ -119,9 +119,9 @@ class Normalizer(tf.Module):
         # With one unseen, uncased place before and after, so that every sigma has neighbours.
         seen = tf.concat([[-1], tf.where(is_seen)[:, 0], [tf.size(codes_N, tf.int64)]], axis=0)
         sigmas = tf.where(kinds_N == tables.SIGMA)[:, 0]
-        place = tf.searchsorted(seen, sigmas)
+        index = tf.searchsorted(seen, sigmas)
         rows = tf.searchsorted(row_splits, sigmas, "right") - 1
-        before, after = tf.gather(seen, place - 1), tf.gather(seen, place + 1)
+        before, after = tf.gather(seen, index - 1), tf.gather(seen, index + 1)
         case_N = tf.concat([case_N, [tables.UNCASED]], axis=0)  # For -1 and N alike.
         outside = tf.size(codes_N, tf.int64)
 
@@ -157,10 +157,10 @@ class Normalizer(tf.Module):
     def _reorder(self, expanded):
         """Puts characters of a combining class in canonical order behind their starter (NFD)."""
         codes, classes = tf.unstack(self._tables.classes, axis=1)
-        place = tf.minimum(tf.searchsorted(codes, expanded.characters), tf.size(codes) - 1)
-        is_listed = tf.gather(codes, place) == expanded.characters
+        index = tf.minimum(tf.searchsorted(codes, expanded.characters), tf.size(codes) - 1)
+        is_listed = tf.gather(codes, index) == expanded.characters
         is_listed &= (expanded.kinds == tables.REORDERED) | (expanded.kinds == tables.SEVERAL)
-        class_M = tf.where(is_listed, tf.gather(classes, place), 0)
+        class_M = tf.where(is_listed, tf.gather(classes, index), 0)
 
         # A run is a starter and what follows it up to the next. What is dropped starts none; a
         # stripped mark does if its class is 0; a text begins one.
@@ -200,7 +200,7 @@ class Normalizer(tf.Module):
         return tf.where(begins | is_first)[:, 0]
 
 
-def behind_marks(ends, entries_N):
+def after_marks(ends, entries_N):
     """Moves ends of code points behind the stripped marks that follow."""
     kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
     is_mark = (kinds_N == tables.MARK) | (kinds_N == tables.MARK_STARTER)

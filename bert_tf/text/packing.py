@@ -32,37 +32,38 @@ def pack(segments, vocabulary, max_seq_length, truncation="head"):
     [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
                                               segment_ids [ 0  0 0  0  1  1 ]
     """
-    room = _room(segments, room_of(len(segments), max_seq_length))
+    kept_lengths = _kept_lengths(segments, token_budget(len(segments), max_seq_length))
     segments = [
-        cut(segment, keep, truncation) for segment, keep in zip(segments, room, strict=True)
+        truncate(segment, keep, truncation)
+        for segment, keep in zip(segments, kept_lengths, strict=True)
     ]
-    return join(segments, vocabulary)
+    return concat_segments(segments, vocabulary)
 
 
-def room_of(num_segments, max_seq_length):
+def token_budget(num_segments, max_seq_length):
     """How many tokens of all segments a packed row holds beside [CLS] and each [SEP]."""
     return max_seq_length - num_segments - 1
 
 
-def join(segments, vocabulary):
+def concat_segments(segments, vocabulary):
     """One or two Tokens a row -> Packed, nothing cut; offsets where the Tokens have them."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
     segment_ids = [_column(segments[0].ids, 0)]
     for number, segment in enumerate(segments):
         segment_ids += [tf.ones_like(segment.ids) * number, _column(segment.ids, number)]
     return Packed(
-        laid_out([segment.ids for segment in segments], cls_id, sep_id),
+        interleave([segment.ids for segment in segments], cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
         *(
             None
             if segments[0].starts is None
-            else laid_out([getattr(segment, name) for segment in segments], -1, -1)
+            else interleave([getattr(segment, name) for segment in segments], -1, -1)
             for name in ("starts", "ends")
         ),
     )
 
 
-def laid_out(pieces, first, between):
+def interleave(pieces, first, between):
     """Ragged [B, (L)]: `first`, then each of the ragged pieces [B, (T)] and `between` behind it."""
     row = [_column(pieces[0], first)]
     for piece in pieces:
@@ -70,7 +71,7 @@ def laid_out(pieces, first, between):
     return tf.concat(row, axis=1)
 
 
-def padded(packed, vocabulary, length=None):
+def to_padded(packed, vocabulary, length=None):
     """-> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or `length`."""
     shape = [None, length]
     return {
@@ -80,7 +81,7 @@ def padded(packed, vocabulary, length=None):
     }
 
 
-def flat(packed, vocabulary):
+def to_flat(packed, vocabulary):
     """-> {input_ids, segment_ids} int32 [T], row_splits int32 [B + 1].
 
     T is rounded up to one of few sizes; the tokens behind row_splits[-1] are [PAD]s of no row.
@@ -96,7 +97,7 @@ def flat(packed, vocabulary):
     }
 
 
-def like(values, inputs):
+def to_dense_like(values, inputs):
     """What belongs to each token, ragged [B, (L)] -> dense [B, L] beside `inputs`, filled with 0.
 
     L is theirs if they are padded, the longest row if flat. What is no ragged tensor stays.
@@ -108,7 +109,7 @@ def like(values, inputs):
     return values.to_tensor(0, shape=[None, length])
 
 
-def _room(segments, budget):
+def _kept_lengths(segments, budget):
     """How many tokens a segment keeps, int64 [B] each, at most those it has of a pair.
 
     As many as popping tokens one by one off the longer segment (B on a tie) would leave.
@@ -122,12 +123,12 @@ def _room(segments, budget):
     return [keep_a, tf.minimum(length_b, budget - keep_a)]
 
 
-def cut(segment, keep_B, truncation="head"):
+def truncate(segment, keep_B, truncation="head"):
     """Tokens of at most `keep_B` int64 [B] a row, by the mode of truncation."""
-    shares = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
-    if truncation not in shares:
-        raise ValueError(f"truncation={truncation!r}: wanted one of {', '.join(shares)}")
-    first_B = shares[truncation]
+    head_lengths = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
+    if truncation not in head_lengths:
+        raise ValueError(f"truncation={truncation!r}: wanted one of {', '.join(head_lengths)}")
+    first_B = head_lengths[truncation]
 
     def kept(ragged):
         row_T = ragged.value_rowids()

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from bert_tf.errors import UserError
-from bert_tf.text.normalizer import MAX_WORD_CHARACTERS, NEVER, Normalizer, behind_marks
+from bert_tf.text.normalizer import MAX_WORD_CHARACTERS, NEVER, Normalizer, after_marks
 from bert_tf.text.vocabulary import Vocabulary
 
 
@@ -123,4 +123,4 @@ class Tokenizer(tf.Module):
         # the characters before it.
         ends = tf.cumsum(lengths)
         starts, ends = tf.gather(words.first, ends - lengths), tf.gather(words.last, ends - 1) + 1
-        return starts, behind_marks(ends, words.entries)
+        return starts, after_marks(ends, words.entries)

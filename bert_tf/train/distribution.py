@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 
 _OF_WORKERS = re.compile(
     r"Collective ops is aborted|tensorflow\.(Worker|Coordination)Service|[Cc]oordination service"
@@ -168,9 +168,9 @@ def check_alike(strategy, values):
 
 
 def make_layout(strategy):
-    """How batches are laid out: `flat`, or `padded` for XLA (a TPU's, or set_jit's)."""
+    """How batches are laid out: `to_flat`, or `to_padded` for XLA (a TPU's, or set_jit's)."""
     compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
-    return padded if compiled else flat
+    return to_padded if compiled else to_flat
 
 
 def distribute(batches, strategy):

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.data import batches as module
-from bert_tf.data import inspection, records
-from bert_tf.data.batches import PretrainingData, bad_record, examples_flat, examples_padded
+from bert_tf.data import inspection, tf_examples
+from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from tests.corpus import ENTRIES, config_of, write_shards
 
@@ -30,7 +30,7 @@ def copy(shards, tmp_path):
 
 
 def data_of(folder, **changes):
-    return PretrainingData(folder, Vocabulary(ENTRIES), config_of(**changes))
+    return PretrainingDataset(folder, Vocabulary(ENTRIES), config_of(**changes))
 
 
 def rows(dataset, count=None):
@@ -48,35 +48,35 @@ def as_bytes(examples):
 
 def test_an_epoch_is_every_example_once_in_an_order_of_its_own(shards, monkeypatch):
     data = data_of(shards)
-    everything = as_bytes(rows(data.evaluation_batches(64, examples_padded)))
+    everything = as_bytes(rows(data.evaluation_batches(64, pad_examples)))
     assert len(everything) == len(data) == data.manifest.num_examples > 200
-    for window in (1 << 16, 100, 1):  # All shards together, some, one by one.
-        monkeypatch.setattr(module, "WINDOW_EXAMPLES", window)
+    for block in (1 << 16, 100, 1):  # All shards together, some, one by one.
+        monkeypatch.setattr(module, "BLOCK_EXAMPLES", block)
         epochs = 2 * len(data)
         drawn = as_bytes(
-            rows(data.training_batches(data.position(5, 0), len(data), examples_padded), 2)
+            rows(data.training_batches(data.position(5, 0), len(data), pad_examples), 2)
         )
         assert len(drawn) == epochs
         first, second = drawn[: len(data)], drawn[len(data) :]
         assert sorted(first) == sorted(second) == sorted(everything)
         assert first != second and first != everything
-        again = rows(data.training_batches(data.position(6, 0), len(data), examples_padded), 1)
+        again = rows(data.training_batches(data.position(6, 0), len(data), pad_examples), 1)
         assert as_bytes(again) != first
 
 
 def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
-    monkeypatch.setattr(module, "WINDOW_EXAMPLES", 100)
+    monkeypatch.setattr(module, "BLOCK_EXAMPLES", 100)
     data, size = data_of(shards), 7
     count = len(data) // size + 5  # Into the second epoch.
-    whole = as_bytes(rows(data.training_batches(data.position(5, 0), size, examples_padded), count))
+    whole = as_bytes(rows(data.training_batches(data.position(5, 0), size, pad_examples), count))
     for step in (0, 1, 15, count - 6, count - 5, count - 1):
         position = data.position(5, step * size)
         assert position == (5, step * size // len(data), step * size % len(data))
-        rest = data.training_batches(position, size, examples_padded)
+        rest = data.training_batches(position, size, pad_examples)
         assert as_bytes(rows(rest, count - step)) == whole[step * size :]
 
 
-def test_orders_of_shards_windows_and_epochs_are_unrelated(shards):
+def test_orders_of_shards_blocks_and_epochs_are_unrelated(shards):
     data = data_of(shards)
     orders = [np.random.default_rng([*pair, 0]).permutation(30) for pair in np.ndindex(3, 3)]
     orders += [data._order(*numbers, 30) for numbers in np.ndindex(3, 3, 3)]
@@ -87,8 +87,8 @@ def test_reading_leaves_the_memory_of_the_process_alone(shards):
     """from_generator sets M_TRIM_THRESHOLD: from then on every step gets all its pages anew."""
     data = data_of(shards)
     for batches in (
-        data.training_batches(data.position(5, 0), 7, examples_padded),
-        data.evaluation_batches(7, examples_padded),
+        data.training_batches(data.position(5, 0), 7, pad_examples),
+        data.evaluation_batches(7, pad_examples),
     ):
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=batches._variant_tensor, external_state_policy=1
@@ -99,9 +99,9 @@ def test_reading_leaves_the_memory_of_the_process_alone(shards):
         assert "MapDataset" in operations and "GeneratorDataset" not in operations
 
 
-def test_a_window_mixes_shards(shards):
+def test_a_block_mixes_shards(shards):
     data = data_of(shards)
-    _, order = data._window(data.position(5, 0), epoch=0, number=0)
+    _, order = data._block(data.position(5, 0), epoch=0, number=0)
     owner = np.searchsorted(np.cumsum(data._counts), order, side="right")
     assert len(set(owner[:30])) == 3
 
@@ -110,7 +110,7 @@ def test_flat_is_padded_without_padding(shards):
     data = data_of(shards)
     padded, flat = (
         list(data.training_batches(data.position(1, 3), 9, layout).take(3))
-        for layout in (examples_padded, examples_flat)
+        for layout in (pad_examples, flatten_examples)
     )
     for wide, narrow in zip(padded, flat, strict=True):
         wide, narrow = (
@@ -138,7 +138,7 @@ def test_flat_is_padded_without_padding(shards):
 def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shards):
     data = data_of(write_shards(tmp_path / "dynamic", "dynamic"))
     size = len(data)
-    two = rows(data.training_batches(data.position(5, 0), size, examples_padded), 2)
+    two = rows(data.training_batches(data.position(5, 0), size, pad_examples), 2)
 
     def unmasked(examples):
         ids = examples["input_ids"].copy()
@@ -154,16 +154,16 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     same = (two["masked_lm_positions"][first] == two["masked_lm_positions"][second]).all(axis=1)
     assert same.mean() < 0.3  # Short examples have few places to choose from.
     # The same masks in other batches, and from another position on.
-    small = rows(data.training_batches(data.position(5, 40), 10, examples_padded), 6)
+    small = rows(data.training_batches(data.position(5, 40), 10, pad_examples), 6)
     for name in two:
         assert (small[name] == two[name][40:100]).all(), name
-    other = rows(data.training_batches(data.position(6, 0), size, examples_padded), 1)
+    other = rows(data.training_batches(data.position(6, 0), size, pad_examples), 1)
     third = np.lexsort(unmasked(other).T)
     same = (two["masked_lm_positions"][first] == other["masked_lm_positions"][third]).all(axis=1)
     assert same.mean() < 0.3
     # The same text and numbers of masks as static shards have.
     static, dynamic = (
-        rows(source.evaluation_batches(9, examples_padded)) for source in (data_of(shards), data)
+        rows(source.evaluation_batches(9, pad_examples)) for source in (data_of(shards), data)
     )
     assert (unmasked(static) == unmasked(dynamic)).all()
     weights = [found["masked_lm_weights"].sum(axis=1) for found in (static, dynamic)]
@@ -178,9 +178,9 @@ def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
     with pytest.raises(UserError, match="do_lower_case=True, the configuration has False"):
         data_of(shards, do_lower_case=False)
     with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
-        PretrainingData(shards, Vocabulary([*ENTRIES, "more"]), config_of())
+        PretrainingDataset(shards, Vocabulary([*ENTRIES, "more"]), config_of())
     with pytest.raises(UserError, match="nowhere/manifest.json: no such file"):
-        PretrainingData("/nowhere", Vocabulary(ENTRIES), config_of())
+        PretrainingDataset("/nowhere", Vocabulary(ENTRIES), config_of())
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "complete": False}))
     with pytest.raises(UserError, match="manifest.json: not complete"):
@@ -240,7 +240,7 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
     ):
         path.write_bytes(damaged)
         with pytest.raises(kind) as caught:
-            rows(data_of(copy).evaluation_batches(10, examples_padded))
+            rows(data_of(copy).evaluation_batches(10, pad_examples))
         if kind is tf.errors.InvalidArgumentError:
             assert "records, the manifest has" in str(bad_record(caught.value))
 
@@ -256,13 +256,13 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
         ("next_sentence_labels", 2, "next_sentence_labels holds 2"),
     ],
 )
-@pytest.mark.parametrize("layout", [examples_padded, examples_flat])
+@pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
 def test_an_impossible_number_is_named_by_shard_and_record(copy, name, value, message, layout):
     path = second_shard(copy)
-    examples = next(inspection.read_shard(str(path), records.parser(LENGTH, PREDICTIONS)))
+    examples = next(inspection.read_shard(str(path), tf_examples.parser(LENGTH, PREDICTIONS)))
     examples[name][17, 0] = value
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records.serialize(examples):
+        for record in tf_examples.serialize(examples):
             writer.write(record)
     data = data_of(copy)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
@@ -274,12 +274,12 @@ def test_an_impossible_number_is_named_by_shard_and_record(copy, name, value, me
 def test_inspection_counts_what_is_there(shards, copy):
     manifest = Manifest.load(shards)
     statistics = inspection.inspect(manifest, Vocabulary(ENTRIES))
-    everything = rows(data_of(shards).evaluation_batches(50, examples_padded))
+    everything = rows(data_of(shards).evaluation_batches(50, pad_examples))
     assert np.concatenate(statistics.lengths).tolist() == (
         everything["input_mask"].sum(axis=1).tolist()
     )
     assert statistics.random_next == everything["next_sentence_labels"].sum()
-    assert statistics.fates.sum() == everything["masked_lm_weights"].sum()
+    assert statistics.mask_actions.sum() == everything["masked_lm_weights"].sum()
     lines = list(statistics.lines(LENGTH))
     share = 1 - everything["input_mask"].mean()
     assert lines[1] == f"padding                {share:.2%} of all places"
@@ -300,7 +300,7 @@ def test_an_example_is_described_as_text():
         "masked_lm_weights": np.array([1.0, 1.0, 0.0]),
         "next_sentence_labels": np.array([1]),
     }
-    assert list(inspection.describe(example, vocabulary)) == [
+    assert list(inspection.format_example(example, vocabulary)) == [
         "6 tokens, random next",
         "  A  [CLS] un {[MASK]} [SEP]",
         "  B  {cat} [SEP]",
@@ -311,13 +311,13 @@ def test_an_example_is_described_as_text():
 @pytest.mark.slow
 def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     """Written feature by feature with protobuf, as google-research/bert does."""
-    everything = rows(data_of(copy).evaluation_batches(50, examples_padded))
+    everything = rows(data_of(copy).evaluation_batches(50, pad_examples))
     folder = tmp_path / "released"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "tf_examples.tfrecord")) as writer:
         for row in range(len(everything["input_ids"])):
             example = tf.train.Example()
-            for name in (*records.INPUTS, *records.MASKS, records.LABELS):
+            for name in (*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS):
                 values = np.atleast_1d(everything[name][row]).tolist()
                 feature = example.features.feature[name]
                 is_float = name == "masked_lm_weights"
@@ -326,20 +326,20 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
     arguments = [f"--shards={folder}", f"--vocab={tmp_path / 'vocab.txt'}"]
     done = run_command("bert_tf.inspect_shards", *arguments)
-    assert done.returncode == 2 and "--adopt" in done.stderr
-    done = run_command("bert_tf.inspect_shards", *arguments, "--adopt", "--num_examples=1")
+    assert done.returncode == 2 and "--write_manifest" in done.stderr
+    done = run_command("bert_tf.inspect_shards", *arguments, "--write_manifest", "--num_examples=1")
     assert done.returncode == 0, done.stderr
     assert "1 shards are as they were written" in done.stdout and "  A  [CLS]" in done.stdout
     data = data_of(folder)
     data.verify()
-    adopted = rows(data.evaluation_batches(50, examples_padded))
+    adopted = rows(data.evaluation_batches(50, pad_examples))
     assert as_bytes(adopted) == as_bytes(everything)
     (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="vocab.txt: is there already, and not the one of --vocab"):
-        inspection.adopt(str(folder), Vocabulary(ENTRIES[:20]))
+        inspection.write_manifest(str(folder), Vocabulary(ENTRIES[:20]))
     (folder / "vocab.txt").unlink()
     with pytest.raises(UserError, match=r"record \d+: input_ids holds \d+, wanted 0 to 19"):
-        inspection.adopt(str(folder), Vocabulary(ENTRIES[:20]))
+        inspection.write_manifest(str(folder), Vocabulary(ENTRIES[:20]))
     assert not (folder / "manifest.json").exists()
 
 
@@ -356,8 +356,8 @@ def test_ids_beyond_32_bits_and_below_0_are_refused(copy, value):
             writer.write(record)
     data = data_of(copy)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        rows(data.evaluation_batches(10, examples_padded))
+        rows(data.evaluation_batches(10, pad_examples))
     assert f"{path}: record 5: input_ids holds {value}, wanted" in str(bad_record(caught.value))
     (copy / "manifest.json").unlink()
     with pytest.raises(UserError, match=f"record 5: input_ids holds {value}, wanted 0 to 58"):
-        inspection.adopt(str(copy), Vocabulary(ENTRIES))
+        inspection.write_manifest(str(copy), Vocabulary(ENTRIES))

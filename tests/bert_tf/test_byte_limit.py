@@ -3,11 +3,11 @@
 import pytest
 import tensorflow as tf
 
-from bert_tf.text.byte_limit import MAX_BYTES, first_bytes
+from bert_tf.text.byte_limit import MAX_BYTES, truncate_utf8
 
 
 def cut(texts, most):
-    return first_bytes(tf.constant(texts, tf.string), most).numpy().tolist()
+    return truncate_utf8(tf.constant(texts, tf.string), most).numpy().tolist()
 
 
 def test_texts_within_the_limit_stay_and_others_end_with_a_character():
@@ -32,9 +32,9 @@ def test_bytes_that_are_no_text_are_cut_at_the_limit():
 def test_any_shape_is_kept():
     assert cut([["abc", "d"], ["", "éf"]], 2) == [[b"ab", b"d"], [b"", "é".encode()]]
     assert cut([], 2) == []
-    assert first_bytes(tf.zeros([3, 0], tf.string)).shape == (3, 0)
+    assert truncate_utf8(tf.zeros([3, 0], tf.string)).shape == (3, 0)
 
 
 def test_the_limit_is_a_mebibyte():
-    (got,) = first_bytes(tf.constant(["x" * (MAX_BYTES + 7)])).numpy()
+    (got,) = truncate_utf8(tf.constant(["x" * (MAX_BYTES + 7)])).numpy()
     assert len(got) == 2**20

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.config import MODEL_SIZES
-from bert_tf.data.batches import PretrainingData, examples_padded
+from bert_tf.data.batches import PretrainingDataset, pad_examples
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW
@@ -46,7 +46,7 @@ def all_operations(graph):
 
 
 def specs(data, batch_size):
-    batches = data.training_batches(data.position(1, 0), batch_size, examples_padded)
+    batches = data.training_batches(data.position(1, 0), batch_size, pad_examples)
     return batches.map(to_batch).element_spec
 
 
@@ -55,7 +55,7 @@ def test_the_base_step_is_one_program_of_static_shapes(tmp_path):
     shards = write_shards(tmp_path / "shards", max_seq_length=512, max_predictions_per_seq=77)
     vocabulary = Vocabulary.load(shards / "vocab.txt")
     small = dataclasses.replace(MODEL_SIZES["base"], vocab_size=len(vocabulary), do_lower_case=True)
-    batch = specs(PretrainingData(shards, vocabulary, small), 32)
+    batch = specs(PretrainingDataset(shards, vocabulary, small), 32)
     assert batch[0]["input_ids"].shape == (32, 512)
     assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(batch))
 
@@ -85,8 +85,8 @@ def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tm
     # XLA draws other noise.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = config_of(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **still)
-    data = PretrainingData(shards, vocabulary, config)
-    batches = data.training_batches(data.position(1, 0), 8, examples_padded)
+    data = PretrainingDataset(shards, vocabulary, config)
+    batches = data.training_batches(data.position(1, 0), 8, pad_examples)
     batch = next(iter(batches.map(to_batch)))
     results = []
     for wrap in (compiled, lambda step: lambda batch: step._on_replica(batch, tf.constant(0))):

@@ -12,7 +12,7 @@ LINES = "One.\n  Two.  \n\n \t\nThree.\r\n\u3000\nFour.\nFive."
 
 
 def index(tmp_path, texts, input_format="lines"):
-    """(Index, [the lines of each document, in the index's order]) of {name: text or bytes}."""
+    """(DocumentIndex, [the lines of each document, in its order]) of {name: text or bytes}."""
     for name, text in texts.items():
         data = text if isinstance(text, bytes) else text.encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from bert_tf import AdamW
 from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
 from bert_tf.model.layout import Flat
-from bert_tf.text.packing import Packed, flat, padded
+from bert_tf.text.packing import Packed, to_flat, to_padded
 from bert_tf.train.distribution import distribute, make_layout
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
@@ -63,8 +63,8 @@ def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wr
     encoder = make_encoder(deep_config, small.random_weights(deep_config))
     texts, count = random_texts(lengths, deep_config), sum(lengths)
     encode = wrap(lambda inputs: encoder(inputs, return_layers=True))
-    wanted = encode(padded(texts, vocabulary))
-    for inputs in (flat(texts, vocabulary), without_tail(flat(texts, vocabulary))):
+    wanted = encode(to_padded(texts, vocabulary))
+    for inputs in (to_flat(texts, vocabulary), without_tail(to_flat(texts, vocabulary))):
         got = encode(inputs)
         assert got["sequence"].shape == (len(inputs["input_ids"]), deep_config.hidden_size)
         reference.assert_equal(got["pooled"], wanted["pooled"].numpy(), 2)
@@ -105,10 +105,10 @@ def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
 
     is_token = tf.sequence_mask(lengths)
     wanted = gradients(
-        padded(texts, vocabulary), lambda values_BLH: tf.boolean_mask(values_BLH, is_token)
+        to_padded(texts, vocabulary), lambda values_BLH: tf.boolean_mask(values_BLH, is_token)
     )
     # The rows that are nobody's have a token that no text has: its embedding gets no gradient.
-    inputs = flat(texts, vocabulary)
+    inputs = to_flat(texts, vocabulary)
     got = gradients(inputs, lambda values_TH: values_TH[:count])
     for variable, mine, theirs in zip(encoder.trainable_variables, got, wanted, strict=True):
         mine, theirs = (tf.convert_to_tensor(gradient).numpy() for gradient in (mine, theirs))
@@ -119,7 +119,7 @@ def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
 
 def test_rows_that_are_nobodys_reach_nothing(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
-    inputs = flat(random_texts([3, 7, 1], config), vocabulary)
+    inputs = to_flat(random_texts([3, 7, 1], config), vocabulary)
     garbled = {
         **inputs,
         "input_ids": tf.where(tf.range(16) < 11, inputs["input_ids"], 9),
@@ -135,7 +135,9 @@ def test_rows_that_are_nobodys_reach_nothing(config, vocabulary):
 def test_a_batch_in_the_flat_layout(vocabulary):
     ids, segments = [[2, 7, 3], [2, 5, 6, 3, 8, 3]], [[0, 0, 0], [0, 0, 0, 0, 1, 1]]
     texts = Packed(tf.ragged.constant(ids, tf.int32), tf.ragged.constant(segments, tf.int32))
-    assert {name: values.numpy().tolist() for name, values in flat(texts, vocabulary).items()} == {
+    assert {
+        name: values.numpy().tolist() for name, values in to_flat(texts, vocabulary).items()
+    } == {
         "input_ids": [2, 7, 3, 2, 5, 6, 3, 8, 3] + [0] * 7,
         "segment_ids": [0, 0, 0, 0, 0, 0, 0, 1, 1] + [0] * 7,
         "row_splits": [0, 3, 9],
@@ -155,12 +157,12 @@ def test_there_are_few_row_counts():
 
 def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
-    inputs = flat(random_texts([4, 17], config), vocabulary)
+    inputs = to_flat(random_texts([4, 17], config), vocabulary)
     for encode in (encoder, tf.function(encoder)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="more tokens than max_position"):
             encode(inputs)
     for lengths in ([16, 1], [1, 16]):  # The rows behind the last text have no 17th position.
-        encoder(flat(random_texts(lengths, config), vocabulary))
+        encoder(to_flat(random_texts(lengths, config), vocabulary))
 
 
 @pytest.mark.slow
@@ -172,7 +174,7 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
     texts = random_texts(lengths, config)
     task = Classification(labels=tuple("abc"[:num_labels]), max_seq_length=16)
     logits, weights = {}, {}
-    for layout in (padded, flat):
+    for layout in (to_padded, to_flat):
         keras.utils.set_random_seed(3)
         model = task.build_model(config)
         optimizer = AdamW(0.01, clip_norm=0.1)
@@ -187,18 +189,18 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
         evaluator = Evaluator(task, model, step.strategy, replica_batch_size=4)
         logits[layout] = evaluator.outputs(examples)["label"]
         weights[layout] = {variable.path: variable.numpy() for variable in model.variables}
-    np.testing.assert_allclose(logits[flat], logits[padded], atol=1e-4)
-    for path, values in weights[padded].items():
-        np.testing.assert_allclose(weights[flat][path], values, atol=1e-4, err_msg=path)
+    np.testing.assert_allclose(logits[to_flat], logits[to_padded], atol=1e-4)
+    for path, values in weights[to_padded].items():
+        np.testing.assert_allclose(weights[to_flat][path], values, atol=1e-4, err_msg=path)
 
 
 def test_fine_tuning_is_flat_but_where_xla_compiles():
-    assert make_layout(tf.distribute.get_strategy()) is flat
+    assert make_layout(tf.distribute.get_strategy()) is to_flat
     on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)  # There is none here.
-    assert make_layout(on_tpu) is padded
+    assert make_layout(on_tpu) is to_padded
     tf.config.optimizer.set_jit(True)
     try:
-        assert make_layout(tf.distribute.get_strategy()) is padded
+        assert make_layout(tf.distribute.get_strategy()) is to_padded
     finally:
         tf.config.optimizer.set_jit(False)
 
@@ -208,7 +210,7 @@ def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
     texts = random_texts([5, 1, 16, 3], config)
     wanted, got = (
         tf.cast(encoder(layout(texts, vocabulary))["pooled"], tf.float32)
-        for layout in (padded, flat)
+        for layout in (to_padded, to_flat)
     )
     np.testing.assert_allclose(got, wanted, atol=0.03)
 
@@ -263,5 +265,5 @@ def test_wrong_row_splits_are_refused(config, vocabulary, splits):
 
 def test_no_texts_have_no_outputs(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
-    outputs = encoder(flat(random_texts([], config), vocabulary))
+    outputs = encoder(to_flat(random_texts([], config), vocabulary))
     assert outputs["pooled"].shape == (0, 12) and outputs["sequence"].shape == (0, 12)

@@ -91,7 +91,7 @@ def test_too_little_text_and_too_small_a_vocabulary_are_refused_with_the_number(
 
 def test_the_number_told_is_one_that_works(monkeypatch):
     """The alphabet shrinks with the vocabulary, and with it what can be merged."""
-    monkeypatch.setattr(learning, "LEAST_ALPHABET", 2)
+    monkeypatch.setattr(learning, "MIN_ALPHABET", 2)
     counts = {chr(code): 2000 - code for code in range(0x4E00, 0x4E00 + 60)}
     counts |= {"ab": 5000, "abab": 5000}
     with pytest.raises(UserError) as caught:
@@ -102,7 +102,7 @@ def test_the_number_told_is_one_that_works(monkeypatch):
 
 
 def test_the_alphabet_is_of_the_most_frequent_characters(monkeypatch):
-    monkeypatch.setattr(learning, "LEAST_ALPHABET", 4)
+    monkeypatch.setattr(learning, "MIN_ALPHABET", 4)
     counts = {"ab": 5, "é": 3, "ñ": 3, "ba": 1, "中": 1}
     assert learning.alphabet(counts, 12) == ["a", "b", "##a", "##b"]
     assert learning.alphabet(counts, 20) == ["a", "b", "é", "##a", "##b"]  # Of é and ñ one fits.
@@ -112,7 +112,7 @@ def test_the_alphabet_is_of_the_most_frequent_characters(monkeypatch):
 def test_words_with_a_character_outside_the_alphabet_have_no_part(monkeypatch):
     counts = {"ab": 5, "aa": 3, "aaé": 4}
     assert learning.merge(counts, 20)[11:] == ["aa", "ab", "aaé"]
-    monkeypatch.setattr(learning, "LEAST_ALPHABET", 5)
+    monkeypatch.setattr(learning, "MIN_ALPHABET", 5)
     assert learning.merge(counts, 20)[5:] == ["a", "b", "##a", "##b", "ab", "aa"]
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
 from bert_tf.data.instances import make_instances, to_examples
-from bert_tf.data.masking import Masking, draw, keys
+from bert_tf.data.masking import MaskGenerator, keys, random_int63
 from bert_tf.data.sentences import tokenize_documents
 from tests.released_instances import masked_positions
 
@@ -45,7 +45,7 @@ def masked(masking, given, seed=0, stream=0, graph=True):
 @pytest.mark.parametrize("whole_word_mask", [False, True])
 def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whole_word_mask):
     given = examples(3000, [4, 5, 9, 16, 24])
-    masking = Masking(
+    masking = MaskGenerator(
         vocabulary,
         masked_lm_prob=0.15,
         max_predictions_per_seq=3,
@@ -74,18 +74,18 @@ def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whol
 
 def test_rounding_is_pythons_and_short_examples_give_what_they_have(vocabulary):
     given = examples(4, [10, 3, 30, 24], length=30)  # 10 * 0.25 = 2.5, which goes to 2.
-    masking = Masking(vocabulary, masked_lm_prob=0.25, max_predictions_per_seq=40)
+    masking = MaskGenerator(vocabulary, masked_lm_prob=0.25, max_predictions_per_seq=40)
     counts = masked(masking, given)["masked_lm_weights"].sum(axis=1)
     # The second is [CLS] [SEP] [SEP], of which nothing can be predicted.
     assert counts.tolist() == [2, 0, 8, 6] and round(30 * 0.25) == 8
-    everything = Masking(vocabulary, masked_lm_prob=1.0, max_predictions_per_seq=40)
+    everything = MaskGenerator(vocabulary, masked_lm_prob=1.0, max_predictions_per_seq=40)
     assert masked(everything, given)["masked_lm_weights"].sum(axis=1).tolist() == [7, 0, 27, 21]
 
 
-def test_fates_and_places_are_distributed_as_released(vocabulary):
+def test_mask_actions_and_positions_are_distributed_as_released(vocabulary):
     num_rows, length = 40_000, 24
     given = examples(num_rows, [length])
-    masking = Masking(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=20)
+    masking = MaskGenerator(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=20)
     found = masked(masking, given)
     positions = found["masked_lm_positions"][:, :4]  # round(24 * 0.15)
     assert found["masked_lm_weights"].sum() == 4 * num_rows
@@ -114,7 +114,7 @@ def test_fates_and_places_are_distributed_as_released(vocabulary):
 
 def test_any_entry_may_replace_where_asked_for(vocabulary):
     given = examples(20_000, [24])
-    masking = Masking(
+    masking = MaskGenerator(
         vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4, replace_with_any=True
     )
     found = masked(masking, given)
@@ -127,7 +127,7 @@ def test_any_entry_may_replace_where_asked_for(vocabulary):
 
 def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
     given = examples(30_000, [10, 24], seed=4)
-    masking = Masking(
+    masking = MaskGenerator(
         vocabulary, masked_lm_prob=0.3, max_predictions_per_seq=5, whole_word_mask=True
     )
     found = masked(masking, given)
@@ -154,7 +154,7 @@ def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
 
 def test_masks_follow_seed_stream_and_number_and_nothing_else(vocabulary):
     given = examples(64, [24])
-    masking = Masking(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4)
+    masking = MaskGenerator(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4)
     whole = masked(masking, given)["masked_lm_positions"]
     assert (masked(masking, given, graph=False)["masked_lm_positions"] == whole).all()
     part = {name: values[40:] for name, values in given.items()}
@@ -174,11 +174,11 @@ def test_draws_are_those_of_splitmix64_and_uncorrelated():
             yield (mixed ^ mixed >> 31) >> 1
 
     for state in (0, 1, 2**64 - 1, 0x1234_5678_9ABC_DEF0):
-        drawn = draw(tf.constant([state], tf.uint64), 5)
+        drawn = random_int63(tf.constant([state], tf.uint64), 5)
         assert drawn.numpy().tolist() == [list(splitmix(state, 5))]
     # Neighbouring numbers, streams and seeds give unrelated draws.
     rows = [keys(seed, stream, np.arange(20_000)) for seed, stream in ((0, 0), (0, 1), (1, 0))]
-    drawn = [draw(row, 2).numpy() / 2.0**63 for row in rows]
+    drawn = [random_int63(row, 2).numpy() / 2.0**63 for row in rows]
     columns = np.concatenate([*drawn, drawn[0][np.r_[1:20_000, 0]]], axis=1)
     assert np.abs(np.corrcoef(columns.T) - np.eye(8)).max() < 5 / 20_000**0.5
     assert np.abs(columns.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 20_000) ** 0.5
@@ -195,7 +195,7 @@ def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask
     rules = {"max_seq_length": 128, "short_seq_prob": 0.1, "dupe_factor": 2, "seed": 1}
     made = make_instances(tokenized, **rules)
     given = to_examples(made, tokenized.ids, vocabulary, 128)
-    masking = Masking(
+    masking = MaskGenerator(
         vocabulary,
         masked_lm_prob=0.15,
         max_predictions_per_seq=20,

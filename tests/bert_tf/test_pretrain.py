@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, UserError, Vocabulary, files
 from bert_tf.config import read_json_object
-from bert_tf.data import inspection, records
+from bert_tf.data import inspection, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
 from bert_tf.run import Run
@@ -121,14 +121,14 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
     # Held-out examples are counted once each, however many replicas see filler.
     config = recipe.BertConfig.load(tmp_path / "config.json")
     vocabulary = Manifest.load(folders["shards"]).vocabulary()
-    data = recipe.PretrainingData(str(folders["held_out"]), vocabulary, config)
+    data = recipe.PretrainingDataset(str(folders["held_out"]), vocabulary, config)
     monkeypatch.setattr("bert_tf.pretraining.evaluation.BATCH_EXAMPLES", len(data) // 3 + 1)
     results = []
     none = tf.distribute.get_strategy()
     for strategy, layout in (
-        (none, recipe.examples_flat),
-        (none, recipe.examples_padded),
-        (mirrored, recipe.examples_flat),
+        (none, recipe.flatten_examples),
+        (none, recipe.pad_examples),
+        (mirrored, recipe.flatten_examples),
     ):
         with strategy.scope():
             tf.keras.utils.set_random_seed(0)
@@ -204,11 +204,11 @@ def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
 def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
     folder = write_shards(tmp_path / "bad")
     path = folder / "examples-00001-of-00003.tfrecord"
-    parse = records.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
+    parse = tf_examples.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
     examples = next(inspection.read_shard(str(path), parse))
     examples["input_ids"][:, 1] = len(ENTRIES)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records.serialize(examples):
+        for record in tf_examples.serialize(examples):
             writer.write(record)
     settings = settings_of({**folders, "shards": folder}, tmp_path / "run")
     with pytest.raises(UserError, match="00001-of-00003.tfrecord: "):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_tf import AdamW, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.data.batches import examples_flat, examples_padded
+from bert_tf.data.batches import flatten_examples, pad_examples
 from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import UNDECAYED
@@ -219,7 +219,7 @@ def many(config, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [examples_padded, examples_flat])
+@pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
 @pytest.mark.parametrize("size", [pytest.param(12, marks=pytest.mark.slow), 10])
 def test_accumulated_batches_equal_the_big_one(layout, size):
     """The last window is of fewer batches where they do not come out even."""

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
-from bert_tf.data import dealing, documents, masking, records, shards, writing
+from bert_tf.data import documents, masking, sharding, shards, tf_examples, writing
 from bert_tf.data.inspection import read_shard
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import Manifest
@@ -25,7 +25,7 @@ def test_records_are_the_protos_that_protobuf_makes():
         "masked_lm_weights": rng.random((2, 3)).astype(np.float32),
         "long": np.tile(np.arange(400), (2, 1)),  # Sizes of two bytes.
     }
-    for row, record in enumerate(records.serialize(examples)):
+    for row, record in enumerate(tf_examples.serialize(examples)):
         example = tf.train.Example()
         for name, values in examples.items():
             feature = example.features.feature[name]
@@ -33,7 +33,7 @@ def test_records_are_the_protos_that_protobuf_makes():
             kind.value.extend(values[row].tolist())
         assert record == example.SerializeToString(deterministic=True)
     with pytest.raises(ValueError, match=r"wanted less than 2\*\*28"):
-        records.serialize({"input_ids": np.array([[2**28]])})
+        tf_examples.serialize({"input_ids": np.array([[2**28]])})
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,12 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
     tokenizer = Tokenizer(vocabulary, True)
     index = documents.index(list(settings.input), "lines", "text", "")
     is_static = settings.masking == "static"
-    parse = records.parser(settings.max_seq_length, settings.max_predictions_per_seq * is_static)
+    parse = tf_examples.parser(
+        settings.max_seq_length, settings.max_predictions_per_seq * is_static
+    )
     for number, name in enumerate(sorted(written)):
         tokenized = tokenize_documents(
-            dealing.spans(index, number, settings.num_shards),
+            sharding.spans(index, number, settings.num_shards),
             "lines",
             "text",
             tokenizer,
@@ -76,7 +78,7 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
         assert len(instances) < 5 or (np.diff(instances.a_begin) < 0).any()  # Shuffled.
         wanted = to_examples(instances, tokenized.ids, vocabulary, settings.max_seq_length)
         if is_static:
-            mask = masking.Masking(
+            mask = masking.MaskGenerator(
                 vocabulary,
                 masked_lm_prob=settings.masked_lm_prob,
                 max_predictions_per_seq=settings.max_predictions_per_seq,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary, pack
-from bert_tf.text.packing import padded
+from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokens
 from tests.conftest import WORDS
 
@@ -19,7 +19,7 @@ def test_pack_of_one_and_of_two_segments(vocabulary):
         Tokens(ragged([5, 6], [], [5, 6, 7, 8, 9])),
         Tokens(ragged([7], [10, 11], [10, 11, 12, 13, 14])),
     )
-    inputs = padded(pack([a, b], vocabulary, 8), vocabulary)
+    inputs = to_padded(pack([a, b], vocabulary, 8), vocabulary)
     np.testing.assert_array_equal(
         inputs["input_ids"],
         [[2, 5, 6, 3, 7, 3, 0, 0], [2, 3, 10, 11, 3, 0, 0, 0], [2, 5, 6, 7, 3, 10, 11, 3]],
@@ -32,7 +32,7 @@ def test_pack_of_one_and_of_two_segments(vocabulary):
         inputs["input_mask"],
         [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]],
     )
-    alone = padded(pack([a], vocabulary, 5), vocabulary, length=6)
+    alone = to_padded(pack([a], vocabulary, 5), vocabulary, length=6)
     np.testing.assert_array_equal(
         alone["input_ids"], [[2, 5, 6, 3, 0, 0], [2, 3, 0, 0, 0, 0], [2, 5, 6, 7, 3, 0]]
     )

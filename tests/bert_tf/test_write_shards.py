@@ -17,7 +17,7 @@ import time
 import pytest
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.data import dealing, documents, writing
+from bert_tf.data import documents, sharding, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
 from tests.conftest import ROOT
@@ -146,12 +146,12 @@ def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path)
 
 def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
     text = pathlib.Path(corpus["input"])
-    monkeypatch.setattr(dealing, "MAX_BYTES", text.stat().st_size // 4)
+    monkeypatch.setattr(sharding, "MAX_BYTES", text.stat().st_size // 4)
     with pytest.raises(UserError, match=r"fits in memory; use --num_shards=(\d+)") as caught:
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
     number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
     index = documents.index([str(text)], "lines", "text", "")
-    dealing.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
+    sharding.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
     text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
     with pytest.raises(UserError, match="break up the largest document"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))

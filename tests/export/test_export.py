@@ -15,7 +15,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import kernels
 from bert_tf.run import Run
-from bert_tf.text.packing import flat
+from bert_tf.text.packing import to_flat
 from export import parity, signatures
 from export.publishing import publish, versions
 from export.request import RequestSettings
@@ -62,7 +62,7 @@ def test_kernels_of_training_are_in_no_served_graph(trained, config, vocabulary,
     pipeline = Pipeline(trained.task, Tokenizer(vocabulary, True), model)
     texts = tf.constant(["the bill"])
     if training:
-        inputs = flat(pipeline.encode(text=texts).packed, vocabulary)
+        inputs = to_flat(pipeline.encode(text=texts).packed, vocabulary)
         functions = [tf.function(lambda: model(inputs, training=True))]
         graphs = [function.get_concrete_function().graph for function in functions]
     else:

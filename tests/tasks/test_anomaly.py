@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.checkpoints import read
-from bert_tf.text.packing import flat
+from bert_tf.text.packing import to_flat
 from bert_tf.train.interruption import Interrupted
 from bert_tf.train.loop import Loop
 from bert_tf.weights.sources import read_pretrained
@@ -216,7 +216,7 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
     trained = Trained.open(run.path)
     assert 0 < trained.task.threshold == trained.tuned["values"]["threshold"]
     examples = trained.task.read(settings.dev[0])
-    encoded = EncodedExamples.encode(examples, trained.pipeline, flat)
+    encoded = EncodedExamples.encode(examples, trained.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     metrics = evaluator.metrics(encoded)
     decided = [line for line in run.metrics() if "decided_dev_roc_auc" in line][-1]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.text.packing import flat, pack, padded
+from bert_tf.text.packing import pack, to_flat, to_padded
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
@@ -63,13 +63,13 @@ def test_equal_vectors_of_training_leave_finite_scores(model):
 def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
     texts = tf.constant(TEXTS)
     packed = pack([Tokenizer(vocabulary, True).tokenize(texts)], vocabulary, 12)
-    inputs = padded(packed, vocabulary, 12)
+    inputs = to_padded(packed, vocabulary, 12)
     outputs = model(inputs)
     sequence = model.encoder(inputs)["sequence"].numpy()
     for row, length in enumerate(inputs["input_mask"].numpy().sum(1)):
         mean = sequence[row, :length].mean(0)
         np.testing.assert_allclose(outputs["vector"][row], mean / np.linalg.norm(mean), atol=1e-5)
-    for other in (flat(packed, vocabulary), {"vector": outputs["vector"]}):
+    for other in (to_flat(packed, vocabulary), {"vector": outputs["vector"]}):
         for name, values in model(other).items():
             np.testing.assert_allclose(values, outputs[name], atol=1e-5, err_msg=name)
 
@@ -78,7 +78,7 @@ def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
 def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))
-    encoded = EncodedExamples.encode(examples, pipeline, flat)
+    encoded = EncodedExamples.encode(examples, pipeline, to_flat)
     evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
     wanted = evaluator.outputs(encoded)
     on_vectors = VectorExamples(encoded, evaluator, said.append)
@@ -123,7 +123,7 @@ def test_two_replicas_make_the_same_vectors_and_begin_alike(
     for one, strategy in ((model, tf.distribute.get_strategy()), (other, mirrored)):
         pipeline = Pipeline(task, Tokenizer(vocabulary, True), one)
         evaluator = Evaluator(task, one, strategy, 2)
-        encoded = EncodedExamples.encode(examples, pipeline, padded, one_shape=True)
+        encoded = EncodedExamples.encode(examples, pipeline, to_padded, one_shape=True)
         encoded = VectorExamples(encoded, evaluator, lambda line: None)
         task.prepare(one, encoded)
         outputs.append(evaluator.outputs(encoded))

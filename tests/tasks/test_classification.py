@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
-from bert_tf.text.packing import padded
+from bert_tf.text.packing import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
@@ -143,7 +143,7 @@ def pipeline(config, vocabulary):
 def encoded(pipeline):
     texts = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
     examples = Examples({"text": texts}, [0, 0, 0, 1, 1, 1, 2, 2, 2, 0])
-    return EncodedExamples.encode(examples, pipeline, padded)
+    return EncodedExamples.encode(examples, pipeline, to_padded)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
@@ -122,7 +122,7 @@ def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
         for choice in choices:
             if choice:
                 windows = pipeline.encode(prompt=[prompt], choices=[[choice]])
-                inputs = padded(windows.packed, pipeline.vocabulary)
+                inputs = to_padded(windows.packed, pipeline.vocabulary)
                 pooled = pipeline.model.encoder(inputs)["pooled"]
                 scores.append(float(pipeline.model.head(pooled)[0, 0]))
             else:
@@ -163,7 +163,7 @@ def test_the_longer_of_prompt_and_choice_is_cut(pipeline):
     ]
 
 
-@pytest.mark.parametrize("layout", [flat, padded])
+@pytest.mark.parametrize("layout", [to_flat, to_padded])
 def test_a_batch_holds_whole_questions(pipeline, layout):
     encoded = EncodedExamples.encode(examples_of(), pipeline, layout)
     assert len(encoded) == len(QUESTIONS)
@@ -182,7 +182,7 @@ def test_a_batch_holds_whole_questions(pipeline, layout):
 def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
     pipeline, signatures, mirrored
 ):
-    encoded = EncodedExamples.encode(examples_of(), pipeline, flat)
+    encoded = EncodedExamples.encode(examples_of(), pipeline, to_flat)
     served = signatures["serving_default"](
         tf.constant([prompt for prompt, *_ in QUESTIONS]),
         tf.ragged.constant([choices for _, choices, _ in QUESTIONS]).to_tensor(""),
@@ -293,7 +293,7 @@ def test_published_questions_are_encoded_whole(data_dir, pretrained_dir):
     examples = task.read(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
     assert (len(examples), len(examples.left_out)) == (1_096, 23)
     tokenizer = Tokenizer(read_pretrained(str(pretrained_dir), None).vocabulary, True)
-    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), flat)
+    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)
     counts = np.diff(encoded.unit_splits)
     assert counts.tolist() == [len(choices) for choices in examples.texts["choices"]]
     assert set(counts) == {3, 4}

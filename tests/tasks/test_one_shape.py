@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.text.packing import padded
+from bert_tf.text.packing import to_padded
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
@@ -56,7 +56,7 @@ def encoded(config, vocabulary, tmp_path):
         keras.utils.set_random_seed(3)
         model = task.build_model(dataclasses.replace(config, **still))
         pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
-        return EncodedExamples.encode(examples, pipeline, padded, one_shape), model
+        return EncodedExamples.encode(examples, pipeline, to_padded, one_shape), model
 
     return encode
 

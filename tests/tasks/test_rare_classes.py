@@ -11,7 +11,7 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.text.packing import Packed, flat
+from bert_tf.text.packing import Packed, to_flat
 from bert_tf.train import losses
 from tasks import evaluate
 from tasks.catalog import task_from_dict
@@ -81,7 +81,7 @@ def test_training_begins_with_the_shares_as_the_answer(config, labels, multi_lab
     model = task.build_model(config)
     rows = Examples({"text": [""] * len(rows)}, rows)
     windows = one_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
-    encoded = EncodedExamples(task, rows, windows, None, flat)
+    encoded = EncodedExamples(task, rows, windows, None, to_flat)
     task.prepare(model, encoded)
     answer = task.answer({}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))})
     np.testing.assert_allclose(answer["probabilities"], [shares], rtol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 from tasks import span_qa
 from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
@@ -106,7 +106,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
             ("my bill", "a b", [("b", 0)]),
         ),
         pipeline,
-        flat,
+        to_flat,
     )
     words = [[WORDS[token] for token in row] for row in encoded.windows.packed.input_ids.to_list()]
     assert [row[4:-1] for row in words] == [
@@ -131,7 +131,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
 
 def test_the_tokens_of_answers_as_loops_find_them(pipeline):
     rows = random_rows(np.random.default_rng(0), 60)
-    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, flat)
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
     windows, of_all = encoded.windows, []
     for _, context, answers in rows:
         tokens = pipeline.tokenizer.tokenize_with_offsets([context])
@@ -166,7 +166,7 @@ def answers_of(task, encoded, outputs):
 def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     monkeypatch.setattr(span_qa, "MEASURED_AT_A_TIME", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
-    encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, flat)
+    encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
     shape = len(encoded), task.max_seq_length
     outputs = {name: rng.normal(size=shape).astype(np.float32) for name in ("start", "end")}
     for logits in outputs.values():
@@ -194,7 +194,7 @@ def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     assert always.to_decide == () and always.tuned(encoded, outputs) is always
 
 
-@pytest.mark.parametrize("layout", [flat, padded])
+@pytest.mark.parametrize("layout", [to_flat, to_padded])
 def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
     rows = [
         ("my bill", "the app is broken ! my screen not open", ["broken ! my"]),
@@ -225,7 +225,7 @@ def test_answers_that_no_window_holds_are_told(pipeline):
         ("a", "b c", ["b"]),
         ("a", " ".join(PLAIN), [" ".join(PLAIN)]),
     ]
-    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, flat)
+    encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
     told = ["2 of 3 answers are in no window, or not where they are said to be"]
     assert pipeline.task.remarks(encoded) == told
 
@@ -356,7 +356,7 @@ def test_it_learns(tmp_path, vocabulary):
         for line, (_, _, answers) in zip(lines, rows, strict=True)
     ]
     assert np.mean(right) > 0.9
-    encoded = EncodedExamples.encode(trained.task.read(dev), trained.pipeline, flat)
+    encoded = EncodedExamples.encode(trained.task.read(dev), trained.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
 
@@ -367,7 +367,7 @@ def test_the_answers_of_squad_are_tokens(data_dir):
     examples = task.read(data_dir / "squad/dev-v1.1.json")
     assert len(task.to_learn_from(examples)) == len(examples) == 1770
     tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)
-    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), flat)
+    encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)
     packed, owner_W = encoded.windows.packed, encoded.windows.owner_W.numpy()
     splits = packed.input_ids.row_splits.numpy()
     first_W, last_W = (splits[:-1] + encoded.labels[name] for name in ("start", "end"))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
 from tasks.catalog import task_from_dict
@@ -74,7 +74,7 @@ def encoded_of(tiny):
     """(file, layout, changes to the task) -> its EncodedExamples and its Pipeline, as the recipe
     has them."""
 
-    def encoded(path, layout=flat, **changes):
+    def encoded(path, layout=to_flat, **changes):
         task = from_data(path, **changes)
         pipeline = Pipeline(task, Tokenizer(VOCABULARY, True), task.build_model(tiny))
         return EncodedExamples.encode(task.read(path), pipeline, layout), pipeline
@@ -289,7 +289,7 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
 
     trained = Trained.open(run.path)
     assert trained.task == from_data(settings.train)
-    data = EncodedExamples.encode(trained.task.read(settings.train), trained.pipeline, flat)
+    data = EncodedExamples.encode(trained.task.read(settings.train), trained.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     assert evaluator.metrics(data)["f1"] == 1
 
@@ -335,7 +335,7 @@ def test_two_replicas_reach_the_same_run(settings, tmp_path, mirrored):
 
 @pytest.mark.slow
 def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
-    data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), padded)
+    data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), to_padded)
     model, task = pipeline.model, pipeline.task
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())
     wanted = evaluator.metrics(data)["loss"]
@@ -361,7 +361,7 @@ def test_wnut17_is_learned(data_dir, pretrained_dir):
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
     examples = task.read(folder / "wnut17train.conll")
     some = examples.where(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
-    data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), padded)
+    data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), to_padded)
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())
     before = evaluator.metrics(data)
     model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})

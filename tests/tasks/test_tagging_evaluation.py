@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.text.packing import flat, padded
+from bert_tf.text.packing import to_flat, to_padded
 from tasks.evaluation import Evaluator
 from tasks.tagging import Tagging
 from tests.tasks import test_tagging
@@ -14,7 +14,7 @@ tiny, encoded_of = test_tagging.tiny, test_tagging.encoded_of  # Fixtures.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [flat, padded])
+@pytest.mark.parametrize("layout", [to_flat, to_padded])
 def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout, monkeypatch):
     """Batches of windows of different lengths; each window as if it were alone."""
     monkeypatch.setattr(Tagging, "to_measure", lambda self, outputs: outputs)

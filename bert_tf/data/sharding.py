@@ -10,31 +10,33 @@ MAX_BYTES = 144 << 20  # Of a shard's text and instances, as _cost counts: some 
 
 def check(index, settings):
     """Raises UserError where shards would be too few documents, or too much text for memory."""
-    least = 1 if settings.same_document_next else MIN_DOCUMENTS
-    most = len(index) // least
-    if settings.num_shards > most:
+    min_documents = 1 if settings.same_document_next else MIN_DOCUMENTS
+    max_shards = len(index) // min_documents
+    if settings.num_shards > max_shards:
         advice = (
-            f"use --num_shards={most} or less"
-            if most
+            f"use --num_shards={max_shards} or less"
+            if max_shards
             else "separate documents by blank lines (or see --input_format)"
         )
         raise UserError(
-            f"--num_shards={settings.num_shards}: {len(index)} documents, wanted at least {least} "
-            f"a shard, since random next segments come from a shard's other documents; {advice}"
+            f"--num_shards={settings.num_shards}: {len(index)} documents, wanted at least "
+            f"{min_documents} a shard, since random next segments come from a shard's other "
+            f"documents; {advice}"
         )
     if _cost(index, settings, settings.num_shards) <= MAX_BYTES:
         return
     text = _largest(index, settings.num_shards) / 1e6
     number = settings.num_shards
-    while number < most and _cost(index, settings, number) > MAX_BYTES:
-        number = min(most, number * 5 // 4 + 1)
+    while number < max_shards and _cost(index, settings, number) > MAX_BYTES:
+        number = min(max_shards, number * 5 // 4 + 1)
     if _cost(index, settings, number) <= MAX_BYTES:
         advice = f"use --num_shards={number}"
     else:
-        place = index.lengths.argmax()
+        largest = index.lengths.argmax()
         advice = (
-            f"break up the largest document ({index.lengths[place] / 1e6:.0f} MB at byte "
-            f"{index.offsets[place]} of {index.paths[index.files[place]]}), or lower --dupe_factor"
+            f"break up the largest document ({index.lengths[largest] / 1e6:.0f} MB at byte "
+            f"{index.offsets[largest]} of {index.paths[index.files[largest]]}), or lower "
+            "--dupe_factor"
         )
     raise UserError(
         f"--num_shards={settings.num_shards}: up to {text:.0f} MB of text a shard, "
@@ -44,13 +46,13 @@ def check(index, settings):
 
 def spans(index, number, num_shards):
     """(path, offset, length) of the documents of a shard."""
-    dealt = slice(number, None, num_shards)
+    assigned = slice(number, None, num_shards)
     return [
         (index.paths[file], offset, length)
         for file, offset, length in zip(
-            index.files[dealt].tolist(),
-            index.offsets[dealt].tolist(),
-            index.lengths[dealt].tolist(),
+            index.files[assigned].tolist(),
+            index.offsets[assigned].tolist(),
+            index.lengths[assigned].tolist(),
             strict=True,
         )
     ]
