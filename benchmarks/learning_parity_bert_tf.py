@@ -11,7 +11,7 @@ import tensorflow as tf
 from learning_parity import dropout_seed_of, figures_of, first_head
 from own_process import append
 
-from bert_tf.model import kernels
+from bert_tf.model import fused_ops
 from bert_tf.text.packing import to_flat
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
@@ -24,8 +24,8 @@ from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
 
 
-def uniform_keeps(shape, rate, seed):
-    """In place of kernels.keeps: Philox's numbers."""
+def uniform_mask(shape, rate, seed):
+    """In place of fused_ops.dropout_mask: Philox's numbers."""
     return tf.random.stateless_uniform(shape, seed, alg="philox") >= rate
 
 
@@ -35,7 +35,7 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
     With `keeps_losses` a record holds the losses of all steps.
     """
     if side == "uniform":
-        kernels.keeps = uniform_keeps
+        fused_ops.dropout_mask = uniform_mask
     folder, strategy = pathlib.Path(folder), make_strategy("none")
     source = read_pretrained(str(folder / "encoder"))
     task = Classification.from_data(

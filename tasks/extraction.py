@@ -61,7 +61,9 @@ class Extractor:
         room = token_budget(len(texts), self.max_seq_length)
         segments = [tokenize_ends(self.tokenizer.tokenize, text, room) for text in texts]
         inputs = to_flat(pack(segments, self.vocabulary, self.max_seq_length), self.vocabulary)
-        outputs = self.encoder(inputs, return_layers=True)["layers"][-self.num_layers :]
+        outputs = self.encoder(inputs, output_hidden_states=True)["hidden_states"][
+            -self.num_layers :
+        ]
         return self.pool(self.combine(outputs), inputs)
 
     def of_rows(self, rows, columns):

@@ -14,11 +14,11 @@ import bert_tf.train.losses
 import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its loss and AdamW.
 from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.kernels import dropout
+from bert_tf.model.fused_ops import dropout
 from bert_tf.model.layers import dense
 from bert_tf.model.layout import MASKED_SCORE
 
-HEAD_DROPOUT_PLACE = 2**15  # Beyond any of the encoder's.
+HEAD_DROPOUT_ID = 2**15  # Beyond any of the encoder's.
 
 
 class _Model(keras.Model):
@@ -40,7 +40,7 @@ class _Model(keras.Model):
     def scores(self, hidden, seed):
         """[..., H] -> [..., C], after dropout where the head has it."""
         rate = self.config.hidden_dropout_prob if self.has_head_dropout else 0.0
-        return self.head(dropout(hidden, rate, seed, HEAD_DROPOUT_PLACE))
+        return self.head(dropout(hidden, rate, seed, HEAD_DROPOUT_ID))
 
     def get_config(self):
         return {**super().get_config(), "config": self.config.to_dict(), "units": self.units}

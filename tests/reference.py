@@ -62,7 +62,7 @@ def transformer_layer(hidden_LH, weights, prefix, config):
 
 
 def encode(input_ids_L, segment_ids_L, weights, config):
-    """One text -> {"layers": [L, H] each, "attentions": [N, L, L] each, "pooled": [H]}."""
+    """One text -> {"hidden_states": [L, H] each, "attentions": [N, L, L] each, "pooled": [H]}."""
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     hidden = (
         w["bert/embeddings/word_embeddings"][input_ids_L]
@@ -81,7 +81,7 @@ def encode(input_ids_L, segment_ids_L, weights, config):
         layers.append(hidden)
         attentions.append(probs)
     pooled = np.tanh(hidden[0] @ w["bert/pooler/kernel"] + w["bert/pooler/bias"])
-    return {"layers": layers, "attentions": attentions, "pooled": pooled}
+    return {"hidden_states": layers, "attentions": attentions, "pooled": pooled}
 
 
 def adamw(

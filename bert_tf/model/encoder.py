@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model import layers
-from bert_tf.model.layout import layout_of
+from bert_tf.model.layout import infer_layout
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -26,17 +26,17 @@ class Encoder(keras.layers.Layer):
                 on are nobody's. Not for XLA, nor for `fit`, to which axis 0 is the batch.
 
     Returns a dict: "sequence" [B, L, H], or [T, H] if flat, and "pooled" [B, H] (tanh of a dense
-    layer over [CLS]); with return_layers=True also "layers", the embeddings' and every layer's
-    output, as "sequence", and "attentions", every layer's probabilities float32 [B, N, L, L] (if
-    flat, L is rounded up). With pooled_only=True there is "pooled" alone, and the last layer
-    computes no other token.
+    layer over [CLS]); with output_hidden_states=True also "hidden_states", the embeddings' and
+    every layer's output, as "sequence", and "attentions", every layer's probabilities float32 [B,
+    N, L, L] (if flat, L is rounded up). With pooled_only=True there is "pooled" alone, and the last
+    layer computes no other token.
 
     With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
     same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator and the
     replica's number. `dtype` is a Keras policy: "float32", or "mixed_bfloat16" for products in
     bfloat16. With `recompute` the backward pass of training computes each layer again, instead of
     keeping all that is inside of it (gradient checkpointing; Chen et al. 2016): less memory, more
-    time. (With return_layers=True all is kept.)
+    time. (With output_hidden_states=True all is kept.)
     """
 
     def __init__(self, config, name="bert", recompute=False, **kwargs):
@@ -82,36 +82,38 @@ class Encoder(keras.layers.Layer):
             return None
         if seed is not None:
             return tf.cast(seed, tf.int64)
-        # The generator counts calls by one; a call's places, at most 2**16, are counted within.
-        # Its first number is below 2**32 and the same on all replicas. Where Keras builds a model
-        # under a strategy there is no replica.
+        # The generator counts calls by one; a call's dropout_ids, at most 2**16, are counted
+        # within. Its first number is below 2**32 and the same on all replicas. Where Keras builds a
+        # model under a strategy there is no replica.
         replica = tf.distribute.get_replica_context()
         replica_id = 0 if replica is None else replica.replica_id_in_sync_group
         own = tf.stack([tf.cast(replica_id, tf.int64) * 2**32, 0])
         return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16] + own
 
-    def call(self, inputs, training=False, seed=None, return_layers=False, pooled_only=False):
-        if pooled_only and return_layers:
+    def call(
+        self, inputs, training=False, seed=None, output_hidden_states=False, pooled_only=False
+    ):
+        if pooled_only and output_hidden_states:
             raise ValueError(
-                "return_layers=True: with pooled_only=True the last layer is not there"
+                "output_hidden_states=True: with pooled_only=True the last layer is not there"
             )
         seed = self.dropout_seed(training, seed)
-        layout = layout_of(inputs)
+        layout = infer_layout(inputs)
         # Cast, since Keras' symbolic build under a strategy hands over floats.
         hidden_TH = self.embeddings(
-            layout.rows(tf.cast(inputs["input_ids"], tf.int32)),
-            layout.rows(tf.cast(inputs["segment_ids"], tf.int32)),
+            layout.flatten(tf.cast(inputs["input_ids"], tf.int32)),
+            layout.flatten(tf.cast(inputs["segment_ids"], tf.int32)),
             layout=layout,
             seed=seed,
         )
         hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
         outputs, attentions = [hidden_TH], []
         for number, layer in enumerate(self.transformer, start=1):
-            first_only = pooled_only and layer is self.transformer[-1]
-            apply = functools.partial(layer, layout=layout, seed=seed, first_only=first_only)
-            if self.recompute and seed is not None and not return_layers:
+            cls_only = pooled_only and layer is self.transformer[-1]
+            apply = functools.partial(layer, layout=layout, seed=seed, cls_only=cls_only)
+            if self.recompute and seed is not None and not output_hidden_states:
                 # Its rows alone: else a gradient of the probabilities would be computed, too.
-                hidden_TH = tf.recompute_grad(functools.partial(_rows_of, apply))(hidden_TH)
+                hidden_TH = tf.recompute_grad(functools.partial(_hidden_of, apply))(hidden_TH)
             else:
                 hidden_TH, probs_BNLL = apply(hidden_TH)
                 attentions.append(probs_BNLL)
@@ -121,17 +123,17 @@ class Encoder(keras.layers.Layer):
         if pooled_only:
             return {"pooled": self._pooled(hidden_TH, seed)}
         result = {
-            "sequence": layout.restore(hidden_TH),
-            "pooled": self._pooled(layout.first_rows(hidden_TH), seed),
+            "sequence": layout.unflatten(hidden_TH),
+            "pooled": self._pooled(layout.cls_vectors(hidden_TH), seed),
         }
-        if return_layers:
-            result["layers"] = [layout.restore(output_TH) for output_TH in outputs]
+        if output_hidden_states:
+            result["hidden_states"] = [layout.unflatten(output_TH) for output_TH in outputs]
             result["attentions"] = attentions
         return result
 
     def _pooled(self, first_BH, seed):
-        """The pooler's, by `product`: under bfloat16 the layer's own gradients lose rows."""
-        return self.pooler.activation(layers.product(first_BH, self.pooler, seed))
+        """The pooler's, by `linear`: under bfloat16 the layer's own gradients lose rows."""
+        return self.pooler.activation(layers.linear(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
         """The output of the lowest layers; where those are the frozen ones, as a constant."""
@@ -142,5 +144,5 @@ class Encoder(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
-def _rows_of(layer, hidden_TH):
+def _hidden_of(layer, hidden_TH):
     return layer(hidden_TH)[0]

@@ -1,7 +1,7 @@
 """The layers of the encoder. They take rows, [T, H], and a layout that knows who belongs together.
 
 Legend: T rows, H hidden size, F feed-forward size, B texts, N heads, L tokens of a text, D head
-size, V vocabulary, P positions. `seed` is an int64 pair; a dropout adds its own place number, so
+size, V vocabulary, P positions. `seed` is an int64 pair; a dropout adds its own dropout_id, so
 that no two share their noise; None means inference, without any. Variables, LayerNorm statistics
 and softmax are float32 under every precision; `compute_dtype` is that of the products.
 """
@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from bert_tf.model import kernels
-from bert_tf.model.layout import first_row_heads
+from bert_tf.model import fused_ops
+from bert_tf.model.layout import split_cls_heads
 
 # LayerNorm of fewer, 85 tokens of BERT-base, is faster by its formula than by oneDNN's kernel.
 FEW_NUMBERS = 2**16
@@ -28,15 +28,15 @@ def dense(config, units, name, dtype, activation=None):
     )
 
 
-def product(x_TH, layer, seed):
+def linear(x_TH, layer, seed):
     """A dense layer before its activation; matrix product and bias, which TensorFlow joins."""
     kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-    product_TF = tf.matmul(x_TH, kernel)
-    if seed is not None and product_TF.dtype == tf.bfloat16:
+    output_TF = tf.matmul(x_TH, kernel)
+    if seed is not None and output_TF.dtype == tf.bfloat16:
         # On a CPU the gradient of bias_add is summed in bfloat16, where 256 + 1 is 256. The
         # gradient of a plain sum is a reduce_sum, which accumulates in float32.
-        return product_TF + bias
-    return tf.nn.bias_add(product_TF, bias)
+        return output_TF + bias
+    return tf.nn.bias_add(output_TF, bias)
 
 
 def activation(x_TF, config, seed):
@@ -44,7 +44,7 @@ def activation(x_TF, config, seed):
     approximate = config.hidden_act == "gelu_new"
     if seed is None:
         return tf.nn.gelu(x_TF, approximate=approximate)
-    return kernels.gelu(x_TF, approximate)
+    return fused_ops.gelu(x_TF, approximate)
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -63,15 +63,15 @@ class LayerNorm(keras.layers.Layer):
             shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
         )
 
-    def call(self, x_TH, residual_TH=None, rate=0.0, seed=None, place=0):
+    def call(self, x_TH, residual_TH=None, rate=0.0, seed=None, dropout_id=0):
         """LayerNorm of x, or of dropout(x) + residual."""
         if seed is None:
             return self._of_inference(x_TH if residual_TH is None else x_TH + residual_TH)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         if residual_TH is None:
-            return kernels.norm(x_TH, gamma, beta, self.epsilon)
-        return kernels.dropout_add_norm(
-            x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, place
+            return fused_ops.norm(x_TH, gamma, beta, self.epsilon)
+        return fused_ops.dropout_add_norm(
+            x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, dropout_id
         )
 
     def _of_inference(self, x_TH):
@@ -128,7 +128,7 @@ def _is_for_xla():
 class Embeddings(keras.layers.Layer):
     """Token + segment + position embeddings, LayerNorm, dropout (Devlin et al. 2019, figure 2)."""
 
-    DROPOUT_PLACE = 0
+    DROPOUT_ID = 0
 
     def __init__(self, config, **kwargs):
         super().__init__(**kwargs)
@@ -159,11 +159,11 @@ class Embeddings(keras.layers.Layer):
             + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
             + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
         )
-        return kernels.dropout(
+        return fused_ops.dropout(
             self.norm(summed_TH, seed=seed),
             self.config.hidden_dropout_prob,
             seed,
-            self.DROPOUT_PLACE,
+            self.DROPOUT_ID,
         )
 
 
@@ -172,13 +172,13 @@ class SelfAttention(keras.layers.Layer):
 
     Returns context [T, H] and probs [B, N, L, L], the float32 attention probabilities before
     dropout. Padding is ignored as key; the rows of padding themselves come out meaningless. With
-    first_only=True only the first token of each text asks: context [B, H], probs [B, N, 1, L].
+    cls_only=True only the first token of each text asks: context [B, H], probs [B, N, 1, L].
     """
 
-    def __init__(self, config, place, **kwargs):
+    def __init__(self, config, dropout_id, **kwargs):
         super().__init__(**kwargs)
         self.config = config
-        self.place = place
+        self.dropout_id = dropout_id
         self.query, self.key, self.value, self.output_dense = (
             dense(config, config.hidden_size, name, self.dtype_policy)
             for name in ("query", "key", "value", "output")
@@ -188,16 +188,16 @@ class SelfAttention(keras.layers.Layer):
         for layer in (self.query, self.key, self.value, self.output_dense):
             layer.build((None, self.config.hidden_size))
 
-    def call(self, hidden_TH, layout, seed=None, first_only=False):
+    def call(self, hidden_TH, layout, seed=None, cls_only=False):
         num_heads = self.config.num_attention_heads
-        if first_only:
-            q_BNLD = first_row_heads(
-                product(layout.first_rows(hidden_TH), self.query, seed), num_heads
+        if cls_only:
+            q_BNLD = split_cls_heads(
+                linear(layout.cls_vectors(hidden_TH), self.query, seed), num_heads
             )
         else:
-            q_BNLD = layout.split_heads(product(hidden_TH, self.query, seed), num_heads)
-        k_BNLD = layout.split_heads(product(hidden_TH, self.key, seed), num_heads)
-        v_BNLD = layout.split_heads(product(hidden_TH, self.value, seed), num_heads)
+            q_BNLD = layout.split_heads(linear(hidden_TH, self.query, seed), num_heads)
+        k_BNLD = layout.split_heads(linear(hidden_TH, self.key, seed), num_heads)
+        v_BNLD = layout.split_heads(linear(hidden_TH, self.value, seed), num_heads)
 
         head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
@@ -208,35 +208,35 @@ class SelfAttention(keras.layers.Layer):
         if seed is None:
             dropped_BNLL = tf.cast(probs_BNLL, v_BNLD.dtype)
         else:
-            dropped_BNLL = kernels.softmax_dropout(
+            dropped_BNLL = fused_ops.softmax_dropout(
                 scores_BNLL,
                 layout.key_bias_B11L,
                 head_size,
                 self.config.attention_probs_dropout_prob,
                 seed,
-                self.place,
+                self.dropout_id,
             )
         context_BNLD = tf.matmul(dropped_BNLL, v_BNLD)
-        if first_only:
+        if cls_only:
             context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
         else:
             context_TH = layout.merge_heads(context_BNLD)
-        return product(context_TH, self.output_dense, seed), probs_BNLL
+        return linear(context_TH, self.output_dense, seed), probs_BNLL
 
 
 class TransformerLayer(keras.layers.Layer):
     """Attention and feed-forward, each with dropout, residual sum, LayerNorm (post-norm).
 
     Takes and returns rows [T, H]; also returns the attention probabilities [B, N, L, L]. With
-    first_only=True it returns those of the first token of each text, [B, H] and [B, N, 1, L].
+    cls_only=True it returns those of the first token of each text, [B, H] and [B, N, 1, L].
     """
 
     def __init__(self, config, index, **kwargs):
         super().__init__(**kwargs)
         self.config = config
-        self.place = 3 * index + 1  # Of its three dropouts, after that of the embeddings.
+        self.dropout_id = 3 * index + 1  # Of its three dropouts, after that of the embeddings.
         self.attention = SelfAttention(
-            config, self.place, dtype=self.dtype_policy, name="attention"
+            config, self.dropout_id, dtype=self.dtype_policy, name="attention"
         )
         self.attention_norm = LayerNorm(
             config.layer_norm_eps, dtype=self.dtype_policy, name="attention_norm"
@@ -255,19 +255,19 @@ class TransformerLayer(keras.layers.Layer):
             layer.build(hidden)
         self.output_dense.build((None, self.config.intermediate_size))
 
-    def call(self, hidden_TH, layout, seed=None, first_only=False):
+    def call(self, hidden_TH, layout, seed=None, cls_only=False):
         rate = self.config.hidden_dropout_prob
         attended_TH, probs_BNLL = self.attention(
-            hidden_TH, layout=layout, seed=seed, first_only=first_only
+            hidden_TH, layout=layout, seed=seed, cls_only=cls_only
         )
-        if first_only:
-            hidden_TH = layout.first_rows(hidden_TH)
+        if cls_only:
+            hidden_TH = layout.cls_vectors(hidden_TH)
         hidden_TH = self.attention_norm(
-            attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 1
+            attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 1
         )
-        inner_TF = activation(product(hidden_TH, self.intermediate, seed), self.config, seed)
-        output_TH = product(inner_TF, self.output_dense, seed)
+        inner_TF = activation(linear(hidden_TH, self.intermediate, seed), self.config, seed)
+        output_TH = linear(inner_TF, self.output_dense, seed)
         hidden_TH = self.output_norm(
-            output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, place=self.place + 2
+            output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 2
         )
         return hidden_TH, probs_BNLL

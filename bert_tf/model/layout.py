@@ -20,17 +20,17 @@ WRONG_SPLITS = (
 )
 
 
-def layout_of(inputs):
+def infer_layout(inputs):
     """The layout that a batch came in, by its keys: `row_splits` is flat, `input_mask` padded."""
-    return Flat(inputs) if "row_splits" in inputs else Padded(inputs["input_mask"])
+    return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])
 
 
-def first_row_heads(rows_BH, num_heads):
+def split_cls_heads(vectors_BH, num_heads):
     """One row a text, [B, H] -> [B, N, 1, D], as `split_heads` gives L of them."""
-    return tf.reshape(rows_BH, [-1, num_heads, 1, rows_BH.shape[-1] // num_heads])
+    return tf.reshape(vectors_BH, [-1, num_heads, 1, vectors_BH.shape[-1] // num_heads])
 
 
-class Padded:
+class PaddedLayout:
     """Texts of one length L, short ones filled up: rows are the [B, L] grid, read line by line.
 
     Made from input_mask [B, L] (1 = token, 0 = padding). Shapes stay static where they are known.
@@ -42,7 +42,7 @@ class Padded:
         self.length = shape[1] if input_mask_BL.shape[1] is None else input_mask_BL.shape[1]
         self.key_bias_B11L = _key_bias(tf.cast(input_mask_BL, tf.bool))
 
-    def rows(self, values_BL):
+    def flatten(self, values_BL):
         """[B, L] -> [T]."""
         return tf.reshape(values_BL, [-1])
 
@@ -56,10 +56,10 @@ class Padded:
             [-1, hidden],
         )
 
-    def split_heads(self, rows_TH, num_heads):
+    def split_heads(self, vectors_TH, num_heads):
         """[T, H] -> [B, N, L, D]."""
-        head_size = rows_TH.shape[-1] // num_heads
-        split_BLND = tf.reshape(rows_TH, [self.batch, self.length, num_heads, head_size])
+        head_size = vectors_TH.shape[-1] // num_heads
+        split_BLND = tf.reshape(vectors_TH, [self.batch, self.length, num_heads, head_size])
         return tf.transpose(split_BLND, [0, 2, 1, 3])
 
     def merge_heads(self, context_BNLD):
@@ -67,16 +67,16 @@ class Padded:
         hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
         return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden])
 
-    def first_rows(self, hidden_TH):
+    def cls_vectors(self, hidden_TH):
         """The row of each text's [CLS], [B, H]."""
-        return self.restore(hidden_TH)[:, 0]
+        return self.unflatten(hidden_TH)[:, 0]
 
-    def restore(self, hidden_TH):
+    def unflatten(self, hidden_TH):
         """[T, H] -> [B, L, H], the shape the inputs had."""
         return tf.reshape(hidden_TH, [self.batch, self.length, hidden_TH.shape[-1]])
 
 
-class Flat:
+class FlatLayout:
     """Texts one behind the other: a row is a token, and no padding is computed but in attention.
 
     Made from input_ids [T] and row_splits [B + 1]: text b has the rows row_splits[b] up to
@@ -110,7 +110,7 @@ class Flat:
         self._row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
         self.key_bias_B11L = _key_bias(self._is_token_BL)
 
-    def rows(self, values_T):
+    def flatten(self, values_T):
         """[T], as it is."""
         return tf.gather(values_T, self._row_T)
 
@@ -122,14 +122,14 @@ class Flat:
             position_T = tf.identity(self._position_T)
         return tf.gather(table_PH, position_T)
 
-    def split_heads(self, rows_TH, num_heads):
+    def split_heads(self, vectors_TH, num_heads):
         """[T, H] -> [B, N, L, D]: each head's piece of a row is read where it lies."""
         head_N = tf.range(num_heads)
         piece_BNL = self._row_BL[:, tf.newaxis] * num_heads + head_N[:, tf.newaxis]
         head_TN = self._text_T[:, tf.newaxis] * num_heads + head_N
         grid_TN = head_TN * self.length + self._position_T[:, tf.newaxis]
         return _gather(
-            tf.reshape(rows_TH, [-1, rows_TH.shape[-1] // num_heads]),
+            tf.reshape(vectors_TH, [-1, vectors_TH.shape[-1] // num_heads]),
             piece_BNL,
             grid_TN,
             self._is_owned_T[:, tf.newaxis, tf.newaxis],
@@ -145,12 +145,12 @@ class Flat:
             self._is_token_BL[:, :, tf.newaxis],
         )
 
-    def first_rows(self, hidden_TH):
+    def cls_vectors(self, hidden_TH):
         """The row of each text's [CLS], [B, H]."""
         is_first_T = self._is_owned_T & (self._position_T == 0)
         return _gather(hidden_TH, self._starts_B, self._text_T, is_first_T[:, tf.newaxis])
 
-    def restore(self, hidden_TH):
+    def unflatten(self, hidden_TH):
         """[T, H], as it is."""
         return hidden_TH
 

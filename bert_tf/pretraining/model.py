@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import LayerNorm, activation, dense, initializer, product
+from bert_tf.model.layers import LayerNorm, activation, dense, initializer, linear
 from bert_tf.train.losses import entry_cross_entropy, is_correct, softmax_cross_entropy
 
 LOSSES = {"masked_lm": entry_cross_entropy, "next_sentence": softmax_cross_entropy}
@@ -40,7 +40,7 @@ class MaskedLmHead(keras.layers.Layer):
 
     def call(self, vectors_NH, embeddings_VH, seed=None):
         """[N, H] and [V, H] -> logits float32 [N, V]."""
-        hidden_NH = activation(product(vectors_NH, self.transform, seed), self.config, seed)
+        hidden_NH = activation(linear(vectors_NH, self.transform, seed), self.config, seed)
         hidden_NH = self.norm(hidden_NH, seed=seed)
         embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
         logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)
@@ -96,12 +96,12 @@ class PretrainingModel(keras.Model):
         inputs = dict(inputs)
         positions_BP = tf.cast(inputs.pop("masked_lm_positions"), tf.int32)
         outputs = self.encoder(inputs, training=training, seed=seed)
-        rows_TH = outputs["sequence"]
+        hidden_TH = outputs["sequence"]
         if "row_splits" not in inputs:
-            length = tf.shape(rows_TH)[1]
-            positions_BP += tf.range(tf.shape(rows_TH)[0])[:, tf.newaxis] * length
-            rows_TH = tf.reshape(rows_TH, [-1, self.config.hidden_size])
-        masked_NH = tf.gather(rows_TH, tf.reshape(positions_BP, [-1]))
+            length = tf.shape(hidden_TH)[1]
+            positions_BP += tf.range(tf.shape(hidden_TH)[0])[:, tf.newaxis] * length
+            hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])
+        masked_NH = tf.gather(hidden_TH, tf.reshape(positions_BP, [-1]))
         embeddings_VH = tf.convert_to_tensor(self.encoder.embeddings.word_embeddings_VH)
         logits_NV = self.masked_lm(masked_NH, embeddings_VH, seed=seed)
         shape = [-1, positions_BP.shape[1] or tf.shape(positions_BP)[1], self.config.vocab_size]

@@ -12,7 +12,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from bert_tf.model import kernels
+from bert_tf.model import fused_ops
 
 
 def softmax_cross_entropy(labels_B, logits_BC):
@@ -29,7 +29,7 @@ def entry_cross_entropy(labels_BP, logits_BPV):
     """
     logits_NV = tf.reshape(tf.cast(logits_BPV, tf.float32), [-1, logits_BPV.shape[-1]])
     labels_N = tf.reshape(tf.cast(labels_BP, tf.int32), [-1])
-    return tf.reshape(kernels.cross_entropy(labels_N, logits_NV), tf.shape(labels_BP))
+    return tf.reshape(fused_ops.cross_entropy(labels_N, logits_NV), tf.shape(labels_BP))
 
 
 def focal_softmax_cross_entropy(labels_B, logits_BC, gamma):

@@ -5,7 +5,7 @@ import re
 import keras
 import tensorflow as tf
 
-from bert_tf.model import kernels
+from bert_tf.model import fused_ops
 
 UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
@@ -178,7 +178,7 @@ class AdamW(AdamFamily):
         times `factor`. Every replica updates its own copy with the same numbers.
         """
         power_1, power_2 = self._powers()
-        kernels.adamw(
+        fused_ops.adamw(
             [of.value.handle for of in (variable, m, v)],
             variable.shape,
             gradient,

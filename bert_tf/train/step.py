@@ -19,8 +19,8 @@ class TrainStep:
     (Dataset.batch, or ragged_batch), one behind the other in memory: the sums go over all of them,
     which makes the update that of one batch K times as large.
 
-    Dropout's noise is a function of (seed, step, replica, batch, place): nothing random is kept
-    between steps.
+    Dropout's noise is a function of (seed, step, replica, batch, dropout_id): nothing random is
+    kept between steps.
 
     Where a loss or gradient is not finite on any replica, none of them updates anything: it is an
     InvalidArgumentError, or, where XLA leaves checks out, a "gradient_norm" that is not finite.
@@ -148,7 +148,7 @@ class TrainStep:
         return sums, gradients
 
     def _dropout_seed(self, replica, batch=0):
-        """An int64 pair; layers add their place, at most 2**16, to the second."""
+        """An int64 pair; layers add their dropout_id, at most 2**16, to the second."""
         step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
         replica_id = tf.cast(replica.replica_id_in_sync_group, tf.int64)
         first = tf.cast(batch, tf.int64) * 2**32 + self.seed

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.model.layout import Padded
+from bert_tf.model.layout import PaddedLayout
 from bert_tf.weights import names
 from tests import reference, small
 
@@ -33,7 +33,7 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
     config = dataclasses.replace(config, hidden_act=hidden_act)
     weights = small.random_weights(config)
     encoder = make_encoder(config, weights)
-    outputs = wrap(lambda inputs: encoder(inputs, return_layers=True))(inputs_BL)
+    outputs = wrap(lambda inputs: encoder(inputs, output_hidden_states=True))(inputs_BL)
     for row, length in enumerate(inputs_BL["input_mask"].sum(1)):
         wanted = reference.encode(
             inputs_BL["input_ids"][row, :length],
@@ -42,8 +42,8 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
             config,
         )
         reference.assert_equal(outputs["pooled"][row], wanted["pooled"], 2)
-        reference.assert_equal(outputs["sequence"][row, :length], wanted["layers"][-1], 2)
-        for got, want in zip(outputs["layers"], wanted["layers"], strict=True):
+        reference.assert_equal(outputs["sequence"][row, :length], wanted["hidden_states"][-1], 2)
+        for got, want in zip(outputs["hidden_states"], wanted["hidden_states"], strict=True):
             reference.assert_equal(got[row, :length], want, 2)
         for got, want in zip(outputs["attentions"], wanted["attentions"], strict=True):
             reference.assert_equal(got[row, :, :length, :length], want, 2)
@@ -141,10 +141,10 @@ def test_equals_the_real_bert_tiny_activations(data_dir):
     }
     encoder = make_encoder(config, {**weights, **found})
     hidden_TH = tf.constant(expected["embedding_output"], tf.float32)
-    layout = Padded(tf.ones((1, 10), tf.int32))
+    layout = PaddedLayout(tf.ones((1, 10), tf.int32))
     for layer in encoder.transformer:
         hidden_TH, _ = layer(hidden_TH, layout=layout)
-    pooled_BH = encoder.pooler(layout.first_rows(hidden_TH))
+    pooled_BH = encoder.pooler(layout.cls_vectors(hidden_TH))
     reference.assert_equal(hidden_TH, expected["last_hidden_state"], 2)
     reference.assert_equal(pooled_BH[0], expected["pooler_output"], 2)
     logits = pooled_BH[0].numpy() @ theirs["classifier.weight"].T + theirs["classifier.bias"]
@@ -218,7 +218,7 @@ def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
     weights = small.random_weights(config)
     exact = make_encoder(config, weights)(inputs_BL)["pooled"].numpy()
     encoder = make_encoder(config, weights, dtype="mixed_bfloat16")
-    outputs = encoder(inputs_BL, return_layers=True)
+    outputs = encoder(inputs_BL, output_hidden_states=True)
     assert outputs["pooled"].dtype == tf.bfloat16
     assert {variable.dtype for variable in encoder.trainable_variables} == {"float32"}
     assert {probs.dtype for probs in outputs["attentions"]} == {tf.float32}
@@ -235,7 +235,7 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
     # What remains is the rounding of the result: half a unit in the last of its 8 bits.
     np.testing.assert_allclose(tf.cast(norm(rows), tf.float64), wanted, rtol=2**-8, atol=1e-6)
     encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
-    for probs in encoder(inputs_BL, return_layers=True)["attentions"]:
+    for probs in encoder(inputs_BL, output_hidden_states=True)["attentions"]:
         np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
 
 
@@ -327,5 +327,5 @@ def test_deep_encoders_equal_numpy(num_layers, model_size):
         {"input_ids": ids[None], "input_mask": np.ones((1, 6), int), "segment_ids": segments[None]}
     )
     wanted = reference.encode(ids, segments, weights, config)
-    reference.assert_equal(outputs["sequence"][0], wanted["layers"][-1], num_layers)
+    reference.assert_equal(outputs["sequence"][0], wanted["hidden_states"][-1], num_layers)
     reference.assert_equal(outputs["pooled"][0], wanted["pooled"], num_layers)

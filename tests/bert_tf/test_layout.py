@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from bert_tf import AdamW
 from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
-from bert_tf.model.layout import Flat
+from bert_tf.model.layout import FlatLayout
 from bert_tf.text.packing import Packed, to_flat, to_padded
 from bert_tf.train.distribution import distribute, make_layout
 from bert_tf.train.step import TrainStep
@@ -62,7 +62,7 @@ def without_tail(inputs):
 def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wrap):
     encoder = make_encoder(deep_config, small.random_weights(deep_config))
     texts, count = random_texts(lengths, deep_config), sum(lengths)
-    encode = wrap(lambda inputs: encoder(inputs, return_layers=True))
+    encode = wrap(lambda inputs: encoder(inputs, output_hidden_states=True))
     wanted = encode(to_padded(texts, vocabulary))
     for inputs in (to_flat(texts, vocabulary), without_tail(to_flat(texts, vocabulary))):
         got = encode(inputs)
@@ -70,7 +70,7 @@ def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wr
         reference.assert_equal(got["pooled"], wanted["pooled"].numpy(), 2)
         for mine, theirs in (
             (got["sequence"], wanted["sequence"]),
-            *zip(got["layers"], wanted["layers"], strict=True),
+            *zip(got["hidden_states"], wanted["hidden_states"], strict=True),
         ):
             reference.assert_equal(mine[:count], tokens(theirs, lengths), 2)
         for mine, theirs in zip(got["attentions"], wanted["attentions"], strict=True):
@@ -218,7 +218,7 @@ def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
 def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
     """Attention's grid from rows and back, by plain gathers, whose gradients TensorFlow adds up."""
     splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(2)
-    layout = Flat({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
+    layout = FlatLayout({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
     x_TH = tf.constant(rng.normal(size=(12, 6)), tf.float32)
     upstream = tf.constant(rng.normal(size=(3, 2, 8, 3)), tf.float32)
     is_token = (np.arange(8) < np.diff(splits)[:, None])[:, None, :, None]
@@ -236,7 +236,7 @@ def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
 
 def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
     splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(3)
-    layout = Flat({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
+    layout = FlatLayout({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
     context = tf.constant(rng.normal(size=(3, 2, 8, 3)), tf.float32)
     hidden_TH = tf.constant(rng.normal(size=(12, 6)), tf.float32)
     upstream_TH = tf.constant(rng.normal(size=(9, 6)), tf.float32)
@@ -247,7 +247,7 @@ def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
         plain = tf.reduce_sum(tf.boolean_mask(rows_BLH, is_token) * upstream_TH)
         mine = tf.reduce_sum(layout.merge_heads(context)[:9] * upstream_TH)
         plain_first = tf.reduce_sum(tf.gather(hidden_TH, [0, 3, 4]) * upstream_TH[:3])
-        first = tf.reduce_sum(layout.first_rows(hidden_TH) * upstream_TH[:3])
+        first = tf.reduce_sum(layout.cls_vectors(hidden_TH) * upstream_TH[:3])
     for got, wanted, x in ((mine, plain, context), (first, plain_first, hidden_TH)):
         gradients = [tf.convert_to_tensor(tape.gradient(loss, x)) for loss in (got, wanted)]
         np.testing.assert_array_equal(*gradients)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.checkpoints import read
 from bert_tf.errors import UserError
-from bert_tf.model.kernels import LEAST_WIDTH
+from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.run import Run
 from bert_tf.train.distribution import names_lost_worker
 from tests.corpus import config_of, write_shards
@@ -31,7 +31,7 @@ FLAGS = {
 def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     # Wide enough for compiled kernels.
-    config = config_of(hidden_size=LEAST_WIDTH, num_hidden_layers=2, num_attention_heads=2)
+    config = config_of(hidden_size=MIN_WIDTH, num_hidden_layers=2, num_attention_heads=2)
     for name, rate in (("config", 0.0), ("dropout", 0.1)):
         values = config.to_dict()
         values |= {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.layers import Embeddings, LayerNorm, dense, product
-from bert_tf.model.layout import layout_of
+from bert_tf.model.layers import Embeddings, LayerNorm, dense, linear
+from bert_tf.model.layout import infer_layout
 from bert_tf.pretraining import recipe
 from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision
@@ -43,7 +43,7 @@ def test_the_gradient_of_a_bias_counts_all_rows(config, wrap):
 
     def call():
         with keras.src.backend.common.variables.AutocastScope("bfloat16"):
-            return product(tf.ones([ROWS, 4], tf.bfloat16), layer, SEED)
+            return linear(tf.ones([ROWS, 4], tf.bfloat16), layer, SEED)
 
     assert wrap(call)().dtype == tf.bfloat16
     (of_bias,) = gradients_of_ones(wrap(call), [layer.bias])
@@ -77,7 +77,7 @@ def test_the_gradients_of_embeddings_count_all_rows(config, layout, monkeypatch)
 
     def call():
         ids_T = tf.ones([ROWS], tf.int32)
-        return layer(ids_T, ids_T, layout=layout_of(inputs), seed=SEED)
+        return layer(ids_T, ids_T, layout=infer_layout(inputs), seed=SEED)
 
     assert call().dtype == tf.bfloat16
     of_words, of_positions, of_types = gradients_of_ones(

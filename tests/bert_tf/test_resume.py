@@ -9,7 +9,7 @@ import pytest
 
 from bert_tf import UserError, ownership
 from bert_tf.checkpoints import CheckpointManager
-from bert_tf.model.kernels import LEAST_WIDTH
+from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.pretraining import recipe
 from bert_tf.train.interruption import Interrupted
 from tests.corpus import config_of
@@ -117,7 +117,7 @@ def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
 def test_a_model_of_compiled_kernels_goes_on_bit_for_bit(folders, tmp_path, monkeypatch):
     """Wide enough for them in every place, with dropout; TINY ones use the same uncompiled."""
     config = config_of(
-        **{**TINY, "hidden_size": LEAST_WIDTH, "intermediate_size": LEAST_WIDTH + 2},
+        **{**TINY, "hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2},
         max_position_embeddings=48,
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
-from bert_tf.model import kernels
+from bert_tf.model import fused_ops
 from bert_tf.run import Run
 from bert_tf.text.packing import to_flat
 from export import parity, signatures
@@ -57,7 +57,7 @@ def models(run_dir, tmp_path_factory, run_command):
 @pytest.mark.parametrize("training", [False, True])
 def test_kernels_of_training_are_in_no_served_graph(trained, config, vocabulary, training):
     """Of a model wide enough for them; the negative control is its training."""
-    config = dataclasses.replace(config, hidden_size=kernels.LEAST_WIDTH, num_attention_heads=2)
+    config = dataclasses.replace(config, hidden_size=fused_ops.MIN_WIDTH, num_attention_heads=2)
     model = trained.task.build_model(config)
     pipeline = Pipeline(trained.task, Tokenizer(vocabulary, True), model)
     texts = tf.constant(["the bill"])

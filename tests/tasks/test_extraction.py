@@ -35,7 +35,10 @@ def by_hand(encoder, ids, segment_ids, layers, pooling):
     """One text at a time, by numpy."""
     inputs = {"input_ids": [ids], "input_mask": [[1] * len(ids)], "segment_ids": [segment_ids]}
     inputs = {name: np.array(values, np.int32) for name, values in inputs.items()}
-    outputs = [np.array(output)[0] for output in encoder(inputs, return_layers=True)["layers"]]
+    outputs = [
+        np.array(output)[0]
+        for output in encoder(inputs, output_hidden_states=True)["hidden_states"]
+    ]
     assert len(outputs) == 6  # The embeddings' too.
     vectors = {
         "last": outputs[5],

@@ -78,9 +78,9 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
 
     def spy(inputs):
         is_flat.append("row_splits" in inputs)
-        return layout.layout_of(inputs)
+        return layout.infer_layout(inputs)
 
-    monkeypatch.setattr(encoder, "layout_of", spy)
+    monkeypatch.setattr(encoder, "infer_layout", spy)
     run = finetune(dataclasses.replace(settings, epochs=1))
     in_training = len(is_flat)
     Trained.open(run.path).pipeline.answer(text=tf.constant(["the bill"]))

@@ -7,8 +7,8 @@ around it. Products stay outside, since XLA's are slow there; in a step that is 
 some tenths of a second: shapes are few (bert_tf.bucketing), and what is narrower than any published
 model is computed by the same formulas uncompiled.
 
-What a dropout keeps is a function of (seed, place, index), computed again in the backward pass and
-never stored. `seed` is an int64 pair; each dropout of a step has a `place` of its own.
+What a dropout keeps is a function of (seed, dropout_id, index), computed again in the backward pass
+and never stored. `seed` is an int64 pair; each dropout of a step has a `dropout_id` of its own.
 
 Inference does not come here: TensorFlow joins its operations itself, and other programs run them.
 """
@@ -20,10 +20,10 @@ import tensorflow as tf
 _SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # Of the normal distribution.
 _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # Of the tanh form.
 
-LEAST_WIDTH = 128  # The hidden size of the smallest published model.
+MIN_WIDTH = 128  # The hidden size of the smallest published model.
 
 
-def kernel(function):
+def fused_op(function):
     """`function(*tensors, **options)`, compiled if `width` is not small.
 
     Options are Python values that are built in. Traced once for each set of dtypes, ranks and
@@ -41,20 +41,20 @@ def kernel(function):
     @functools.wraps(function)
     def call(width, *tensors, **options):
         specs = tuple((tensor.dtype, tensor.shape.rank) for tensor in tensors)
-        function = traced(width >= LEAST_WIDTH, specs, tuple(sorted(options.items())))
+        function = traced(width >= MIN_WIDTH, specs, tuple(sorted(options.items())))
         return function(*tensors)
 
     return call
 
 
-def dropout(x, rate, seed, place):
-    """Zeroes a share `rate` of x and scales the rest, by what (seed, place) decide.
+def dropout(x, rate, seed, dropout_id):
+    """Zeroes a share `rate` of x and scales the rest, by what (seed, dropout_id) decide.
 
     `seed` None means no dropout (inference).
     """
     if seed is None or rate == 0:
         return x
-    seed = _at(seed, place)
+    seed = _at(seed, dropout_id)
 
     @tf.custom_gradient
     def dropped(x):
@@ -79,9 +79,9 @@ def gelu(x, approximate):
     return activated(x)
 
 
-def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, place):
+def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, dropout_id):
     """LayerNorm(dropout(x) + residual) of rows [T, H]; statistics are float32, the result as x."""
-    seed = _at(seed, place)
+    seed = _at(seed, dropout_id)
 
     @tf.custom_gradient
     def normed(x, residual, gamma, beta):
@@ -90,10 +90,10 @@ def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, place):
         )
 
         def gradient(upstream):
-            of_x, of_residual, of_gamma, of_beta = _dropout_add_norm_gradient(
+            grad_x, grad_residual, grad_gamma, grad_beta = _dropout_add_norm_gradient(
                 x.shape[-1], summed, mean, scale, gamma, seed, upstream, rate=rate
             )
-            return _like(of_x, x), _like(of_residual, x), _like(of_gamma, gamma), of_beta
+            return _like(grad_x, x), _like(grad_residual, x), _like(grad_gamma, gamma), grad_beta
 
         return _like(output, x), gradient
 
@@ -108,17 +108,19 @@ def norm(x, gamma, beta, epsilon):
         output, mean, scale = _norm(x.shape[-1], x, gamma, beta, epsilon=epsilon)
 
         def gradient(upstream):
-            of_x, of_gamma, of_beta = _norm_gradient(x.shape[-1], x, mean, scale, gamma, upstream)
-            return _like(of_x, x), _like(of_gamma, gamma), of_beta
+            grad_x, grad_gamma, grad_beta = _norm_gradient(
+                x.shape[-1], x, mean, scale, gamma, upstream
+            )
+            return _like(grad_x, x), _like(grad_gamma, gamma), grad_beta
 
         return _like(output, x), gradient
 
     return normed(x, gamma, beta)
 
 
-def softmax_dropout(scores, bias, head_size, rate, seed, place):
+def softmax_dropout(scores, bias, head_size, rate, seed, dropout_id):
     """dropout(softmax(scores / sqrt(head_size) + bias)) of [B, N, L, L], computed in float32."""
-    seed = _at(seed, place)
+    seed = _at(seed, dropout_id)
     width, options = scores.shape[1] * head_size, {"factor": head_size**-0.5, "rate": rate}
 
     @tf.custom_gradient
@@ -126,8 +128,8 @@ def softmax_dropout(scores, bias, head_size, rate, seed, place):
         probs, output = _softmax_dropout(width, scores, bias, seed, **options)
 
         def gradient(upstream):
-            of_scores = _softmax_dropout_gradient(width, probs, seed, upstream, **options)
-            return _like(of_scores, scores)
+            grad_scores = _softmax_dropout_gradient(width, probs, seed, upstream, **options)
+            return _like(grad_scores, scores)
 
         return _like(output, scores), gradient
 
@@ -144,8 +146,10 @@ def cross_entropy(labels_N, logits_NV):
         losses_N, log_sum_N1 = _cross_entropy(width, labels_N, logits_NV)
 
         def gradient(upstream_N):
-            of_logits = _cross_entropy_gradient(width, labels_N, logits_NV, log_sum_N1, upstream_N)
-            return _like(of_logits, logits_NV)
+            grad_logits = _cross_entropy_gradient(
+                width, labels_N, logits_NV, log_sum_N1, upstream_N
+            )
+            return _like(grad_logits, logits_NV)
 
         return _like(losses_N, labels_N), gradient
 
@@ -158,7 +162,7 @@ def adamw(handles, shape, gradient, scalars, **options):
     `scalars` are [factor of the gradient, learning rate, 1 - beta_1^t, 1 - beta_2^t]; options are
     beta_1, beta_2, epsilon and decay.
     """
-    is_compiled = max(shape) >= LEAST_WIDTH
+    is_compiled = max(shape) >= MIN_WIDTH
     known = tuple(shape) if is_compiled else (None,) * len(shape)
     _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
 
@@ -189,7 +193,7 @@ def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, 
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-def keeps(shape, rate, seed):
+def dropout_mask(shape, rate, seed):
     """What a dropout keeps, bool: each entry with odds 1 - rate, by a hash of (seed, index).
 
     `seed` is an int64 pair. The index is hashed with two keys: with one, the patterns of two seeds
@@ -225,8 +229,8 @@ def _number(value, like):
     return tf.constant(value, like.dtype)
 
 
-def _at(seed, place):
-    return seed + tf.constant([0, place], tf.int64)
+def _at(seed, dropout_id):
+    return seed + tf.constant([0, dropout_id], tf.int64)
 
 
 def _like(value, source):
@@ -237,15 +241,15 @@ def _like(value, source):
 def _scaled(x, rate, seed):
     """float32 x, divided by 1 - rate where it is kept, else 0."""
     x = tf.cast(x, tf.float32)
-    return x if rate == 0 else tf.where(keeps(tf.shape(x), rate, seed), x / (1 - rate), 0.0)
+    return x if rate == 0 else tf.where(dropout_mask(tf.shape(x), rate, seed), x / (1 - rate), 0.0)
 
 
-@kernel
+@fused_op
 def _dropout(x, seed, *, rate):
     return tf.cast(_scaled(x, rate, seed), x.dtype)
 
 
-@kernel
+@fused_op
 def _gelu(x, *, approximate):
     wide = tf.cast(x, tf.float32)
     if approximate:
@@ -254,7 +258,7 @@ def _gelu(x, *, approximate):
     return tf.cast(0.5 * wide * (1 + tf.math.erf(wide * _SQRT_HALF)), x.dtype)
 
 
-@kernel
+@fused_op
 def _gelu_gradient(x, upstream, *, approximate):
     x, wide = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
     if approximate:
@@ -266,18 +270,18 @@ def _gelu_gradient(x, upstream, *, approximate):
     return tf.cast(wide * slope, upstream.dtype)
 
 
-@kernel
+@fused_op
 def _norm(x, gamma, beta, *, epsilon):
     return _normed(x, gamma, beta, epsilon, x.dtype)
 
 
-@kernel
+@fused_op
 def _norm_gradient(x, mean, scale, gamma, upstream):
-    of_x, of_gamma, of_beta = _normed_gradient(x, mean, scale, gamma, upstream)
-    return tf.cast(of_x, x.dtype), of_gamma, of_beta
+    grad_x, grad_gamma, grad_beta = _normed_gradient(x, mean, scale, gamma, upstream)
+    return tf.cast(grad_x, x.dtype), grad_gamma, grad_beta
 
 
-@kernel
+@fused_op
 def _dropout_add_norm(x, residual, gamma, beta, seed, *, epsilon, rate):
     # Rounded first, as the sum that the backward pass will read.
     summed = tf.cast(_scaled(x, rate, seed) + tf.cast(residual, tf.float32), x.dtype)
@@ -285,11 +289,11 @@ def _dropout_add_norm(x, residual, gamma, beta, seed, *, epsilon, rate):
     return output, summed, mean, scale
 
 
-@kernel
+@fused_op
 def _dropout_add_norm_gradient(summed, mean, scale, gamma, seed, upstream, *, rate):
-    of_sum, of_gamma, of_beta = _normed_gradient(summed, mean, scale, gamma, upstream)
-    of_x = _scaled(of_sum, rate, seed)
-    return tf.cast(of_x, summed.dtype), tf.cast(of_sum, summed.dtype), of_gamma, of_beta
+    grad_sum, grad_gamma, grad_beta = _normed_gradient(summed, mean, scale, gamma, upstream)
+    grad_x = _scaled(grad_sum, rate, seed)
+    return tf.cast(grad_x, summed.dtype), tf.cast(grad_sum, summed.dtype), grad_gamma, grad_beta
 
 
 def _normed(x, gamma, beta, epsilon, dtype):
@@ -305,13 +309,13 @@ def _normed_gradient(x, mean, scale, gamma, upstream):
     """Of x [T, H], gamma [H] and beta [H], float32."""
     normed = (tf.cast(x, tf.float32) - mean) * scale
     upstream = tf.cast(upstream, tf.float32)
-    of_normed = upstream * gamma
-    along = tf.reduce_mean(of_normed * normed, -1, keepdims=True)
-    of_x = scale * (of_normed - tf.reduce_mean(of_normed, -1, keepdims=True) - normed * along)
-    return of_x, tf.reduce_sum(upstream * normed, 0), tf.reduce_sum(upstream, 0)
+    grad_normed = upstream * gamma
+    along = tf.reduce_mean(grad_normed * normed, -1, keepdims=True)
+    grad_x = scale * (grad_normed - tf.reduce_mean(grad_normed, -1, keepdims=True) - normed * along)
+    return grad_x, tf.reduce_sum(upstream * normed, 0), tf.reduce_sum(upstream, 0)
 
 
-@kernel
+@fused_op
 def _softmax_dropout(scores, bias, seed, *, factor, rate):
     scores_wide = tf.cast(scores, tf.float32) * factor + bias
     exp = tf.exp(scores_wide - tf.reduce_max(scores_wide, -1, keepdims=True))
@@ -319,23 +323,23 @@ def _softmax_dropout(scores, bias, seed, *, factor, rate):
     return tf.cast(probs, scores.dtype), tf.cast(_scaled(probs, rate, seed), scores.dtype)
 
 
-@kernel
+@fused_op
 def _softmax_dropout_gradient(probs, seed, upstream, *, factor, rate):
     probs = tf.cast(probs, tf.float32)
-    of_probs = _scaled(upstream, rate, seed)
-    along = tf.reduce_sum(of_probs * probs, -1, keepdims=True)
-    return tf.cast(factor * probs * (of_probs - along), upstream.dtype)
+    grad_probs = _scaled(upstream, rate, seed)
+    along = tf.reduce_sum(grad_probs * probs, -1, keepdims=True)
+    return tf.cast(factor * probs * (grad_probs - along), upstream.dtype)
 
 
-@kernel
+@fused_op
 def _cross_entropy(labels, logits):
     largest = tf.reduce_max(logits, -1, keepdims=True)
     log_sum = largest + tf.math.log(tf.reduce_sum(tf.exp(logits - largest), -1, keepdims=True))
-    of_label = tf.gather(logits, labels[:, tf.newaxis], batch_dims=1)
-    return (log_sum - of_label)[:, 0], log_sum
+    label_logits = tf.gather(logits, labels[:, tf.newaxis], batch_dims=1)
+    return (log_sum - label_logits)[:, 0], log_sum
 
 
-@kernel
+@fused_op
 def _cross_entropy_gradient(labels, logits, log_sum, upstream):
     is_label = tf.range(tf.shape(logits)[1]) == labels[:, tf.newaxis]
     return (tf.exp(logits - log_sum) - tf.cast(is_label, tf.float32)) * upstream[:, tf.newaxis]

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model import kernels
+from bert_tf.model import fused_ops
 
 SEED = tf.constant([7, 5], tf.int64)
 RATE = 0.1
 # Of a value or gradient of up to some units; bfloat16 has 8 bits.
 TOLERANCES = {tf.float32: 2e-5, tf.bfloat16: 2e-2}
 # Narrow ones are not compiled.
-WIDTHS = pytest.mark.parametrize("width", [3, kernels.LEAST_WIDTH + 1])
+WIDTHS = pytest.mark.parametrize("width", [3, fused_ops.MIN_WIDTH + 1])
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
-def plain_dropout(x, rate, place):
-    keep = kernels.keeps(tf.shape(x), rate, SEED + tf.constant([0, place], tf.int64))
+def plain_dropout(x, rate, dropout_id):
+    keep = fused_ops.dropout_mask(tf.shape(x), rate, SEED + tf.constant([0, dropout_id], tf.int64))
     return tf.where(keep, x / (1 - rate), 0.0)
 
 
@@ -74,7 +74,7 @@ def test_gelu(dtype, approximate, width):
     x = tf.concat([normal([5, width], dtype), tf.fill([1, width], tf.cast(20, dtype))], axis=0)
     x = tf.concat([x, -x[-1:], tf.zeros_like(x[:1])], axis=0)
     assert_like_plain(
-        lambda x: kernels.gelu(x, approximate),
+        lambda x: fused_ops.gelu(x, approximate),
         lambda x: tf.nn.gelu(x, approximate=approximate),
         [x],
         [8, width],
@@ -84,7 +84,7 @@ def test_gelu(dtype, approximate, width):
 
 @DTYPES
 @pytest.mark.parametrize("rate", [0.0, RATE])
-@pytest.mark.parametrize(("rows", "width"), [(1, 3), (37, 3), (37, kernels.LEAST_WIDTH + 1)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (37, 3), (37, fused_ops.MIN_WIDTH + 1)])
 def test_dropout_add_norm(dtype, rate, rows, width):
     shape = [rows, width]
     gamma, beta = normal(shape[1:], seed=2), normal(shape[1:], seed=3)
@@ -98,7 +98,7 @@ def test_dropout_add_norm(dtype, rate, rows, width):
         return plain_norm(summed, gamma, beta, 0.01)
 
     assert_like_plain(
-        lambda *arguments: kernels.dropout_add_norm(*arguments, 0.01, rate, SEED, 3),
+        lambda *arguments: fused_ops.dropout_add_norm(*arguments, 0.01, rate, SEED, 3),
         plain,
         arguments,
         shape,
@@ -113,7 +113,7 @@ def test_norm_of_rows_far_from_zero(dtype, width):
     x = tf.cast(30 + normal([11, width]), dtype)
     arguments = [x, normal([width], seed=2), normal([width], seed=3)]
     assert_like_plain(
-        lambda *arguments: kernels.norm(*arguments, 1e-12),
+        lambda *arguments: fused_ops.norm(*arguments, 1e-12),
         lambda *arguments: plain_norm(*arguments, 1e-12),
         arguments,
         [11, width],
@@ -134,7 +134,7 @@ def test_softmax_dropout(dtype, rate, head_size):
         return plain_dropout(probs, rate, 2) if rate else probs
 
     def kernel(scores):
-        return kernels.softmax_dropout(scores, bias, head_size, rate, SEED, 2)
+        return fused_ops.softmax_dropout(scores, bias, head_size, rate, SEED, 2)
 
     assert_like_plain(kernel, plain, [scores], [2, 3, 9, 9], dtype)
     assert not np.any(tf.cast(kernel(scores), tf.float32)[1, :, :, 5:])
@@ -145,14 +145,14 @@ def test_softmax_dropout(dtype, rate, head_size):
 def test_dropout(dtype, width):
     x = normal([6, width], dtype)
     assert_like_plain(
-        lambda x: kernels.dropout(x, RATE, SEED, 1),
+        lambda x: fused_ops.dropout(x, RATE, SEED, 1),
         lambda x: plain_dropout(x, RATE, 1),
         [x],
         [6, width],
         dtype,
     )
-    assert kernels.dropout(x, RATE, None, 1) is x
-    assert kernels.dropout(x, 0.0, SEED, 1) is x
+    assert fused_ops.dropout(x, RATE, None, 1) is x
+    assert fused_ops.dropout(x, 0.0, SEED, 1) is x
 
 
 @WIDTHS
@@ -160,7 +160,7 @@ def test_cross_entropy(width):
     logits = normal([5, width]) * 8
     labels = tf.constant([0, width - 1, 2, 2, 1])
     assert_like_plain(
-        lambda logits: kernels.cross_entropy(labels, logits),
+        lambda logits: fused_ops.cross_entropy(labels, logits),
         lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
         [logits],
         [5],
@@ -175,7 +175,7 @@ def test_adamw_by_numpy(decay, width):
     weights, m, gradient = (rng.normal(size=[7, width]).astype(np.float32) for _ in range(3))
     v = np.square(rng.normal(size=[7, width])).astype(np.float32)
     variables = [tf.Variable(value) for value in (weights, m, v)]
-    kernels.adamw(
+    fused_ops.adamw(
         [variable.handle for variable in variables],
         [7, width],
         tf.constant(gradient),
@@ -200,7 +200,7 @@ def test_who_read_a_variable_before_an_update_keeps_what_was_read():
     def step():
         before = variables[0].read_value()
         with tf.control_dependencies([before]):
-            kernels.adamw(
+            fused_ops.adamw(
                 [variable.handle for variable in variables],
                 [512, 64],
                 tf.ones([512, 64]),
@@ -218,7 +218,7 @@ def test_who_read_a_variable_before_an_update_keeps_what_was_read():
 
 
 def mask(seed, shape=(400, 500), rate=RATE):
-    return kernels.keeps(tf.constant(shape), rate, tf.constant(seed, tf.int64)).numpy()
+    return fused_ops.dropout_mask(tf.constant(shape), rate, tf.constant(seed, tf.int64)).numpy()
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
@@ -233,7 +233,7 @@ def test_a_share_is_dropped_everywhere(rate):
 def test_each_entry_is_dropped_as_often_over_many_steps():
     """Neither are some favored, nor are drops spread more evenly than by chance."""
     shape, steps = [32, 384], 252
-    keeps = tf.function(lambda seed: kernels.keeps(tf.constant(shape), RATE, seed))
+    keeps = tf.function(lambda seed: fused_ops.dropout_mask(tf.constant(shape), RATE, seed))
     counts = np.zeros(shape)
     for step in range(steps):
         counts += ~keeps(tf.constant([1, step * STEP + 1], tf.int64)).numpy()
@@ -301,10 +301,10 @@ def test_in_a_function_that_is_compiled_as_a_whole_they_are_the_same():
     gamma, beta = tf.ones(128), tf.zeros(128)
 
     def step(x):
-        y = kernels.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
-        y = kernels.gelu(kernels.dropout(y, RATE, SEED, 2), False)
+        y = fused_ops.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
+        y = fused_ops.gelu(fused_ops.dropout(y, RATE, SEED, 2), False)
         scores = tf.reshape(y, [9, 2, 8, 8])
-        return kernels.softmax_dropout(scores, tf.zeros([9, 1, 1, 8]), 64, RATE, SEED, 3)
+        return fused_ops.softmax_dropout(scores, tf.zeros([9, 1, 1, 8]), 64, RATE, SEED, 3)
 
     def gradients(x):
         return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 8], seed=4))
