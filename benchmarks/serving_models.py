@@ -20,8 +20,8 @@ import tensorflow as tf
 from serving_process import plan_of_this_process
 
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
-from bert_tf.weights import names
-from bert_tf.weights.sources import Pretrained
+from bert_tf.weights import name_map
+from bert_tf.weights.sources import PretrainedWeights
 from export.signatures import write_saved_model
 from tasks.classification import Classification
 from tasks.trained import Trained
@@ -53,7 +53,7 @@ def main(plan):
 
 
 def random_weights(config, vocabulary):
-    """-> (Pretrained, (kernel, bias) of the head)."""
+    """-> (PretrainedWeights, (kernel, bias) of the head)."""
     rng = np.random.default_rng(SEED)
     of_kernels = SCALE / config.hidden_size**0.5
 
@@ -62,10 +62,10 @@ def random_weights(config, vocabulary):
 
     weights = {
         name: draw(shape, mean=float(name.endswith("gamma")))
-        for name, shape in names.shapes(config).items()
+        for name, shape in name_map.weight_shapes(config).items()
     }
     head = draw((config.hidden_size, len(LABELS)), scale=HEAD_SCALE), draw(len(LABELS))
-    return Pretrained(config, vocabulary, weights, "weights of chance"), head
+    return PretrainedWeights(config, vocabulary, weights, "weights of chance"), head
 
 
 def write_ours(folder, pretrained, head, precision):
@@ -83,7 +83,7 @@ def write_huggingface(directory, pretrained, head):
     """The same for transformers' BertForSequenceClassification."""
     directory.mkdir()
     tensors = {"classifier.weight": head[0].T, "classifier.bias": head[1]}
-    for row in names.table(pretrained.config):
+    for row in name_map.table(pretrained.config):
         array = pretrained.weights[row.ours]
         is_kernel = row.ours.endswith("/kernel")
         tensors[f"bert.{row.huggingface}"] = array.T if is_kernel else array
@@ -129,7 +129,7 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
         backbone, num_classes=len(LABELS), preprocessor=preprocessor
     )
     variables = {variable.path: variable for variable in backbone.variables}
-    for row in names.table(config):
+    for row in name_map.table(config):
         variable = variables[row.keras]
         variable.assign(pretrained.weights[row.ours].reshape(variable.shape))
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):

@@ -31,6 +31,7 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 # A key that ends in _ is a prefix. What earlier versions wrote is read with the new names.
 RENAMED_KEYS = {
     "preset": "model_size",
+    "steps_per_call": "steps_per_execution",
 }
 
 

@@ -29,7 +29,7 @@ class EvaluateSettings:
 
 
 def main(settings):
-    from bert_tf.train.distribution import make_layout, make_strategy
+    from bert_tf.train.distribution import choose_layout, make_strategy
     from tasks.evaluation import Evaluator
     from tasks.examples import EncodedExamples
     from tasks.trained import Trained
@@ -42,7 +42,7 @@ def main(settings):
     examples = trained.task.read(settings.data)
     if examples.left_out:
         command.log(examples.told_left_out())
-    encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
     for remark in trained.task.remarks(encoded):
         command.log(f"{settings.data}: {remark}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)

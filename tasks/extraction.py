@@ -31,7 +31,7 @@ POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
 class Extractor:
-    """A Pretrained's encoder: `vectors` takes [B] strings, of pairs twice, -> float32 [B, D].
+    """A PretrainedWeights' encoder: `vectors` takes [B] strings, of pairs twice, -> float32 [B, D].
 
     `layers` is one of LAYERS; `pooling` "cls", the vector of [CLS], or "mean", that of all tokens,
     [CLS] and [SEP] among them. What is longer is cut to `max_seq_length` tokens, those included.

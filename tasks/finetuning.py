@@ -10,16 +10,16 @@ from bert_tf.run import Run
 from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import (
+    barrier,
     check_alike,
+    choose_layout,
     from_chief,
     is_chief,
-    make_layout,
     make_strategy,
-    meet,
     names_lost_worker,
     use_precision,
 )
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
@@ -101,7 +101,7 @@ def _finetune(settings, log, strategy):
     # Text to token ids, with what will serve.
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
-    layout = make_layout(strategy)
+    layout = choose_layout(strategy)
     encoded, *encoded_devs = (
         EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is to_padded)
         for examples in (train, *devs)
@@ -136,7 +136,7 @@ def _finetune(settings, log, strategy):
         record = {"settings": settings.recorded(), **origins}
         if chief:
             Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
-        meet(strategy)
+        barrier(strategy)
         run = Run.open(settings.output_dir, is_writer=chief)
     elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
@@ -161,7 +161,7 @@ def _finetune(settings, log, strategy):
         results = [evaluator.metrics(dev) for dev in encoded_devs]
         return results[0][task.best_metric], _by_dev(results)
 
-    Loop(
+    TrainingLoop(
         run,
         TrainStep(model, task.losses, optimizer, strategy, settings.seed),
         lambda step: encoded.training_batches(
@@ -182,7 +182,7 @@ def _finetune(settings, log, strategy):
     best = from_chief(strategy, run.checkpoints.best_or_latest_step)
     if devs:
         _finish(run, task, evaluator, encoded_devs, best, settings.dev[0], log)
-    meet(strategy)
+    barrier(strategy)
     log(f"finished: {run.path}, best checkpoint step {best}")
     return run
 

@@ -8,7 +8,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 from tasks.pipeline import Pipeline
 from tasks.pretrained import Pretrained, PretrainedPipeline
 from tasks.tuning import task_at, tuned_at
@@ -50,7 +50,7 @@ class Trained:
         folder = run.checkpoints.path(step)
         values = checkpoints.read(folder)
         # Before a model of another size is built, which might not fit into memory.
-        checkpoints.check_shapes(names.shapes(run.config), values, folder)
+        checkpoints.check_shapes(name_map.weight_shapes(run.config), values, folder)
         if task.max_seq_length > run.config.max_position_embeddings:
             raise UserError(
                 f"{run.path}: task.json has max_seq_length {task.max_seq_length}, config.json "
@@ -72,8 +72,8 @@ class Trained:
     def create(cls, path, pretrained, task, model):
         """Writes a model trained elsewhere, under `fit` say, as a run directory, and opens it.
 
-        `pretrained` is the Pretrained that it began with: configuration, vocabulary and origin come
-        from there.
+        `pretrained` is the PretrainedWeights that it began with: configuration, vocabulary and
+        origin come from there.
         """
         with Run.writing(path):
             run = Run.create(

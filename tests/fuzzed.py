@@ -263,12 +263,14 @@ def safetensors(folder):
     import safetensors.numpy
 
     from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights import huggingface, names
+    from bert_tf.weights import huggingface, name_map
 
     bert = BertConfig(**CONFIG)
     tensors = {
         row.huggingface: np.ones(shape[::-1] if row.ours.endswith("kernel") else shape, "f4")
-        for row, shape in zip(names.table(bert), names.shapes(bert).values(), strict=True)
+        for row, shape in zip(
+            name_map.table(bert), name_map.weight_shapes(bert).values(), strict=True
+        )
     }
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
     _written(folder / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_tf.checkpoints import read
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
 from tests.corpus import config_of, write_shards
 
 TINY = {
@@ -70,7 +70,7 @@ def assert_same_bits(first, second):
 
 def stop_at(monkeypatch, step):
     """The training loop is told to stop, as by a signal, once `step` steps are done."""
-    taken = Loop._steps
+    taken = TrainingLoop._steps
 
     def take(self, iterator, number, asked, count):
         logs = taken(self, iterator, number, asked, count)
@@ -78,4 +78,4 @@ def stop_at(monkeypatch, step):
             signal.raise_signal(signal.SIGTERM)
         return logs
 
-    monkeypatch.setattr(Loop, "_steps", take)
+    monkeypatch.setattr(TrainingLoop, "_steps", take)

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 from tasks.settings import FinetuneSettings
 
 TEXTS = {
@@ -24,7 +24,7 @@ def random_weights(config, seed=0, scale=0.3, parts=("bert",)):
     return {
         name: rng.normal(1.0 if name.endswith("gamma") else 0.0, scale, shape).astype(np.float32)
         for part in parts
-        for name, shape in names.shapes(config, part).items()
+        for name, shape in name_map.weight_shapes(config, part).items()
     }
 
 
@@ -33,7 +33,7 @@ def write_huggingface(directory, config, vocabulary, weights=None, **changes):
     directory.mkdir(parents=True)
     weights = weights or random_weights(config)
     tensors = {}
-    for row in names.table(config):
+    for row in name_map.table(config):
         array = weights[row.ours]
         tensors["bert." + row.huggingface] = np.ascontiguousarray(
             array.T if row.ours.endswith("/kernel") else array

@@ -15,7 +15,7 @@ from bert_tf import command
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.train.distribution import make_layout, make_strategy
+from bert_tf.train.distribution import choose_layout, make_strategy
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
@@ -48,7 +48,7 @@ def evaluate(name):
     trained, strategy = Trained.open(f"runs/{name}"), make_strategy("none")
     path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
     examples = trained.task.read(path.removeprefix("--dev="))
-    encoded = EncodedExamples.encode(examples, trained.pipeline, make_layout(strategy))
+    encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
     return Evaluator(trained.task, trained.pipeline.model, strategy).metrics(encoded)
 
 

@@ -8,7 +8,7 @@ import math
 import tensorflow as tf
 
 from bert_tf.data.batches import pad_examples
-from bert_tf.pretraining.model import LOSSES, MEASURES, to_batch
+from bert_tf.pretraining.model import LOSSES, METRICS, to_batch
 from bert_tf.train.distribution import distribute
 
 BATCH_EXAMPLES = 64
@@ -63,8 +63,8 @@ class PretrainingEvaluator:
             for name, loss in LOSSES.items():
                 sums[f"{name}/loss"] = weights[name] * loss(labels[name], outputs[name])
                 sums[f"{name}/weight"] = weights[name]
-            for name, measure in MEASURES.values():
-                sums[f"{name}/accuracy"] = weights[name] * measure(labels[name], outputs[name])
+            for name, metric in METRICS.values():
+                sums[f"{name}/accuracy"] = weights[name] * metric(labels[name], outputs[name])
             return {name: tf.reduce_sum(values) for name, values in sums.items()}
 
         sums = self.strategy.run(on_replica, args=(batch,))

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import LayerNorm, activation, dense, initializer, linear
-from bert_tf.train.losses import entry_cross_entropy, is_correct, softmax_cross_entropy
+from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
 
-LOSSES = {"masked_lm": entry_cross_entropy, "next_sentence": softmax_cross_entropy}
-MEASURES = {
+LOSSES = {"masked_lm": vocab_cross_entropy, "next_sentence": softmax_cross_entropy}
+METRICS = {
     "masked_lm_accuracy": ("masked_lm", is_correct),
     "next_sentence_accuracy": ("next_sentence", is_correct),
 }

@@ -12,23 +12,23 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
-from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.run import Run
 from bert_tf.text.packing import to_flat
 from bert_tf.train.distribution import (
+    barrier,
     check_alike,
+    choose_layout,
     from_chief,
     is_chief,
-    make_layout,
     make_strategy,
-    meet,
     names_lost_worker,
     use_precision,
 )
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
-from bert_tf.weights.names import HEADS
+from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import read_pretrained
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
@@ -64,10 +64,10 @@ def _pretrain(settings, log, strategy):
 
     # What trains: shards of one vocabulary, a configuration, maybe weights.
     source = settings.init_from and read_pretrained(settings.init_from)
-    manifests = [Manifest.load(folder) for folder in settings.shards]
+    manifests = [Manifest.load(directory) for directory in settings.shards]
     vocabulary = manifests[0].vocabulary()
     config = _config(settings, source, manifests[0], vocabulary)
-    phases = [PretrainingDataset(folder, vocabulary, config) for folder in settings.shards]
+    phases = [PretrainingDataset(directory, vocabulary, config) for directory in settings.shards]
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     for data in (*phases, *([held_out] if held_out else [])):
         data.verify()
@@ -102,7 +102,7 @@ def _pretrain(settings, log, strategy):
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
         optimizer.build(model.trainable_variables)
-    layout = flatten_examples if make_layout(strategy) is to_flat else pad_examples
+    layout = flatten_examples if choose_layout(strategy) is to_flat else pad_examples
 
     # All that can be wrong has been looked at: now a new run may be made.
     if run is None:
@@ -112,7 +112,7 @@ def _pretrain(settings, log, strategy):
         train["origin"] = _origin(source)
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
-        meet(strategy)
+        barrier(strategy)
         run = Run.open(settings.output_dir, is_writer=chief)
     elif line := _change_steps(run, settings, num_train_steps):
         log(line)
@@ -126,7 +126,7 @@ def _pretrain(settings, log, strategy):
         optimizer,
         strategy,
         settings.seed,
-        measures=MEASURES,
+        metrics=METRICS,
         accumulation_steps=parts,
     )
     evaluate = None
@@ -140,7 +140,7 @@ def _pretrain(settings, log, strategy):
     first_step = 0
     for data, last_step in zip(phases, settings.phase_ends, strict=True):
         phase = _Phase(data, layout, first_step, settings, replicas)
-        Loop(
+        TrainingLoop(
             run,
             step,
             phase.batches,
@@ -150,11 +150,11 @@ def _pretrain(settings, log, strategy):
             log,
             evaluate,
             settings.eval_every or num_train_steps,
-            unit="tokens",
+            throughput_unit="tokens",
             last_step=last_step,
-            flops_a_token=flops_a_token(config, data),
-            place=phase.place,
-            steps_per_call=settings.steps_per_call,
+            flops_per_token=flops_per_token(config, data),
+            describe_position=phase.describe_position,
+            steps_per_execution=settings.steps_per_execution,
         ).train()
         first_step = last_step
     log(f"finished: {run.path}")
@@ -218,7 +218,7 @@ class _Phase:
         is_flat = self.layout is flatten_examples
         return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
 
-    def place(self, step):
+    def describe_position(self, step):
         """Where in the data a step reads, for messages."""
         position = self._position(step)
         return (
@@ -237,23 +237,23 @@ def dry_run(settings, log=lambda line: None):
     Raises UserError where pretraining would, but for what depends on the size.
     """
     manifest = Manifest.load(settings.shards[0])
-    lengths = [Manifest.load(folder).settings["max_seq_length"] for folder in settings.shards]
-    with tempfile.TemporaryDirectory() as folder:
+    lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
+    with tempfile.TemporaryDirectory() as directory:
         toy = BertConfig(
             vocab_size=len(manifest.vocabulary()), max_position_embeddings=max(lengths), **TOY
         )
-        path = f"{folder}/toy_config.json"
+        path = f"{directory}/toy_config.json"
         with open(path, "w", encoding="utf-8") as stream:
             json.dump(dataclasses.replace(toy, **_case(manifest)).to_dict(), stream)
-        least = settings.gradient_accumulation_steps * 2
+        minimum = settings.gradient_accumulation_steps * 2
         small = dataclasses.replace(
             settings,
             model_size=None,
             init_from=None,
             config=path,
-            output_dir=f"{folder}/run",
+            output_dir=f"{directory}/run",
             phase_steps=("3",) * len(settings.shards),
-            global_batch_size=min(settings.global_batch_size, 4 * least),
+            global_batch_size=min(settings.global_batch_size, 4 * minimum),
             save_every=2,
             eval_every=None,
             eval_batches=2,
@@ -265,7 +265,7 @@ def dry_run(settings, log=lambda line: None):
     log("dry run: every stage has run; nothing was kept")
 
 
-def flops_a_token(config, data):
+def flops_per_token(config, data):
     """Floating-point operations of a training step for each token, matrix products alone.
 
     Twice a multiply-add for every weight, attention over the shards' length, predictions at the
@@ -274,8 +274,8 @@ def flops_a_token(config, data):
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     weights = layers * (4 * hidden**2 + 2 * hidden * inner)
     attention = layers * 2 * data.max_seq_length * hidden
-    share = data.manifest.settings["max_predictions_per_seq"] / data.max_seq_length
-    head = share * (hidden**2 + hidden * config.vocab_size)
+    fraction = data.manifest.settings["max_predictions_per_seq"] / data.max_seq_length
+    head = fraction * (hidden**2 + hidden * config.vocab_size)
     return 3 * 2 * (weights + attention + head)
 
 
@@ -325,20 +325,20 @@ def _plan(settings, config, model, phases, replicas, origin):
     first_step = 0
     for data, last_step in zip(phases, settings.phase_ends, strict=True):
         examples = (last_step - first_step) * settings.global_batch_size
-        places = settings.global_batch_size * data.max_seq_length
+        num_tokens = settings.global_batch_size * data.max_seq_length
         yield (
-            f"{data.manifest.directory}: steps {first_step} to {last_step}, {places:,} tokens a "
-            f"step, {examples / len(data):.2f} epochs over {len(data):,} examples"
+            f"{data.manifest.directory}: steps {first_step} to {last_step}, {num_tokens:,} tokens "
+            f"a step, {examples / len(data):.2f} epochs over {len(data):,} examples"
         )
         first_step = last_step
-    share = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)
-    tokens = share * max(data.max_seq_length for data in phases)
+    replica_batch = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)
+    tokens = replica_batch * max(data.max_seq_length for data in phases)
     # Weights, gradients and two moments; of each layer some 16 hidden and 2 inner vectors a token,
     # and attention's probabilities.
     longest = max(data.max_seq_length for data in phases)
-    a_token = 16 * config.hidden_size + 2 * config.intermediate_size
-    a_token = config.num_hidden_layers * (a_token + 3 * config.num_attention_heads * longest)
-    share_predicted = max(data.manifest.settings["max_predictions_per_seq"] for data in phases)
-    scores = 3 * share * share_predicted * config.vocab_size
-    memory = 4 * (4 * count + tokens * a_token + scores)
+    per_token = 16 * config.hidden_size + 2 * config.intermediate_size
+    per_token = config.num_hidden_layers * (per_token + 3 * config.num_attention_heads * longest)
+    num_predictions = max(data.manifest.settings["max_predictions_per_seq"] for data in phases)
+    scores = 3 * replica_batch * num_predictions * config.vocab_size
+    memory = 4 * (4 * count + tokens * per_token + scores)
     yield f"about {memory / 1e9:.1f} GB a replica in float32, TensorFlow itself aside"

@@ -49,7 +49,9 @@ class PretrainSettings:
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
     tpu: str = flag("which TPU: its name, its grpc:// address, or that of this machine", "local")
-    steps_per_call: int = flag("steps that TensorFlow makes before Python looks again", 1)
+    steps_per_execution: int = flag(
+        "steps that TensorFlow makes before Python looks again", 1, former_name="steps_per_call"
+    )
     precision: str = flag(
         "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
         "float32",
@@ -69,18 +71,18 @@ class PretrainSettings:
     def __post_init__(self):
         if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
             raise UserError("--model_size, --config, --init_from: wanted one of them, for the size")
-        for name, least in (
+        for name, minimum in (
             ("num_train_steps", 1),
             ("global_batch_size", 1),
             ("gradient_accumulation_steps", 1),
-            ("steps_per_call", 1),
+            ("steps_per_execution", 1),
             ("warmup_steps", 0),
             ("save_every", 1),
             ("log_every", 1),
             ("seed", 0),
         ):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+            if getattr(self, name) < minimum:
+                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {minimum}")
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: wanted less than 2**32")
         for name in ("eval_every", "eval_batches"):
@@ -106,9 +108,9 @@ class PretrainSettings:
 
     def check(self):
         """Raises UserError at what files show, without TensorFlow."""
-        for folder in filter(None, (*self.shards, self.eval_shards)):
-            if not files.is_remote(folder):
-                Manifest.load(folder).vocabulary()
+        for directory in filter(None, (*self.shards, self.eval_shards)):
+            if not files.is_remote(directory):
+                Manifest.load(directory).vocabulary()
         if self.config and not files.is_remote(self.config):
             BertConfig.load(self.config)
         if self.init_from:

@@ -19,7 +19,7 @@ _LOST = re.compile(
     r"(?:remote target|reported from|heartbeats\):)\s+/job:worker(?:/replica:\d+)?/task:(\d+)"
 )
 _FIRST = re.compile(r"RPC to coordination service|RPC: /tensorflow\.CoordinationService/")
-POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
+DTYPE_POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def make_strategy(name, devices=None, tpu="local"):
@@ -78,10 +78,10 @@ def names_lost_worker(function):
         try:
             return function(*args, **kwargs)
         except tf.errors.OpError as error:
-            mistake = lost_worker(error)
-            if mistake is None:
+            user_error = lost_worker(error)
+            if user_error is None:
                 raise
-            raise mistake from None
+            raise user_error from None
 
     return decorated
 
@@ -111,20 +111,20 @@ def use_precision(precision):
         precision: "float32", "tf32" or "bfloat16".
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
-    return POLICIES[precision]
+    return DTYPE_POLICIES[precision]
 
 
-def is_several(strategy):
+def is_multi_worker(strategy):
     """True if other processes take part."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def is_chief(strategy):
     """True in the one process that writes and speaks: the first worker."""
-    return not is_several(strategy) or strategy.cluster_resolver.task_id == 0
+    return not is_multi_worker(strategy) or strategy.cluster_resolver.task_id == 0
 
 
-def meet(strategy):
+def barrier(strategy):
     """Waits for all processes."""
     from_chief(strategy, lambda: 0)
 
@@ -136,7 +136,7 @@ def from_chief(strategy, function):
     file that it is replacing, and would then wait for it in another collective than it for them.
     """
     number = int(function()) if is_chief(strategy) else 0
-    if not is_several(strategy):
+    if not is_multi_worker(strategy):
         return number
     results = _of_first_replica(strategy, tf.constant(number, tf.int64))
     return int(strategy.experimental_local_results(results)[0])
@@ -167,7 +167,7 @@ def check_alike(strategy, values):
         )
 
 
-def make_layout(strategy):
+def choose_layout(strategy):
     """How batches are laid out: `to_flat`, or `to_padded` for XLA (a TPU's, or set_jit's)."""
     compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
     return to_padded if compiled else to_flat

@@ -14,30 +14,30 @@ from bert_tf.data.batches import bad_record
 from bert_tf.errors import DivergenceError, UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import (
+    barrier,
     distribute,
     from_chief,
     is_chief,
-    is_several,
+    is_multi_worker,
     lost_worker,
-    meet,
 )
-from bert_tf.train.interruption import Interrupted, held_back
+from bert_tf.train.signals import Interrupted, defer_signals
 from bert_tf.train.step import COUNTS, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class TrainingLoop:
     """What a run does at which step. All intervals count steps.
 
     `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element,
     one for each replica a step: the position in the data is the step, nothing else has to be saved.
     `evaluate()` returns (score, metrics); the highest score is the best. `log` takes a line of
-    progress, in which the rate counts `unit`, "examples" or "tokens". With `last_step` it ends
-    there, before num_train_steps. `flops_a_token` are the model's, forward and backward. `place`
-    tells where in the data a step reads. With `steps_per_call` TensorFlow is called once for so
-    many steps, or for those that are left until there is something to do between two. With
-    `patience` it ends early, once so many evaluations in a row were not better than the best before
-    them; Run.is_finished tells afterwards that there is nothing left to do.
+    progress, in which the rate counts `throughput_unit`, "examples" or "tokens". With `last_step`
+    it ends there, before num_train_steps. `flops_per_token` are the model's, forward and backward.
+    `describe_position` tells where in the data a step reads. With `steps_per_execution` TensorFlow
+    is called once for so many steps, or for those that are left until there is something to do
+    between two. With `patience` it ends early, once so many evaluations in a row were not better
+    than the best before them; Run.is_finished tells afterwards that there is nothing left to do.
     """
 
     run: Run
@@ -49,11 +49,11 @@ class Loop:
     log: Callable[[str], None]
     evaluate: Callable[[], tuple[float, dict]] | None = None
     evaluate_every: int = 0
-    unit: str = "examples"
+    throughput_unit: str = "examples"
     last_step: int | None = None
-    flops_a_token: float | None = None
-    place: Callable[[int], str] | None = None
-    steps_per_call: int = 1
+    flops_per_token: float | None = None
+    describe_position: Callable[[int], str] | None = None
+    steps_per_execution: int = 1
     patience: int | None = None
 
     def train(self):
@@ -74,8 +74,8 @@ class Loop:
         is_due = self._is_due(step)
         self.run.forget_metrics_after(step, and_evaluation=is_due)
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
-        clock = _Clock(self.unit)
-        with held_back() as signal_arrived:
+        clock = _Clock(self.throughput_unit)
+        with defer_signals() as signal_arrived:
             if is_due:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
@@ -112,7 +112,7 @@ class Loop:
         for is_turn in (is_chief(strategy), not is_chief(strategy)):
             if is_turn:
                 step = self.run.checkpoints.restore_latest(variables, self.log)
-            meet(strategy)
+            barrier(strategy)
         number = -1 if step is None else step
         if from_chief(strategy, lambda: number) != number:
             raise UserError(
@@ -124,7 +124,7 @@ class Loop:
 
     def _asked(self, logs, signum):
         """The signal to stop for, or None; with several processes the one that all know of."""
-        if not is_several(self.step.strategy):
+        if not is_multi_worker(self.step.strategy):
             return signum
         return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
 
@@ -133,29 +133,31 @@ class Loop:
         intervals = [self.log_every, self.save_every]
         if self.evaluate is not None:
             intervals.append(self.evaluate_every)
-        return min(self.steps_per_call, end - step, *(every - step % every for every in intervals))
+        return min(
+            self.steps_per_execution, end - step, *(every - step % every for every in intervals)
+        )
 
     def _steps(self, iterator, step, is_asked_to_stop, count):
         asked = tf.constant(is_asked_to_stop)
         try:
-            if self.steps_per_call == 1:
+            if self.steps_per_execution == 1:
                 logs = self.step(iterator, asked)
             else:
                 logs = self.step(iterator, asked, tf.constant(count))
         except tf.errors.OpError as error:
-            mistake = self._mistake(error, step)
-            if mistake is None:
+            user_error = self._user_error(error, step)
+            if user_error is None:
                 raise
-            raise mistake from None
+            raise user_error from None
         if not math.isfinite(logs["gradient_norm"]):  # Compiled by XLA, where no check raises.
             raise self._not_finite()
         return logs
 
-    def _mistake(self, error, step):
+    def _user_error(self, error, step):
         """The UserError that an error of TensorFlow's in a step comes to, or None."""
-        mistake = bad_record(error)
-        if mistake is not None:
-            return mistake
+        user_error = bad_record(error)
+        if user_error is not None:
+            return user_error
         if isinstance(error, tf.errors.InvalidArgumentError) and "not finite" in str(error):
             return self._not_finite()
         if isinstance(error, tf.errors.DataLossError):
@@ -175,7 +177,9 @@ class Loop:
         )
 
     def _where(self, step):
-        return f"step {step}" + (f" ({self.place(step)})" if self.place else "")
+        return f"step {step}" + (
+            f" ({self.describe_position(step)})" if self.describe_position else ""
+        )
 
     def variables(self):
         """{name: variable} of all a checkpoint holds: model, dropout seeds, slots, step."""
@@ -214,14 +218,16 @@ class Loop:
 
     def _log_step(self, step, logs, clock):
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
-        rate = clock.units_a_second()
-        self.run.log_metrics({"step": step, **values, f"{self.unit}_per_second": round(rate, 1)})
-        left = round(clock.seconds_a_step() * (self.num_train_steps - step))
+        rate = clock.units_per_second()
+        self.run.log_metrics(
+            {"step": step, **values, f"{self.throughput_unit}_per_second": round(rate, 1)}
+        )
+        left = round(clock.seconds_per_step() * (self.num_train_steps - step))
         parts = [f"step {step}/{self.num_train_steps}", f"loss {values['loss']:.4f}"]
-        parts += [f"{name} {values[name]:.4f}" for name in self.step.measures]
-        parts += [f"lr {values['learning_rate']:.2e}", f"{rate:.0f} {self.unit}/s"]
-        if self.flops_a_token is not None:
-            parts.append(f"{clock.tokens_a_second() * self.flops_a_token / 1e12:.3f} TFLOP/s")
+        parts += [f"{name} {values[name]:.4f}" for name in self.step.metrics]
+        parts += [f"lr {values['learning_rate']:.2e}", f"{rate:.0f} {self.throughput_unit}/s"]
+        if self.flops_per_token is not None:
+            parts.append(f"{clock.tokens_per_second() * self.flops_per_token / 1e12:.3f} TFLOP/s")
         parts.append(f"ETA {datetime.timedelta(seconds=left)}")
         self.log("  ".join(parts))
 
@@ -229,14 +235,14 @@ class Loop:
 class _Clock:
     """Rates over the steps so far, but for the first call, which builds the graph."""
 
-    def __init__(self, unit):
-        self.unit = unit
+    def __init__(self, throughput_unit):
+        self.throughput_unit = throughput_unit
         self.first_call_is_over = False
         self.steps = self.units = self.tokens = self.seconds = 0
         self.since = time.monotonic()
 
     def count(self, logs, steps):
-        units, tokens = int(logs[self.unit]), int(logs["tokens"])  # Waits for the step.
+        units, tokens = int(logs[self.throughput_unit]), int(logs["tokens"])  # Waits for the step.
         now = time.monotonic()
         if self.first_call_is_over:
             self.steps += steps
@@ -249,11 +255,11 @@ class _Clock:
         """Leaves the time since the last step out: it went into an evaluation."""
         self.since = time.monotonic()
 
-    def units_a_second(self):
+    def units_per_second(self):
         return self.units / self.seconds if self.seconds else 0.0
 
-    def tokens_a_second(self):
+    def tokens_per_second(self):
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def seconds_a_step(self):
+    def seconds_per_step(self):
         return self.seconds / self.steps if self.steps else 0.0

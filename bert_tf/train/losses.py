@@ -22,7 +22,7 @@ def softmax_cross_entropy(labels_B, logits_BC):
     )
 
 
-def entry_cross_entropy(labels_BP, logits_BPV):
+def vocab_cross_entropy(labels_BP, logits_BPV):
     """softmax_cross_entropy over the entries of a vocabulary, as one kernel.
 
     Nothing looks at the labels: what is no entry gives a loss that means nothing.
@@ -82,9 +82,14 @@ def squared_error(values_B, outputs_B1):
     return tf.square(tf.cast(values_B, tf.float32) - tf.cast(outputs_B1, tf.float32)[:, 0])
 
 
-def given_error(labels_B, errors_B):
+def identity_loss(labels_B, errors_B):
     """Of a model that says itself how far off it is, as an autoencoder does."""
     return tf.cast(errors_B, tf.float32)
+
+
+# Models that earlier versions saved have a WeightedMean of these names.
+entry_cross_entropy = vocab_cross_entropy
+given_error = identity_loss
 
 
 def _margins(labels, logits):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from bert_tf.model import fused_ops
 
-UNDECAYED = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
+NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
 
 
@@ -40,10 +40,10 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-class AdamFamily(keras.optimizers.Optimizer):
+class AdamBase(keras.optimizers.Optimizer):
     """What AdamW and LAMB share: two moments, who decays, and all that happens before an update.
 
-    Decay is taken from every trainable variable whose path does not end in one of UNDECAYED.
+    Decay is taken from every trainable variable whose path does not end in one of NO_DECAY.
     `apply` takes the gradients of this replica's share of the loss, sums them over all replicas,
     clips the sum by its global norm, then updates. (Keras' own optimizers clip each replica's share
     before the sum.)
@@ -85,7 +85,7 @@ class AdamFamily(keras.optimizers.Optimizer):
             self._exponents = _exponents(variables)
 
     def decays(self, variable):
-        return variable.path.split("/")[-1] not in UNDECAYED
+        return variable.path.split("/")[-1] not in NO_DECAY
 
     def state(self, names):
         """{name: variable} of what a checkpoint needs; `names` is {path: name} of the weights."""
@@ -158,14 +158,14 @@ class AdamFamily(keras.optimizers.Optimizer):
 
 def _exponents(variables):
     """{id(variable): how often layer_decay is multiplied into its rate}."""
-    places = {id(variable): _BELOW_HEADS.search(variable.path) for variable in variables}
-    layers = {key: int(place[1] or -1) for key, place in places.items() if place}
+    matches = {id(variable): _BELOW_HEADS.search(variable.path) for variable in variables}
+    layers = {key: int(match[1] or -1) for key, match in matches.items() if match}
     num_layers = 1 + max(layers.values(), default=-1)
-    return {key: num_layers - layers.get(key, num_layers) for key in places}
+    return {key: num_layers - layers.get(key, num_layers) for key in matches}
 
 
 @keras.saving.register_keras_serializable("bert_tf")
-class AdamW(AdamFamily):
+class AdamW(AdamBase):
     """Adam with decoupled weight decay, as released (AdamWeightDecayOptimizer).
 
     `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
@@ -191,7 +191,7 @@ class AdamW(AdamFamily):
 
 
 @keras.saving.register_keras_serializable("bert_tf")
-class Lamb(AdamFamily):
+class Lamb(AdamBase):
     """LAMB (You et al. 2020, algorithm 2): Adam's update, as long as the variable it is for.
 
     u = m_hat / (sqrt v_hat + eps) + decay w;  w -= rate |w| / |u| u. Keras' Lamb leaves the decay
@@ -207,8 +207,10 @@ class Lamb(AdamFamily):
         weights = tf.convert_to_tensor(variable.value)
         if self.decays(variable):
             update += self.weight_decay_rate * weights
-            length, wanted = tf.norm(update), tf.norm(weights)
-            update *= tf.where((length > 0) & (wanted > 0), wanted / length, 1.0)
+            update_norm, weight_norm = tf.norm(update), tf.norm(weights)
+            update *= tf.where(
+                (update_norm > 0) & (weight_norm > 0), weight_norm / update_norm, 1.0
+            )
         # On every replica its own copy, with the same numbers.
         for target, value in ((m, m_new), (v, v_new), (variable, weights - learning_rate * update)):
             tf.raw_ops.AssignVariableOp(resource=target.value.handle, value=value)

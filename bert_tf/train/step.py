@@ -12,7 +12,7 @@ class TrainStep:
     the model's outputs; a weight of 0 marks filler that makes replicas' shares equal. `losses` maps
     an output to a function (labels, output) -> one loss an element. The loss is the sum over
     outputs of sum(weight * loss) / sum(weight), both sums taken over all replicas, so that the
-    number of replicas changes nothing. `measures` maps a name to (output, function) of a figure
+    number of replicas changes nothing. `metrics` maps a name to (output, function) of a figure
     that is told beside the loss, averaged alike.
 
     With `accumulation_steps` K an element of the iterator is K batches, stacked on a new first axis
@@ -27,10 +27,10 @@ class TrainStep:
     """
 
     def __init__(
-        self, model, losses, optimizer, strategy, seed, measures=None, accumulation_steps=1
+        self, model, losses, optimizer, strategy, seed, metrics=None, accumulation_steps=1
     ):
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
-        self.seed, self.measures = seed, measures or {}
+        self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps = accumulation_steps
         if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
             # Keras 3's LossScaleOptimizer looks at one replica's gradients only.
@@ -38,7 +38,7 @@ class TrainStep:
 
     @tf.function(autograph=False)
     def __call__(self, iterator, is_asked_to_stop=False, num_steps=None):
-        """One update -> scalars: "loss", measures, "gradient_norm", "learning_rate", and counts.
+        """One update -> scalars: "loss", metrics, "gradient_norm", "learning_rate", and counts.
 
         Counted are "examples", those of any weight; "tokens"; and "asked_to_stop", the replicas
         whose process is. With an int32 scalar `num_steps` it makes so many updates and returns the
@@ -46,7 +46,7 @@ class TrainStep:
         """
         if num_steps is None:
             return self._update(iterator, is_asked_to_stop)
-        floats = ("loss", *self.measures, "gradient_norm", "learning_rate")
+        floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
         start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
 
         def update(number, before):
@@ -87,7 +87,7 @@ class TrainStep:
         return {**sums, "asked_to_stop": tf.identity(asked)}, norm
 
     def _gradients(self, batch, weight_sums, seed):
-        """This replica's share of {"loss", "examples", measures}, and of the loss' gradients."""
+        """This replica's share of {"loss", "examples", metrics}, and of the loss' gradients."""
         inputs, labels, weights = batch
 
         def mean(output, values):
@@ -120,8 +120,8 @@ class TrainStep:
             "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),
             "tokens": tf.reduce_sum(tf.cast(tokens, tf.int32)),
             **{
-                name: mean(output, measure(labels[output], outputs[output]))
-                for name, (output, measure) in self.measures.items()
+                name: mean(output, metric(labels[output], outputs[output]))
+                for name, (output, metric) in self.metrics.items()
             },
         }
         return sums, gradients
@@ -139,7 +139,7 @@ class TrainStep:
             return number + 1, sums, gradients
 
         counts = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
-        start = {**dict.fromkeys(("loss", *self.measures), tf.zeros([])), **counts}
+        start = {**dict.fromkeys(("loss", *self.metrics), tf.zeros([])), **counts}
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         count = tf.shape(next(iter(batches[2].values())))[0]
         _, sums, gradients = tf.while_loop(

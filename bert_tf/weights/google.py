@@ -3,7 +3,7 @@
 from bert_tf.checkpoints import read_bundle
 from bert_tf.config import BertConfig
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 
 # Heads of other tasks give way to the head of the task at hand; slots and counters belong to the
 # run that made the release.
@@ -30,4 +30,8 @@ def read(path):
     config, vocabulary = read_config(path)
     prefix = path / "bert_model.ckpt"
     tensors = read_bundle(prefix)
-    return config, vocabulary, *names.rename(tensors, config, "google", IGNORED, where=str(prefix))
+    return (
+        config,
+        vocabulary,
+        *name_map.rename(tensors, config, "google", IGNORED, where=str(prefix)),
+    )

@@ -13,7 +13,7 @@ from bert_tf import strict_json
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 
 # Position ids are a constant; heads of other tasks give way to the head of the task at hand.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
@@ -70,10 +70,10 @@ def read(path):
     weights_path = path / "model.safetensors"
     tensors = _canonical(read_safetensors(weights_path))
     _drop_copies(tensors, where=str(weights_path))
-    weights, passed_over = names.rename(
+    weights, unused_tensors = name_map.rename(
         tensors, config, "huggingface", IGNORED, where=str(weights_path)
     )
-    return config, vocabulary, weights, passed_over
+    return config, vocabulary, weights, unused_tensors
 
 
 def _canonical(tensors):

@@ -3,7 +3,7 @@
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 
 IGNORED = r".*seed_generator.*"  # Dropout's state.
 
@@ -55,4 +55,8 @@ def read(preset):
     vocabulary = Vocabulary(tokenizer.get_vocabulary(), where=f"the vocabulary of {preset}")
     vocabulary.check_size(config.vocab_size, where=f"the vocabulary of {preset}")
     tensors = {variable.path: variable.numpy() for variable in backbone.variables}
-    return config, vocabulary, *names.rename(tensors, config, "keras", IGNORED, where=str(preset))
+    return (
+        config,
+        vocabulary,
+        *name_map.rename(tensors, config, "keras", IGNORED, where=str(preset)),
+    )

@@ -10,21 +10,21 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import google, huggingface, keras_preset, names
+from bert_tf.weights import google, huggingface, keras_preset, name_map
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class PretrainedWeights:
     """Configuration, vocabulary and {our name: float32 array} of an encoder and maybe heads.
 
-    `source` says where from, `passed_over` names the tensors there that are no weight of these.
+    `source` says where from, `unused_tensors` names the tensors there that are no weight of these.
     """
 
     config: BertConfig
     vocabulary: Vocabulary
     weights: dict[str, np.ndarray]
     source: str
-    passed_over: tuple[str, ...] = ()
+    unused_tensors: tuple[str, ...] = ()
 
     @property
     def heads(self):
@@ -34,13 +34,13 @@ class Pretrained:
     @property
     def origin(self):
         """Where all these weights are from, and what of it they are not."""
-        return self._origin(self.passed_over)
+        return self._origin(self.unused_tensors)
 
     def origin_in(self, model):
         """The same of the weights that `assign_to` gives this model."""
         there = self._heads_in(checkpoints.model_variables(model))
         unused = [f"{head} head" for head in self.heads if head not in there]
-        return self._origin([*unused, *self.passed_over])
+        return self._origin([*unused, *self.unused_tensors])
 
     def assign_to(self, model):
         """Sets the encoder and those heads that both have, in a model of this configuration.
@@ -49,7 +49,9 @@ class Pretrained:
         """
         variables = checkpoints.model_variables(model)
         heads = self._heads_in(self.weights.keys() & variables.keys())
-        used = [name for part in ("bert", *heads) for name in names.shapes(self.config, part)]
+        used = [
+            name for part in ("bert", *heads) for name in name_map.weight_shapes(self.config, part)
+        ]
         checkpoints.assign(
             {name: variables[name] for name in used},
             {name: self.weights[name] for name in used},
@@ -66,7 +68,9 @@ class Pretrained:
     def _heads_in(self, there):
         """Heads all of whose weights are among the names `there`."""
         return tuple(
-            head for head in names.HEADS if set(names.shapes(self.config, head)) <= set(there)
+            head
+            for head in name_map.HEADS
+            if set(name_map.weight_shapes(self.config, head)) <= set(there)
         )
 
     def _origin(self, unused):
@@ -110,10 +114,10 @@ def _read(path):
         run = Run.open(path)
         chosen = run.checkpoints.path(run.checkpoints.best_or_latest_step())
         # Slots, counters, seeds and the head of a task stay behind.
-        weights, _ = names.rename(
+        weights, _ = name_map.rename(
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
-        return Pretrained(run.config, run.vocabulary, weights, f"run {chosen}")
+        return PretrainedWeights(run.config, run.vocabulary, weights, f"run {chosen}")
     reader, where, source = _reader_of(path)
     return _pretrained(reader.read(where), source)
 
@@ -125,26 +129,26 @@ def _reader_of(path):
             f"{path}: expected a run; other weights cannot be read from remote paths, copy them to "
             "this machine first"
         )
-    folder = pathlib.Path(path)
+    directory = pathlib.Path(path)
     for kind, reader in (
         ("Google release", google),
         ("Hugging Face directory", huggingface),
         ("keras-nlp preset", keras_preset),
     ):
-        if reader.is_directory_of(folder):
-            return reader, folder, f"{kind} {folder.resolve().name}"
-    if folder.exists():
+        if reader.is_directory_of(directory):
+            return reader, directory, f"{kind} {directory.resolve().name}"
+    if directory.exists():
         raise UserError(
-            f"{folder}: no model there: wanted a run directory (config.json, vocab.txt, "
+            f"{directory}: no model there: wanted a run directory (config.json, vocab.txt, "
             "checkpoints/), a Hugging "
             "Face directory (model.safetensors), a Google release (bert_config.json) or a "
             "keras-nlp preset"
         )
     if "/" in str(path):
-        raise UserError(f"{folder}: no such directory")
+        raise UserError(f"{directory}: no such directory")
     return keras_preset, str(path), f"keras-nlp preset {path}"
 
 
 def _pretrained(read, source):
-    config, vocabulary, weights, passed_over = read
-    return Pretrained(config, vocabulary, weights, source, tuple(passed_over))
+    config, vocabulary, weights, unused_tensors = read
+    return PretrainedWeights(config, vocabulary, weights, source, tuple(unused_tensors))

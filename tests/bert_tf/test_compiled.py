@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import UserError, Vocabulary
 from bert_tf.config import MODEL_SIZES
 from bert_tf.data.batches import PretrainingDataset, pad_examples
-from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
@@ -27,7 +27,7 @@ def train_step(config):
     model = PretrainingModel(config)
     optimizer = AdamW(1e-3)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 1, MEASURES)
+    return TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 1, METRICS)
 
 
 def compiled(step):

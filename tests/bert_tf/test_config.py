@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_tf import MODEL_SIZES, BertConfig, UserError
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 
 PUBLISHED = {
     "tiny": 4_385_920,
@@ -20,7 +20,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("model_size", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(model_size):
     total = 0
-    for shape in names.shapes(MODEL_SIZES[model_size]).values():
+    for shape in name_map.weight_shapes(MODEL_SIZES[model_size]).values():
         size = 1
         for axis in shape:
             size *= axis

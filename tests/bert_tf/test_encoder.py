@@ -11,7 +11,7 @@ import tensorflow as tf
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.model.layout import PaddedLayout
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 from tests import reference, small
 
 
@@ -89,7 +89,7 @@ def test_equals_keras_nlp_with_the_same_weights():
         intermediate_size=40,
         max_position_embeddings=16,
     )
-    weights, _ = names.rename(
+    weights, _ = name_map.rename(
         {variable.path: variable.numpy() for variable in backbone.variables},
         config,
         "keras",
@@ -132,7 +132,7 @@ def test_equals_the_real_bert_tiny_activations(data_dir):
     )
     weights = small.random_weights(config)  # The embedding tables are not in the file.
     found = {}
-    for row in names.table(config):
+    for row in name_map.table(config):
         name = "bert." + row.huggingface
         if name in theirs:
             found[row.ours] = theirs[name].T if row.ours.endswith("/kernel") else theirs[name]
@@ -189,7 +189,7 @@ def test_every_variable_gets_a_gradient(config, inputs_BL):
         # is 0.
         if not variable.path.endswith("key/bias"):
             assert np.abs(tf.convert_to_tensor(gradient)).max() > 1e-6, variable.path
-    assert len(gradients) == len(names.table(config))
+    assert len(gradients) == len(name_map.table(config))
 
 
 def test_dropout_is_a_function_of_its_seed(config, inputs_BL):
@@ -271,7 +271,7 @@ def test_no_two_calls_share_noise_at_any_place(config):
 def test_an_encoder_of_another_name_has_the_same_variable_names(config):
     encoder = Encoder(config, name="enc")
     encoder.build()
-    assert set(names.shapes(config)) < set(model_variables(encoder))
+    assert set(name_map.weight_shapes(config)) < set(model_variables(encoder))
 
 
 def test_weights_begin_truncated_normal_each_its_own():
@@ -290,7 +290,7 @@ def test_weights_begin_truncated_normal_each_its_own():
             assert np.abs(values).max() <= 0.04 and 0.015 < values.std() < 0.02, (
                 name
             )  # 0.02 cut at two deviations: 0.0176.
-        elif name in names.shapes(config):
+        elif name in name_map.weight_shapes(config):
             np.testing.assert_array_equal(variable, 1.0 if name.endswith("gamma") else 0.0)
     attention = encoder.transformer[0].attention
     assert np.abs(attention.query.kernel.numpy() - attention.key.kernel.numpy()).max() > 0.01

@@ -10,7 +10,7 @@ from bert_tf import Encoder, UserError, convert, read_pretrained
 from bert_tf.checkpoints import model_variables
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.run import Run
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 from tests import small
 from tests.bert_tf.test_pretraining import heads
 from tests.bert_tf.test_weights import edit
@@ -59,7 +59,9 @@ def test_every_variable_of_the_pretraining_model_is_named_in_the_table_with_its_
     _, variables = built(config)
     shapes = {name: array.shape for name, array in variables.items() if "seed" not in name}
     assert shapes == {
-        name: shape for part in names.PARTS for name, shape in names.shapes(config, part).items()
+        name: shape
+        for part in name_map.COMPONENTS
+        for name, shape in name_map.weight_shapes(config, part).items()
     }
 
 
@@ -166,7 +168,7 @@ def test_a_google_release_gives_both_heads(tmp_path, config, vocabulary):
     }
     weights, encoder = heads(config), small.random_weights(config)
     tensors = {theirs[name]: array for name, array in weights.items()}
-    tensors |= {row.google: encoder[row.ours] for row in names.table(config)}
+    tensors |= {row.google: encoder[row.ours] for row in name_map.table(config)}
     tensors["cls/predictions/output_bias/adam_m"] = np.zeros(29, np.float32)
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "bert_model.ckpt"),
@@ -196,7 +198,7 @@ def test_a_converted_run_keeps_the_heads_and_gives_them_back(
 
 
 def test_a_run_with_a_head_in_part_is_refused(config, vocabulary, tmp_path):
-    weights = small.random_weights(config, parts=names.PARTS)
+    weights = small.random_weights(config, parts=name_map.COMPONENTS)
     del weights["masked_lm/output_bias"]
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
     run.checkpoints.save(0, weights)
@@ -212,5 +214,5 @@ def test_without_heads_a_models_own_stay_as_they_were(huggingface_dir, config):
     model, before = built(config)
     pretrained.assign_to(model)
     for name, variable in model_variables(model).items():
-        if name.startswith(names.HEADS):
+        if name.startswith(name_map.HEADS):
             np.testing.assert_array_equal(variable, before[name], err_msg=name)

@@ -11,7 +11,7 @@ from bert_tf import AdamW
 from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
 from bert_tf.model.layout import FlatLayout
 from bert_tf.text.packing import Packed, to_flat, to_padded
-from bert_tf.train.distribution import distribute, make_layout
+from bert_tf.train.distribution import choose_layout, distribute
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
@@ -195,12 +195,12 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
 
 
 def test_fine_tuning_is_flat_but_where_xla_compiles():
-    assert make_layout(tf.distribute.get_strategy()) is to_flat
+    assert choose_layout(tf.distribute.get_strategy()) is to_flat
     on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)  # There is none here.
-    assert make_layout(on_tpu) is to_padded
+    assert choose_layout(on_tpu) is to_padded
     tf.config.optimizer.set_jit(True)
     try:
-        assert make_layout(tf.distribute.get_strategy()) is to_padded
+        assert choose_layout(tf.distribute.get_strategy()) is to_padded
     finally:
         tf.config.optimizer.set_jit(False)
 

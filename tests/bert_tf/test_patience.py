@@ -14,9 +14,9 @@ from bert_tf import AdamW
 from bert_tf.checkpoints import CheckpointManager, read
 from bert_tf.run import Run
 from bert_tf.train.distribution import make_strategy
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.losses import softmax_cross_entropy
+from bert_tf.train.signals import Interrupted
 from bert_tf.train.step import TrainStep
 from tests import small
 
@@ -60,7 +60,7 @@ def train(tmp_path, config, vocabulary):
             score = scores[int(step.optimizer.iterations)]
             return score, {"dev_accuracy": score}
 
-        Loop(
+        TrainingLoop(
             run,
             step,
             small.batches().skip,
@@ -159,7 +159,7 @@ def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, na
 
 
 def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(train, monkeypatch):
-    original = Loop._steps
+    original = TrainingLoop._steps
 
     def step(loop, iterator, number, asked, count):
         logs = original(loop, iterator, number, asked, count)
@@ -168,7 +168,7 @@ def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(t
         return logs
 
     with monkeypatch.context() as context:
-        context.setattr(Loop, "_steps", step)
+        context.setattr(TrainingLoop, "_steps", step)
         with pytest.raises(Interrupted, match="stopped and saved at step 10 of 12"):
             train()
     run, said = train()

@@ -14,10 +14,10 @@ from bert_tf.data import inspection, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
 from bert_tf.run import Run
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
-from bert_tf.weights import names
-from bert_tf.weights.sources import Pretrained
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.signals import Interrupted
+from bert_tf.weights import name_map
+from bert_tf.weights.sources import PretrainedWeights
 from tests import small
 from tests.corpus import ENTRIES, SMALL, write_shards
 from tests.pretraining import (
@@ -150,8 +150,8 @@ def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
     said = []
     second = recipe.pretrain(given(folders, tmp_path / "second", first.path), said.append)
     before, after = weights_of(first), weights_of(second)
-    used = [name for name in after if name.startswith(names.PARTS) and "adam" not in name]
-    assert {name.split("/")[0] for name in used} == set(names.PARTS)
+    used = [name for name in after if name.startswith(name_map.COMPONENTS) and "adam" not in name]
+    assert {name.split("/")[0] for name in used} == set(name_map.COMPONENTS)
     for name in used:
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
     folder = first.checkpoints.path(8)
@@ -169,7 +169,7 @@ def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
 def test_it_says_which_heads_are_new(folders, tmp_path, parts, new):
     config = BertConfig.load(folders["config"])
     weights = small.random_weights(config, parts=parts)
-    Pretrained(config, Vocabulary(ENTRIES), weights, "somewhere").save(tmp_path / "first")
+    PretrainedWeights(config, Vocabulary(ENTRIES), weights, "somewhere").save(tmp_path / "first")
     run = recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
     assert run.train["origin"].endswith(f"first/checkpoints/step-00000000{new}")
 
@@ -194,7 +194,7 @@ def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
 ):
     config = dataclasses.replace(BertConfig.load(folders["config"]), **changes)
     weights = small.random_weights(config)
-    Pretrained(config, Vocabulary(vocabulary), weights, "somewhere").save(tmp_path / "first")
+    PretrainedWeights(config, Vocabulary(vocabulary), weights, "somewhere").save(tmp_path / "first")
     with pytest.raises(UserError) as caught:
         recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -223,9 +223,9 @@ def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
         recipe.pretrain(settings)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 5])
-def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_call):
-    changes = {"learning_rate": 1e30, "warmup_steps": 0, "steps_per_call": steps_per_call}
+@pytest.mark.parametrize("steps_per_execution", [1, 5])
+def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_execution):
+    changes = {"learning_rate": 1e30, "warmup_steps": 0, "steps_per_execution": steps_per_execution}
     with pytest.raises(UserError) as caught:
         recipe.pretrain(settings_of(folders, tmp_path / "run", log_every=5, **changes))
     message = str(caught.value)
@@ -241,15 +241,17 @@ def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
     changes = {"eval_shards": str(folders["held_out"]), "eval_every": 7, "log_every": 5}
     changes |= {"num_train_steps": 12}
     one = recipe.pretrain(settings_of(folders, tmp_path / "one", **changes))
-    counts, call = [], Loop._steps
+    counts, call = [], TrainingLoop._steps
 
     def counted(loop, iterator, step, asked, count):
         logs = call(loop, iterator, step, asked, count)
         counts.append((step, count, int(logs["examples"])))
         return logs
 
-    monkeypatch.setattr(Loop, "_steps", counted)
-    many = recipe.pretrain(settings_of(folders, tmp_path / "many", steps_per_call=4, **changes))
+    monkeypatch.setattr(TrainingLoop, "_steps", counted)
+    many = recipe.pretrain(
+        settings_of(folders, tmp_path / "many", steps_per_execution=4, **changes)
+    )
     starts = [(0, 3), (3, 2), (5, 1), (6, 1), (7, 2), (9, 1), (10, 2)]
     assert counts == [(step, count, 12 * count) for step, count in starts]
     for name, values in weights_of(one).items():
@@ -284,7 +286,7 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypa
         ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: wanted a number for each of"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: wanted whole numbers"),
         ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
-        ({"steps_per_call": 0}, "--steps_per_call=0: wanted at least 1"),
+        ({"steps_per_execution": 0}, "--steps_per_execution=0: wanted at least 1"),
         ({"save_every": 0}, "--save_every=0: wanted at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate=0.0: wanted a number over 0"),
         ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),

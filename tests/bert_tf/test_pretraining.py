@@ -9,11 +9,11 @@ import tensorflow as tf
 from bert_tf import AdamW, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.data.batches import flatten_examples, pad_examples
-from bert_tf.pretraining.model import LOSSES, MEASURES, PretrainingModel, to_batch
+from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.losses import WeightedMean
-from bert_tf.train.optimizer import UNDECAYED
+from bert_tf.train.optimizer import NO_DECAY
 from bert_tf.train.step import TrainStep
-from bert_tf.weights import names
+from bert_tf.weights import name_map
 from tests import reference, small
 from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 
@@ -247,7 +247,7 @@ def test_accumulated_batches_equal_the_big_one(layout, size):
             optimizer,
             tf.distribute.get_strategy(),
             seed=0,
-            measures=MEASURES,
+            metrics=METRICS,
             accumulation_steps=accumulation_steps,
         )
         results.append(train(step, data, 2))
@@ -274,7 +274,7 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
         num_segments=config.type_vocab_size,
     )
     model, weights = make_model(config)
-    theirs = {row.keras: row.ours for row in names.table(config)}
+    theirs = {row.keras: row.ours for row in name_map.table(config)}
     variables = {}
     for variable in backbone.trainable_variables:
         name = theirs[variable.path]
@@ -319,7 +319,7 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
 
     batches = [examples(config, seed) for seed in range(20)]
     schedule = WarmupLinearDecay(1e-2, 20, 5)
-    decayed = {name for name in variables if name.split("/")[-1] not in UNDECAYED}
+    decayed = {name for name in variables if name.split("/")[-1] not in NO_DECAY}
     start = {name: np.array(variable) for name, variable in variables.items()}
     start = {name: array.reshape(weights[name].shape) for name, array in start.items()}
     gradients, wanted = [], []

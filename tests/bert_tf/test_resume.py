@@ -11,7 +11,7 @@ from bert_tf import UserError, ownership
 from bert_tf.checkpoints import CheckpointManager
 from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.pretraining import recipe
-from bert_tf.train.interruption import Interrupted
+from bert_tf.train.signals import Interrupted
 from tests.corpus import config_of
 from tests.pretraining import (
     TINY,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import BertConfig, Encoder, UserError, Vocabulary, read_pretrained
 from bert_tf.checkpoints import model_variables
 from bert_tf.run import Run
-from bert_tf.weights import google, huggingface, names
+from bert_tf.weights import google, huggingface, name_map
 from tests import reference, small
 from tests.conftest import WORDS
 
@@ -39,7 +39,7 @@ def test_every_variable_of_the_encoder_is_named_in_the_table_with_its_shape(conf
         for name, variable in model_variables(encoder).items()
         if "seed" not in name
     }
-    assert shapes == names.shapes(config)
+    assert shapes == name_map.weight_shapes(config)
 
 
 def test_old_names_bfloat16_other_heads_and_position_ids_are_read(huggingface_dir, config):
@@ -220,27 +220,27 @@ def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(d
     reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
     config = BertConfig.load(folder / "bert_config.json")
     shapes = reader.get_variable_to_shape_map()
-    weights, passed_over = names.rename(
+    weights, unused_tensors = name_map.rename(
         {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()},
         config,
         "google",
         google.IGNORED,
         "release",
     )
-    assert passed_over == []
+    assert unused_tensors == []
     assert len(weights) == len(shapes) == 206
-    assert {name.split("/")[0] for name in weights} == set(names.PARTS)
+    assert {name.split("/")[0] for name in weights} == set(name_map.COMPONENTS)
     with pytest.raises(UserError, match="bert_model.ckpt: not a readable TensorFlow checkpoint"):
         read_pretrained(tmp_path)
 
 
 def test_the_real_small_bert_is_read_whole(pretrained_dir):
-    config, vocabulary, weights, passed_over = huggingface.read(pretrained_dir)
+    config, vocabulary, weights, unused_tensors = huggingface.read(pretrained_dir)
     assert (config.num_hidden_layers, config.hidden_size, config.hidden_act, len(vocabulary)) == (
         6,
         384,
         "gelu",
         30522,
     )
-    assert passed_over == ["embeddings.position_ids"]
+    assert unused_tensors == ["embeddings.position_ids"]
     assert sum(array.size for array in weights.values()) == 22_713_216

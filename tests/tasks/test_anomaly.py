@@ -14,8 +14,8 @@ import tensorflow as tf
 from bert_tf import UserError
 from bert_tf.checkpoints import read
 from bert_tf.text.packing import to_flat
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
 from tasks.catalog import task_from_dict
@@ -242,14 +242,14 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
 def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     """The vectors of a run that goes on are those of the encoder in its checkpoint."""
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))
-    original = Loop._steps
+    original = TrainingLoop._steps
 
     def stop(loop, iterator, step, *arguments):
         if step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(loop, iterator, step, *arguments)
 
-    monkeypatch.setattr(Loop, "_steps", stop)
+    monkeypatch.setattr(TrainingLoop, "_steps", stop)
     with pytest.raises(Interrupted):
         finetune(changed)
     monkeypatch.undo()

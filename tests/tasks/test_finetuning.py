@@ -18,9 +18,9 @@ from bert_tf.model import encoder, layout
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
-from bert_tf.weights import names
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.signals import Interrupted
+from bert_tf.weights import name_map
 from tasks.catalog import task_from_dict
 from tasks.classification import Classification
 from tasks.finetuning import finetune
@@ -89,7 +89,7 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
 
 def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
     run = finetune(dataclasses.replace(settings, epochs=1))
-    weights = {*names.shapes(run.config), "classifier/kernel", "classifier/bias"}
+    weights = {*name_map.weight_shapes(run.config), "classifier/kernel", "classifier/bias"}
     slots = {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
     assert set(read(run.checkpoints.path(4))) == weights | slots | {
         "step",
@@ -103,7 +103,7 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
     final = read(whole.checkpoints.path(8))
     for stop in (1, 4):  # In an epoch; at its end, before the evaluation.
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
-        original, count = Loop._steps, []
+        original, count = TrainingLoop._steps, []
 
         def step(loop, iterator, number, asked, steps, original=original, count=count, stop=stop):
             logs = original(loop, iterator, number, asked, steps)
@@ -112,13 +112,13 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
                 os.kill(os.getpid(), signal.SIGTERM)
             return logs
 
-        monkeypatch.setattr(Loop, "_steps", step)
+        monkeypatch.setattr(TrainingLoop, "_steps", step)
         with pytest.raises(
             Interrupted,
             match=f"SIGTERM: stopped and saved at step {stop} of 8 .*; the same command goes on",
         ):
             finetune(changed)
-        monkeypatch.setattr(Loop, "_steps", original)
+        monkeypatch.setattr(TrainingLoop, "_steps", original)
         said = []
         resumed = finetune(changed, said.append)
         assert any(line == f"resuming at step {stop} of 8" for line in said)
@@ -131,12 +131,12 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
 def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path):
     whole = finetune(settings)
     code = (
-        "import os, sys\nfrom bert_tf.train.loop import Loop\nfrom tasks import finetuning, "
-        "settings\noriginal = Loop._steps\n"
+        "import os, sys\nfrom bert_tf.train.loop import TrainingLoop\n"
+        "from tasks import finetuning, settings\noriginal = TrainingLoop._steps\n"
         "def step(loop, iterator, number, asked, steps):\n"
         "    if number == 6: os.kill(os.getpid(), 9)\n"
         "    return original(loop, iterator, number, asked, steps)\n"
-        "Loop._steps = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
+        "TrainingLoop._steps = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
         "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
         "finetuning.finetune(settings.FinetuneSettings(**values))"
     )
@@ -223,10 +223,10 @@ def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
     )
     source = pretrained.checkpoints.path(3)
     before, after = read(source), read(run.checkpoints.path(1))
-    for name in names.shapes(run.config):
+    for name in name_map.weight_shapes(run.config):
         np.testing.assert_array_equal(after[name], before[name], err_msg=name)
     assert run.vocabulary.entries == tuple(ENTRIES)
-    assert not [name for name in after if name.startswith(names.HEADS)]
+    assert not [name for name in after if name.startswith(name_map.HEADS)]
     unused = "not used: masked_lm head, next_sentence head"
     assert run.train["origin"] == f"run {source} ({unused})"
 

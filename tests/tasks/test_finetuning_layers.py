@@ -9,8 +9,8 @@ import pytest
 
 from bert_tf import UserError, read_pretrained
 from bert_tf.checkpoints import read
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.signals import Interrupted
 from tasks.finetuning import finetune
 from tests import small
 
@@ -84,7 +84,7 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
     finetune(settings, again.append)
     assert len(again) == 1 and "finished at step 12, nothing to do" in again[0]
 
-    original = Loop._steps
+    original = TrainingLoop._steps
 
     def step(loop, iterator, number, asked, count):
         logs = original(loop, iterator, number, asked, count)
@@ -94,7 +94,7 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
 
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_steps", step)
+        patched.setattr(TrainingLoop, "_steps", step)
         with pytest.raises(Interrupted, match="stopped and saved at step 10 of 24"):
             finetune(changed)
     resumed = finetune(changed)

@@ -14,8 +14,8 @@ import pytest
 from bert_tf import UserError, ownership
 from bert_tf.checkpoints import read
 from bert_tf.run import Run
-from bert_tf.train.interruption import Interrupted
-from bert_tf.train.loop import Loop
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.signals import Interrupted
 from tasks import study as study_module
 from tasks.classification import Classification
 from tasks.finetuning import finetune
@@ -94,7 +94,7 @@ def test_a_later_run_is_as_alone_bit_for_bit_and_the_study_says_what_came_of_the
 
 @pytest.mark.slow
 def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
-    original, count = Loop._steps, []
+    original, count = TrainingLoop._steps, []
 
     def step(*arguments):
         logs = original(*arguments)
@@ -104,7 +104,7 @@ def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
         return logs
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_steps", step)
+        patched.setattr(TrainingLoop, "_steps", step)
         with pytest.raises(Interrupted, match="stopped and saved at step 2 of 4 in .*seed-2; the"):
             study(settings)
     assert not (tmp_path / "study" / "study.json").exists()

@@ -14,7 +14,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def held_back():
+def defer_signals():
     """Yields a function that tells which signal came since, its number or None.
 
     Outside of the main thread, where Python takes no signals, none ever does.

@@ -13,7 +13,7 @@ import numpy as np
 from bert_tf.errors import UserError
 
 HEADS = ("masked_lm", "next_sentence")
-PARTS = ("bert", *HEADS)
+COMPONENTS = ("bert", *HEADS)
 
 
 class Names(NamedTuple):
@@ -111,7 +111,7 @@ def _huggingface(google):
     return ".".join([*owners, _HUGGINGFACE[kind]])
 
 
-def shapes(config, part="bert"):
+def weight_shapes(config, part="bert"):
     """{our name: shape} of the encoder's weights, or a head's; kernels [in, out]."""
     hidden, inner = config.hidden_size, config.intermediate_size
     tables = {
@@ -146,20 +146,20 @@ def rename(tensors, config, column, ignored, where):
     configuration's.
     """
     columns = {
-        part: {getattr(row, column): row.ours for row in table(config, part)} for part in PARTS
+        part: {getattr(row, column): row.ours for row in table(config, part)} for part in COMPONENTS
     }
     known = {theirs for names in columns.values() for theirs in names}
-    passed_over = sorted(
+    unused_tensors = sorted(
         name for name in tensors if name not in known and re.fullmatch(ignored, name)
     )
-    left_over = sorted(set(tensors) - known - set(passed_over))
+    left_over = sorted(set(tensors) - known - set(unused_tensors))
     if left_over:
         raise UserError(
             f"{where}: {len(left_over)} tensors that no part of this model uses, the first "
             f"{left_over[0]}; "
             f"is num_hidden_layers={config.num_hidden_layers} right?"
         )
-    ours, wanted = {}, {}
+    ours, expected_shapes = {}, {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
         if part in HEADS and len(missing) == len(names):
@@ -170,7 +170,7 @@ def rename(tensors, config, column, ignored, where):
                 f"{where}: {len(missing)} weights are missing, the first {missing[0]}{rest}"
             )
         ours |= names
-        wanted |= shapes(config, part)
+        expected_shapes |= weight_shapes(config, part)
     result = {}
     for theirs, name in ours.items():
         array = np.asarray(tensors[theirs], dtype=np.float32)
@@ -178,17 +178,17 @@ def rename(tensors, config, column, ignored, where):
             array = array.T  # PyTorch keeps [out, in].
         elif (
             column == "keras"
-            and array.ndim != len(wanted[name])
-            and array.size == np.prod(wanted[name])
+            and array.ndim != len(expected_shapes[name])
+            and array.size == np.prod(expected_shapes[name])
         ):
             array = array.reshape(
-                wanted[name]
+                expected_shapes[name]
             )  # keras-nlp keeps heads as an axis, [in, N, D] and [N, D, out].
-        if array.shape != wanted[name]:
+        if array.shape != expected_shapes[name]:
             raise UserError(
                 f"{where}: {theirs} has shape {tuple(tensors[theirs].shape)}, but the "
                 "configuration makes it "
-                f"{wanted[name]}"
+                f"{expected_shapes[name]}"
             )
         result[name] = array
-    return result, passed_over
+    return result, unused_tensors
