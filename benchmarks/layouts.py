@@ -45,7 +45,7 @@ class PaddedPipeline(Pipeline):
     def answer(self, **texts):
         windows = self._windows(**texts)
         outputs = self.model(to_padded(windows.packed, self.vocabulary))
-        return self.task.answer(texts, windows, outputs)
+        return self.task.serving_outputs(texts, windows, outputs)
 
 
 PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
@@ -74,7 +74,7 @@ def training(kind, layout, task, path, pretrained, batch):
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
     pipeline = Pipeline(task, Tokenizer(pretrained.vocabulary, True), model)
-    encoded = EncodedExamples.encode(task.read(path), pipeline, LAYOUTS[layout])
+    encoded = EncodedExamples.encode(task.load_examples(path), pipeline, LAYOUTS[layout])
     batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
     step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
     iterator, seconds = iter(distribute(lambda: batches, step.strategy)), []
@@ -101,7 +101,7 @@ def serving(kind, layout, task, path, pretrained, batch):
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
     module.functions = {"serving_default": pipeline.signatures()["serving_default"]}
-    texts = task.read(path).texts["text"][: REQUESTS * batch]
+    texts = task.load_examples(path).texts["text"][: REQUESTS * batch]
     requests = [tf.constant(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures=module.functions)

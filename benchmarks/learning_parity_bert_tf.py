@@ -45,7 +45,7 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
     pipeline = Pipeline(task, tokenizer, model)
     train, test = (
-        EncodedExamples.encode(task.read(str(folder / name)), pipeline, to_flat)
+        EncodedExamples.encode(task.load_examples(str(folder / name)), pipeline, to_flat)
         for name in ("train.csv", "test.csv")
     )
     num_steps = recipe["epochs"] * math.ceil(len(train) / recipe["global_batch_size"])

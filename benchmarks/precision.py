@@ -23,17 +23,17 @@ import tensorflow as tf
 from bert_tf import UserError
 from export.signatures import write_saved_model
 from tasks.examples import as_tensor
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 
 BATCH = 32
 
 
 def main(run, path):
-    trained = Trained.open(run)
+    trained = TrainedModel.open(run)
     task = trained.task
     if task.kind != "classification" or task.multi_label:
         raise UserError(f"--run={run}: wanted a run of classification with one label a text")
-    examples = task.read(path)
+    examples = task.load_examples(path)
     labels = np.array(task.labels)[examples.labels]
     answers = {}
     for precision in ("float32", "bfloat16"):

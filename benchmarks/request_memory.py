@@ -134,14 +134,14 @@ def export(directory, vocab):
     from tasks.multiple_choice import MultipleChoice
     from tasks.span_qa import SpanQA
     from tasks.tagging import Tagging
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
 
     labels = tuple(f"intent_{number}" for number in range(150))
     tags = ("O", *(f"{prefix}-{name}" for name in ("PER", "LOC", "ORG", "MISC") for prefix in "BI"))
     tasks = {
         "classification": Classification(labels=labels, max_seq_length=128),
         "tail": Classification(labels=labels, max_seq_length=128, truncation="tail"),
-        "tagging": Tagging(labels=tags, max_seq_length=128, stride=63),
+        "tagging": Tagging(labels=tags, max_seq_length=128, doc_stride=63),
         "span_qa": SpanQA(max_seq_length=384),
         "multiple_choice": MultipleChoice(max_seq_length=128),
     }
@@ -152,7 +152,7 @@ def export(directory, vocab):
         model = task.build_model(config)
         run = Run.create(f"{directory}/run-{name}", config, vocabulary, {}, task.to_dict())
         run.checkpoints.save(0, model_variables(model))
-        write_saved_model(Trained.open(run.path), f"{directory}/{name}")
+        write_saved_model(TrainedModel.open(run.path), f"{directory}/{name}")
     return {}
 
 

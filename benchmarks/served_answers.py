@@ -19,16 +19,20 @@ import numpy as np
 
 from export.served import ServedDirectory
 from tasks.examples import as_tensor
-from tasks.forms.records import BadRow
 from tasks.prediction import in_batches, jsonable
-from tasks.trained import Trained
+from tasks.readers.records import BadRow
+from tasks.trained_model import TrainedModel
 
 TOLERANCE = 1e-5
 
 
 def main(run, model_dir, data, num_rows):
-    trained, served = Trained.open(run), ServedDirectory(model_dir)
-    rows = [row for row in trained.task.rows(data, labelled=False) if not isinstance(row, BadRow)]
+    trained, served = TrainedModel.open(run), ServedDirectory(model_dir)
+    rows = [
+        row
+        for row in trained.task.iter_examples(data, labelled=False)
+        if not isinstance(row, BadRow)
+    ]
     rows = rows[:num_rows]
     answer = trained.pipeline.signatures()["serving_default"]
     predicted = []
@@ -42,7 +46,9 @@ def main(run, model_dir, data, num_rows):
     for batch in in_batches(order, 17):
         texts = texts_of([rows[number] for number in batch], trained.task)
         for number, row in zip(batch, by_rows(served.ask(texts)), strict=True):
-            if not is_same(trained.task.trimmed(row), trained.task.trimmed(predicted[number])):
+            if not is_same(
+                trained.task.strip_padding(row), trained.task.strip_padding(predicted[number])
+            ):
                 different.append(int(number))
 
     begin = time.perf_counter()
@@ -60,7 +66,7 @@ def main(run, model_dir, data, num_rows):
                 "task": trained.task.kind,
                 "rows": len(rows),
                 "different": len(different),
-                "first_different": rows[different[0]].where if different else None,
+                "first_different": rows[different[0]].location if different else None,
                 "rows_per_second": round(len(rows) / seconds, 1),
                 "p50_ms": round(float(np.percentile(alone, 50)), 1),
                 "p99_ms": round(float(np.percentile(alone, 99)), 1),

@@ -24,7 +24,7 @@ from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from export.signatures import write_saved_model
 from tasks.classification import Classification
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 
 LABELS = ("negative", "neutral", "positive")
 SEED = 0
@@ -75,7 +75,7 @@ def write_ours(folder, pretrained, head, precision):
     pretrained.assign_to(model)
     for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
         variable.assign(value)
-    trained = Trained.create(folder / "run", pretrained, task, model)
+    trained = TrainedModel.create(folder / "run", pretrained, task, model)
     write_saved_model(trained, folder / "ours", precision)
 
 

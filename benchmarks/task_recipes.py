@@ -20,7 +20,7 @@ HATE = {
     "labels": ("0", "1", "2"),
     **TWEETS,
 }
-KIT = {"rare_label": "0", "aim": "f1", "calibrate": True}
+KIT = {"rare_label": "0", "threshold_objective": "f1", "calibrate": True}
 QUESTIONS = {"max_seq_length": 384, "global_batch_size": 16, "learning_rate": 1e-4, "epochs": 2}
 TASKS = {
     "complaints": (
@@ -65,7 +65,7 @@ TASKS = {
     "squad": ({"task": "squad", **QUESTIONS}, "squad/train-v1.1.json", "squad/dev-v1.1.json"),
     "squad2": ({"task": "squad2", **QUESTIONS}, "squad/train-v2.0.json", "squad/dev-v2.0.json"),
     "anomaly": (
-        {"task": "anomaly", "ordinary_labels": ("in scope",), "max_seq_length": 64},
+        {"task": "anomaly", "normal_labels": ("in scope",), "max_seq_length": 64},
         "clinc150:train,oos_train",
         "clinc150:test,oos_test",
     ),

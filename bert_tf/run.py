@@ -32,6 +32,13 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 RENAMED_KEYS = {
     "preset": "model_size",
     "steps_per_call": "steps_per_execution",
+    "aim": "threshold_objective",
+    "code_size": "latent_dim",
+    "form": "file_format",
+    "html_entities": "unescape_html",
+    "ordinary_labels": "normal_labels",
+    "stride": "doc_stride",
+    "decided_": "tuned_",
 }
 
 

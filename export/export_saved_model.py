@@ -41,9 +41,9 @@ class ExportSettings:
 
 def main(settings):
     from export.publishing import publish
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
 
-    trained = Trained.open(settings.run, settings.checkpoint)
+    trained = TrainedModel.open(settings.run, settings.checkpoint)
     print(publish(trained, settings.output_dir, command.log, settings.precision))
 
 

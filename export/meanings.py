@@ -6,7 +6,7 @@ TASKS = {
     "tagging": "The entities of a text: what they are called, of which type, and where they stand.",
     "span_qa": "The answer to a question, cut from a text that may hold it.",
     "multiple_choice": "Which of several choices goes best with a prompt.",
-    "anomaly": "Whether a text is unlike the ordinary ones that the model was trained on.",
+    "anomaly": "Whether a text is unlike the normal ones that the model was trained on.",
     "pretrained": "What stands at the first [MASK] of a text.",
 }
 SIGNATURES = {

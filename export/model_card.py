@@ -14,7 +14,7 @@ PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
 _DECISIONS = {
     "max_seq_length": "tokens that the model takes at a time",
     "truncation": "what of a longer text is kept",
-    "stride": "tokens between the beginnings of the windows that a longer text goes through",
+    "doc_stride": "tokens between the beginnings of the windows that a longer text goes through",
     "max_query_length": "tokens of a question that are kept",
     "max_answer_length": "tokens that an answer has at most",
     "may_be_impossible": "whether there may be no answer",
@@ -23,7 +23,7 @@ _DECISIONS = {
     "rare_label": "the label that has the threshold",
     "null_threshold": "from which score on there is no answer",
     "threshold": "from which score on a text is unusual",
-    "false_alarm_rate": "the share of ordinary texts that the threshold may take for unusual",
+    "false_alarm_rate": "the share of normal texts that the threshold may take for unusual",
 }
 _SETTINGS = (
     "global_batch_size",
@@ -93,7 +93,7 @@ tested that the served model answers as the trained one, not that the answers ar
 
 
 def model_card(name, trained, precision):
-    """The card of a Trained that is published as `name`. It names no path of this machine."""
+    """The card of a TrainedModel that is published as `name`. It names no path of this machine."""
     run, config, model = trained.run, trained.run.config, trained.pipeline.model
     keeps = config.strip_accents is False or (
         config.strip_accents is None and not config.do_lower_case
@@ -142,9 +142,9 @@ def _task(trained):
     labels = getattr(task, "labels", ())
     if labels:
         lines.append(f"{len(labels)} labels, in order: {', '.join(labels)}.")
-    ordinary = getattr(task, "ordinary_labels", ())
-    if ordinary:
-        lines.append(f"Ordinary are the labels: {', '.join(ordinary)}.")
+    normal = getattr(task, "normal_labels", ())
+    if normal:
+        lines.append(f"Normal are the labels: {', '.join(normal)}.")
     return "\n\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What is unusual: texts unlike those of the ordinary classes, the only ones that training sees.
+"""What is unusual: texts unlike those of the normal classes, the only ones that training sees.
 
 The score is an autoencoder's error on the frozen encoder's vectors (tasks.autoencoder); from a
 threshold on it is an alarm. Legend: B texts, N examples.
@@ -13,60 +13,59 @@ from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
 from tasks.examples import Example
-from tasks.forms.records import BadRow, as_label, strict
-from tasks.forms.rows import read_rows
 from tasks.metrics.labels import ratio
 from tasks.metrics.ranking import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
-from tasks.texts import TextTask
+from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.readers.tables import read_rows
+from tasks.text_task import TextTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anomaly(TextTask):
-    """Rows whose label is none of `ordinary_labels` are unusual.
+    """Rows whose label is none of `normal_labels` are unusual.
 
     Without a `label_column` that is "label" where a file has one; in a file without labels every
-    row is ordinary. `threshold` lets a share of at most `false_alarm_rate` of the ordinary rows of
+    row is normal. `threshold` lets a share of at most `false_alarm_rate` of the normal rows of
     dev pass as unusual. The best checkpoint is that of the best ranking of dev's unusual rows.
     """
 
     label_column: str | None = None
-    ordinary_labels: tuple[str, ...] = ()
-    code_size: int = 32
+    normal_labels: tuple[str, ...] = ()
+    latent_dim: int = 32
     false_alarm_rate: float = 0.05
     threshold: float | None = None
 
     kind = "anomaly"
     best_metric = "roc_auc"
-    to_decide = ("threshold",)
-    answers_untuned = False
+    tunable_fields = ("threshold",)
+    predicts_untuned = False
     trains_on_vectors = True
 
     @classmethod
     def from_data(cls, path, **options):
         """The task that a training file shows.
 
-        Raises UserError if one of the ordinary labels is not in it, or if none are given and it has
+        Raises UserError if one of the normal labels is not in it, or if none are given and it has
         several.
         """
-        ordinary_labels = tuple(map(as_label, options.pop("ordinary_labels", ())))
-        task = cls(ordinary_labels=ordinary_labels, **options)
-        labels = {label for _, label in strict(task._labelled(path)) if label is not None}
+        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
+        task = cls(normal_labels=normal_labels, **options)
+        labels = {label for _, label in raise_bad_rows(task._labelled(path)) if label is not None}
         if not labels:
             return task
         found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
-        if not task.ordinary_labels:
+        if not task.normal_labels:
             if len(labels) > 1:
                 raise UserError(
-                    f"{path}: has the labels {found}; say with --ordinary_labels which of them are "
-                    "ordinary"
+                    f"{path}: has the labels {found}; say with --normal_labels which of them are "
+                    "normal"
                 )
-            return dataclasses.replace(task, ordinary_labels=tuple(labels))
-        for label in task.ordinary_labels:
+            return dataclasses.replace(task, normal_labels=tuple(labels))
+        for label in task.normal_labels:
             if label not in labels:
                 raise UserError(
-                    f"--ordinary_labels: no row of {path} has the label {label!r}; "
-                    f"there are {found}"
+                    f"--normal_labels: no row of {path} has the label {label!r}; there are {found}"
                 )
         return task
 
@@ -74,26 +73,26 @@ class Anomaly(TextTask):
     def losses(self):
         return {"score": identity_loss}
 
-    def rows(self, path, labelled):
+    def iter_examples(self, path, labelled):
         if not labelled:
-            yield from super().rows(path, labelled)
+            yield from super().iter_examples(path, labelled)
             return
         for item in self._labelled(path):
             if isinstance(item, BadRow):
                 yield item
                 continue
             row, label = item
-            if label is not None and not self.ordinary_labels:
+            if label is not None and not self.normal_labels:
                 yield BadRow(
-                    row.where,
+                    row.location,
                     f"label {label!r}, but the rows of training had none; say with "
-                    "--ordinary_labels which labels are ordinary",
+                    "--normal_labels which labels are normal",
                 )
                 continue
             # Earlier versions saved them as read.
-            is_unusual = label is not None and label not in map(as_label, self.ordinary_labels)
+            is_unusual = label is not None and label not in map(as_label, self.normal_labels)
             texts = {"text": row.values[self.text_columns[0]]}
-            yield Example(texts, int(is_unusual), row.where)
+            yield Example(texts, int(is_unusual), row.location)
 
     def _labelled(self, path):
         """Yields (Row, its label, None where the file has none), or a BadRow."""
@@ -101,7 +100,7 @@ class Anomaly(TextTask):
         required, optional = ((column,), ()) if self.label_column else ((), (column,))
         columns = (*self.text_columns, *required)
         has_labels = None
-        for row in read_rows(path, columns, html_entities=self.html_entities, optional=optional):
+        for row in read_rows(path, columns, unescape_html=self.unescape_html, optional=optional):
             if isinstance(row, BadRow):
                 yield row
                 continue
@@ -110,32 +109,33 @@ class Anomaly(TextTask):
                 has_labels = label is not None
             if (label is not None) != has_labels:
                 which = "no label, but the rows" if has_labels else "a label, but no row"
-                yield BadRow(row.where, f"has {which} before it in column {column!r}")
+                yield BadRow(row.location, f"has {which} before it in column {column!r}")
             elif label is not None and not as_label(label):
-                yield BadRow(row.where, f"column {column!r} is empty, wanted a label")
+                yield BadRow(row.location, f"column {column!r} is empty, wanted a label")
             else:
                 yield row, label if label is None else as_label(label)
 
-    def to_learn_from(self, examples):
-        return examples.where(lambda number: not examples.labels[number])
+    def select_training_examples(self, examples):
+        return examples.filter(lambda number: not examples.labels[number])
 
     def targets(self, examples, windows):
-        """The labels, 1 = unusual, are for the metrics; the loss is that of the ordinary."""
+        """The labels, 1 = unusual, are for the metrics; the loss is that of the normal."""
         is_unusual_N = np.array(examples.labels, np.int32)
         return {"score": is_unusual_N}, {"score": (1 - is_unusual_N).astype(np.float32)}
 
     def build_model(self, config, dtype="float32"):
-        if self.code_size >= config.hidden_size:
+        if self.latent_dim >= config.hidden_size:
             raise UserError(
-                f"--code_size={self.code_size}: wanted less than {config.hidden_size}, the size of "
+                f"--latent_dim={self.latent_dim}: wanted less than {config.hidden_size}, the size "
+                "of "
                 "the encoder's vectors"
             )
-        model = AutoencoderModel(config, self.code_size, name=self.kind, dtype=dtype)
+        model = AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def prepare(self, model, encoded):
-        model.adapt(encoded.vectors_UH)
+    def init_head(self, model, encoded):
+        model.adapt(encoded.vectors_SH)
 
     def metrics(self, data, outputs):
         """Areas under the curves, also of what the autoencoder has to beat; rates once decided."""
@@ -174,31 +174,29 @@ class Anomaly(TextTask):
     def check_dev(self, examples):
         if all(examples.labels):
             raise UserError(
-                "--dev: the first file holds no ordinary row, from which the threshold is decided; "
+                "--dev: the first file holds no normal row, from which the threshold is decided; "
                 "name one that does, and a new --output_dir"
             )
         if not any(examples.labels):
             return ["no row is unusual: nothing says how well the unusual is found"]
         return []
 
-    def tuned(self, data, outputs):
-        is_ordinary_N = data.labels["score"] == 0
-        threshold = threshold_for_false_alarms(
-            outputs["score"][is_ordinary_N], self.false_alarm_rate
-        )
+    def tune(self, data, outputs):
+        is_normal_N = data.labels["score"] == 0
+        threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
         return dataclasses.replace(self, threshold=threshold)
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
 
-    def margin(self, answer, windows, outputs):
+    def margin(self, predictions, windows, outputs):
         """By the score's part of the threshold, since it is no probability."""
-        return tf.abs(answer["score"] / self.threshold - 1.0)
+        return tf.abs(predictions["score"] / self.threshold - 1.0)
 
     def description(self):
-        if not self.ordinary_labels:
-            return "; no labels in --train: every row of it is ordinary"
-        return f"; ordinary is {', '.join(self.ordinary_labels)}"
+        if not self.normal_labels:
+            return "; no labels in --train: every row of it is normal"
+        return f"; normal is {', '.join(self.normal_labels)}"
 
     def warning(self, metrics):
         if metrics["pr_auc"] == 0:

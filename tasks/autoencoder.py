@@ -1,4 +1,4 @@
-"""The model of what is ordinary: a frozen encoder, and an autoencoder on its vectors.
+"""The model of what is normal: a frozen encoder, and an autoencoder on its vectors.
 
 Legend: B texts, N texts of training, H hidden size, K size of the code.
 """
@@ -18,7 +18,7 @@ INNER_SIZE = 256
 
 @keras.saving.register_keras_serializable("bert_tf")
 class AutoencoderModel(keras.Model):
-    """How badly a text's vector is told by K numbers, when what is ordinary is told well.
+    """How badly a text's vector is told by K numbers, when what is normal is told well.
 
     The vector is the mean of the last layer over all tokens, scaled to length 1, since the mean's
     length tells how long a text is. The encoder is frozen, else it would learn to give the same
@@ -40,7 +40,7 @@ class AutoencoderModel(keras.Model):
         # Without autocast, under which vectors would come in bfloat16.
         super().__init__(name=name, autocast=False, **kwargs)
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
-        self.code_size = code_size
+        self.latent_dim = code_size  # The name in get_config.
         self.encoder = Encoder(self.config, dtype=self.dtype_policy)
         self.encoder.trainable = False
         self.code = _Corrected(self.config, code_size, dtype="float32", name="code")
@@ -52,7 +52,7 @@ class AutoencoderModel(keras.Model):
         hidden_size = self.config.hidden_size
         self.encoder.build()
         self.code.build((None, hidden_size))
-        self.reconstruction.build((None, self.code_size))
+        self.reconstruction.build((None, self.latent_dim))
 
         def fixed(name, shape, initializer):
             return self.add_weight(
@@ -61,7 +61,7 @@ class AutoencoderModel(keras.Model):
 
         self.mean_H = fixed("mean", (hidden_size,), "zeros")
         self.spread = fixed("spread", (), "ones")
-        self.components_HK = fixed("components", (hidden_size, self.code_size), "zeros")
+        self.components_HK = fixed("components", (hidden_size, self.latent_dim), "zeros")
 
     def adapt(self, vectors_NH):
         """Sets mean, spread and components of training, and begins as PCA."""
@@ -72,7 +72,7 @@ class AutoencoderModel(keras.Model):
         self.spread.assign(np.sqrt(np.mean(centered_NH**2, dtype=np.float64)) or 1.0)
         # Columns are directions, those of the smallest variance first.
         directions_HH = np.linalg.eigh(centered_NH.T @ centered_NH)[1]
-        components_HK = directions_HH[:, : -self.code_size - 1 : -1]
+        components_HK = directions_HH[:, : -self.latent_dim - 1 : -1]
         self.components_HK.assign(components_HK)
         self.code.start_with(components_HK)
         self.reconstruction.start_with(components_HK.T)
@@ -98,7 +98,7 @@ class AutoencoderModel(keras.Model):
         return tf.math.l2_normalize(means_BH, axis=-1)
 
     def get_config(self):
-        own = {"config": self.config.to_dict(), "code_size": self.code_size}
+        own = {"config": self.config.to_dict(), "code_size": self.latent_dim}
         return {**super().get_config(), **own}
 
 

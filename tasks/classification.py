@@ -21,15 +21,15 @@ from bert_tf.train.losses import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
-from tasks import rare_classes
+from tasks import class_imbalance
 from tasks.decisions import decide_each, decide_one
-from tasks.forms.glue import GLUE
-from tasks.forms.records import as_label, strict
-from tasks.heads import TextModel
-from tasks.metrics import classes
+from tasks.heads import SequenceClassifier
+from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
-from tasks.metrics.thresholds import best_threshold, parse_aim
-from tasks.texts import TextTask, raw_rows
+from tasks.metrics.thresholds import best_threshold, parse_objective
+from tasks.readers.glue import GLUE
+from tasks.readers.records import as_label, raise_bad_rows
+from tasks.text_task import TextTask, raw_rows
 
 BETWEEN_LABELS = "|"
 
@@ -43,7 +43,7 @@ class Classification(TextTask):
     focal_gamma         of the focal loss; 0 is cross-entropy
     prior_bias          training begins with the labels' shares as the answer
     rare_label          given where its probability >= its threshold, else the likeliest other one
-    aim                 what thresholds are tuned for ("f1", "precision=P", "recall=R"), or None
+    threshold_objective what thresholds are tuned for ("f1", "precision=P", "recall=R"), or None
     calibrate           whether a temperature is fitted
 
     Decided on dev, of the best checkpoint: the temperature that logits are divided by, and then
@@ -60,7 +60,7 @@ class Classification(TextTask):
     focal_gamma: float = 0.0
     prior_bias: bool = False
     rare_label: str | None = None
-    aim: str | None = None
+    threshold_objective: str | None = None
     calibrate: bool = False
     temperature: float | None = None
     thresholds: tuple[float, ...] | None = None
@@ -75,43 +75,44 @@ class Classification(TextTask):
         without an aim has the aim "f1".
         Raises UserError if the file holds fewer than two labels, or if an option does not fit them.
         """
-        rare_classes.check_options(class_weights=class_weights, **options)
+        class_imbalance.check_options(class_weights=class_weights, **options)
         if options.get("rare_label") is not None:
             options["rare_label"] = as_label(options["rare_label"])
         task = cls(labels=tuple(map(as_label, labels)), **options)
-        if task.multi_label and task.form in GLUE:
-            raise UserError(f"--multi_label: rows of {task.form} have one label each")
+        if task.multi_label and task.file_format in GLUE:
+            raise UserError(f"--multi_label: rows of {task.file_format} have one label each")
         counts = {}
-        for row in strict(raw_rows(task, path, labelled=True)):
+        for row in raise_bad_rows(raw_rows(task, path, labelled=True)):
             try:
                 names = task._names_in(row.values[task.label_column])
             except ValueError as error:
-                raise UserError(f"{row.where}: {error}") from None
+                raise UserError(f"{row.location}: {error}") from None
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
         if len(counts) < 2:
             only = f"the label {min(counts)!r}" if counts else "no label"
             only += ", or none" if counts and task.multi_label else ""
             raise UserError(f"{path}: every row has {only}; there is nothing to tell apart")
-        published = GLUE[task.form].labels if task.form in GLUE else ()
+        published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
         labels = task.labels or published or _in_order(counts)
         task = dataclasses.replace(
             task,
             labels=labels,
-            class_weights=rare_classes.class_weights_of(
+            class_weights=class_imbalance.class_weights_of(
                 class_weights, labels, [counts.get(label, 0) for label in labels]
             ),
-            aim=task.aim or ("f1" if task.rare_label is not None else None),
+            threshold_objective=task.threshold_objective
+            or ("f1" if task.rare_label is not None else None),
         )
         task._check_rare_label()
         return task
 
     def _check_rare_label(self):
         if self.rare_label is None:
-            if self.aim is not None and not self.is_binary and not self.multi_label:
+            if self.threshold_objective is not None and not self.is_binary and not self.multi_label:
                 raise UserError(
-                    f"--aim={self.aim}: there are {len(self.labels)} labels and only "
-                    "--rare_label has a threshold; name one"
+                    f"--threshold_objective={self.threshold_objective}: there are "
+                    f"{len(self.labels)} labels and only --rare_label has a threshold; name one"
                 )
         elif self.rare_label not in self.labels:
             raise UserError(
@@ -157,19 +158,19 @@ class Classification(TextTask):
         labels; macro F1 where weights, sampling or the loss favour rare classes, whose price is
         accuracy; GLUE's own for its data sets; and accuracy.
         """
-        if self.aim:
+        if self.threshold_objective:
             return "pr_auc" if self.multi_label else f"{self._prefix}pr_auc"
         if self.multi_label:
             return "micro_f1"
         favours_rare = self.class_weights or self.balanced_sampling or self.focal_gamma
         if favours_rare:
             return "macro_f1"
-        return GLUE[self.form].metrics[0] if self.form in GLUE else "accuracy"
+        return GLUE[self.file_format].metrics[0] if self.file_format in GLUE else "accuracy"
 
     @property
-    def to_decide(self):
-        wanted = {"temperature": self.calibrate, "thresholds": self.aim}
-        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    def tunable_fields(self):
+        enabled = {"temperature": self.calibrate, "thresholds": self.threshold_objective}
+        return tuple(name for name, is_enabled in enabled.items() if is_enabled)
 
     def description(self):
         weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
@@ -210,28 +211,28 @@ class Classification(TextTask):
             labels = np.array(examples.labels, np.int32)
         return {"label": labels}, {"label": np.ones(count, np.float32)}
 
-    def unit_weights(self, examples, windows):
+    def sample_weights(self, examples, windows):
         return np.array(self.class_weights)[examples.labels] if self.class_weights else None
 
-    def unit_odds(self, examples, windows):
-        return rare_classes.balanced_odds(examples.labels) if self.balanced_sampling else None
+    def sampling_weights(self, examples, windows):
+        return class_imbalance.sampling_weights(examples.labels) if self.balanced_sampling else None
 
     def build_model(self, config, dtype="float32"):
         units = 1 if self.is_binary else len(self.labels)
-        model = TextModel(config, units, name=self.kind, dtype=dtype)
+        model = SequenceClassifier(config, units, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def prepare(self, model, encoded):
+    def init_head(self, model, encoded):
         if not self.prior_bias:
             return
         labels, count = encoded.labels["label"], len(encoded)
         if self.multi_label:
-            bias = rare_classes.log_odds(labels.sum(0), count)
+            bias = class_imbalance.log_odds(labels.sum(0), count)
         elif self.is_binary:
-            bias = rare_classes.log_odds([labels.sum()], count)
+            bias = class_imbalance.log_odds([labels.sum()], count)
         else:
-            bias = rare_classes.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
+            bias = class_imbalance.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
         model.head.bias.assign(bias)
 
     def decision(self, outputs):
@@ -243,26 +244,26 @@ class Classification(TextTask):
             return decide_one(outputs["label"], temperature, self.positive, self.thresholds[0])
         return decide_one(outputs["label"], temperature, 1 if self.is_binary else None)
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         decision = self.decision(outputs)
         names_C = tf.constant(self.labels)
-        answer = {
+        predictions = {
             "label": tf.gather(names_C, decision.label),
             "score": decision.score,
             "probabilities": decision.probabilities,
             "labels": tf.repeat(names_C[tf.newaxis], tf.shape(decision.label)[0], axis=0),
         }
-        return {**answer, "selected": decision.selected} if self.multi_label else answer
+        return {**predictions, "selected": decision.selected} if self.multi_label else predictions
 
-    def margin(self, answer, windows, outputs):
+    def margin(self, predictions, windows, outputs):
         return self.decision(outputs).margin
 
-    def tuned(self, data, outputs):
+    def tune(self, data, outputs):
         labels, task = data.labels["label"], self
         if self.calibrate:
             temperature = fit_temperature(outputs["label"], labels, self._kind_of_logits)
             task = dataclasses.replace(task, temperature=temperature)
-        if self.aim:
+        if self.threshold_objective:
             probabilities_NC = task.decision(outputs).probabilities.numpy()
             if self.multi_label:
                 is_positive_NK, scores_NK = labels > 0, probabilities_NC
@@ -270,28 +271,29 @@ class Classification(TextTask):
                 is_positive_NK = (labels == self.positive)[:, np.newaxis]
                 scores_NK = probabilities_NC[:, [self.positive]]
             thresholds = tuple(
-                best_threshold(is_positive_N, scores_N, self.aim)[0]
+                best_threshold(is_positive_N, scores_N, self.threshold_objective)[0]
                 for is_positive_N, scores_N in zip(is_positive_NK.T, scores_NK.T, strict=True)
             )
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
 
     def check_dev(self, examples):
-        if not self.aim:
+        if not self.threshold_objective:
             return []
         if not self.multi_label:
             if self.positive not in examples.labels:
                 raise UserError(
-                    f"--aim={self.aim}: no row of the first --dev file has the label "
-                    f"{self.labels[self.positive]!r}, whose threshold is tuned on it; name another"
+                    f"--threshold_objective={self.threshold_objective}: no row of the first --dev "
+                    f"file has the label {self.labels[self.positive]!r}, whose threshold is tuned "
+                    "on it; name another"
                 )
             return []
         found = {number for numbers in examples.labels for number in numbers}
         missing = [label for number, label in enumerate(self.labels) if number not in found]
         if not found:
             raise UserError(
-                f"--aim={self.aim}: no row of the first --dev file has a label, whose thresholds "
-                "are tuned on it; name another"
+                f"--threshold_objective={self.threshold_objective}: no row of the first --dev file "
+                "has a label, whose thresholds are tuned on it; name another"
             )
         return [f"no row has the label {label!r}: it will never be given" for label in missing]
 
@@ -318,49 +320,58 @@ class Classification(TextTask):
         probabilities_NC = decision.probabilities.numpy()
         if self.multi_label:
             selected_NC = decision.selected.numpy()
-            figures = classes.figures_of_each(labels, selected_NC, probabilities_NC, self.labels)
-            if self.aim:
-                name, _ = parse_aim(self.aim)
-                table = classes.table_of_each(labels, selected_NC, self.labels)
-                of_aim = table["per_label"][name]
-                figures |= dict(zip(self._figures_of_aim(), of_aim, strict=True))
-            return figures
+            metrics = classification.multi_label_metrics(
+                labels, selected_NC, probabilities_NC, self.labels
+            )
+            if self.threshold_objective:
+                name, _ = parse_objective(self.threshold_objective)
+                table = classification.multi_label_table(labels, selected_NC, self.labels)
+                of_objective = table["per_label"][name]
+                metrics |= dict(zip(self._objective_metrics(), of_objective, strict=True))
+            return metrics
         predictions_N = decision.label.numpy()
-        figures = classes.figures_of_one(labels, predictions_N, probabilities_NC, self.labels)
+        metrics = classification.single_label_metrics(
+            labels, predictions_N, probabilities_NC, self.labels
+        )
         if self.positive is not None:
-            of_positive = classes.figures_of_positive(
+            of_positive = classification.positive_class_metrics(
                 labels == self.positive,
                 predictions_N == self.positive,
                 probabilities_NC[:, self.positive],
             )
-            figures |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
-        return figures
+            metrics |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
+        return metrics
 
     def report(self, data, outputs):
         labels, decision = data.labels["label"], self.decision(outputs)
         if self.multi_label:
-            return classes.table_of_each(labels, decision.selected.numpy(), self.labels)
-        return classes.table_of_one(
+            return classification.multi_label_table(labels, decision.selected.numpy(), self.labels)
+        return classification.single_label_table(
             labels, decision.label.numpy(), decision.probabilities.numpy(), self.labels
         )
 
     def warning(self, metrics):
         warnings = []
         if metrics["degenerate"]:
-            kit = "--focal_gamma or --aim" if self.multi_label else "--class_weights=balanced"
+            kit = "--class_weights=balanced"
+            if self.multi_label:
+                kit = "--focal_gamma or --threshold_objective"
             warnings.append(
                 f"every row was given the same label{'s' * self.multi_label}, whatever its text; "
                 f"more --epochs, another --learning_rate or --seed, {kit} may help"
             )
-        if self.aim and self.thresholds:
-            _, wanted = parse_aim(self.aim)
+        if self.threshold_objective and self.thresholds:
+            _, expected = parse_objective(self.threshold_objective)
             missed = [
-                f"{figure} is {metrics[figure]:.4f}"
-                for figure in self._figures_of_aim()
-                if metrics[figure] < (wanted or 0.0) or not metrics[figure]
+                f"{metric} is {metrics[metric]:.4f}"
+                for metric in self._objective_metrics()
+                if metrics[metric] < (expected or 0.0) or not metrics[metric]
             ]
             if missed:
-                warnings.append(f"--aim={self.aim} is not reached: {', '.join(missed)}")
+                warnings.append(
+                    f"--threshold_objective={self.threshold_objective} is not reached: "
+                    f"{', '.join(missed)}"
+                )
         return "; ".join(warnings) or None
 
     @property
@@ -372,9 +383,9 @@ class Classification(TextTask):
         """Of the figures of the positive label."""
         return "" if self.is_binary else "rare_"
 
-    def _figures_of_aim(self):
+    def _objective_metrics(self):
         """The names of the figures that the aim is about, one a threshold."""
-        name, _ = parse_aim(self.aim)
+        name, _ = parse_objective(self.threshold_objective)
         if self.multi_label:
             return [f"{name}_{label}" for label in self.labels]
         return [f"{self._prefix}{name}"]

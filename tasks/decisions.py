@@ -37,7 +37,7 @@ def decide_one(logits, temperature=1.0, positive=None, threshold=0.5):
         probabilities_BC = tf.nn.softmax(logits)
     if positive is None:
         label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)
-        margin_B = lead(probabilities_BC)
+        margin_B = top2_gap(probabilities_BC)
     else:
         is_positive_C = tf.range(probabilities_BC.shape[1]) == positive
         others_BC = tf.where(is_positive_C, -1.0, probabilities_BC)
@@ -45,7 +45,7 @@ def decide_one(logits, temperature=1.0, positive=None, threshold=0.5):
         label_B = tf.where(
             above_B >= 0, positive, tf.argmax(others_BC, axis=-1, output_type=tf.int32)
         )
-        margin_B = tf.where(above_B >= 0, above_B, tf.minimum(-above_B, lead(others_BC)))
+        margin_B = tf.where(above_B >= 0, above_B, tf.minimum(-above_B, top2_gap(others_BC)))
     return Decision(probabilities_BC, label_B, _of_label(probabilities_BC, label_B), margin_B)
 
 
@@ -58,11 +58,11 @@ def decide_each(logits_BC, temperature=1.0, thresholds_C=0.5):
     label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)
     score_B = _of_label(probabilities_BC, label_B)
     above_BC = probabilities_BC - thresholds_C
-    margin_B = tf.minimum(lead(probabilities_BC), tf.reduce_min(tf.abs(above_BC), axis=-1))
+    margin_B = tf.minimum(top2_gap(probabilities_BC), tf.reduce_min(tf.abs(above_BC), axis=-1))
     return Decision(probabilities_BC, label_B, score_B, margin_B, probabilities_BC >= thresholds_C)
 
 
-def lead(values):
+def top2_gap(values):
     """[..., C] -> [...]: by how much the largest is more than the next, inf if there is no next."""
     if values.shape[-1] == 1:
         return tf.fill(tf.shape(values)[:-1], float("inf"))

@@ -34,11 +34,14 @@ from bert_tf.errors import UserError
 NO_LABEL = -1
 
 
-def entity_type(tag, where):
-    """The type that a BIO tag names: "B-PER" -> "PER", "O" -> None. Else UserError at `where`."""
+def entity_type(tag, location):
+    """The type that a BIO tag names: "B-PER" -> "PER", "O" -> None.
+
+    Else UserError at `location`.
+    """
     prefix, _, name = tag.partition("-")
     if tag != "O" and (prefix not in ("B", "I") or not name):
-        raise UserError(f"{where}: tag {tag!r}, wanted O, B-TYPE or I-TYPE")
+        raise UserError(f"{location}: tag {tag!r}, wanted O, B-TYPE or I-TYPE")
     return name or None
 
 
@@ -50,14 +53,14 @@ class BioLabels:
     of each type.
     """
 
-    def __init__(self, labels, where="labels"):
+    def __init__(self, labels, location="labels"):
         self.labels = tuple(labels)
-        names = [entity_type(label, where) for label in self.labels]
+        names = [entity_type(label, location) for label in self.labels]
         self.types = tuple(dict.fromkeys(name for name in names if name))
-        wanted = [f"{prefix}-{name}" for name in self.types for prefix in "BI"]
-        if not wanted or self.labels[0] != "O" or sorted(self.labels[1:]) != sorted(wanted):
+        expected = [f"{prefix}-{name}" for name in self.types for prefix in "BI"]
+        if not expected or self.labels[0] != "O" or sorted(self.labels[1:]) != sorted(expected):
             raise UserError(
-                f"{where}: {', '.join(self.labels)}; wanted O first, then B- and I- of one "
+                f"{location}: {', '.join(self.labels)}; wanted O first, then B- and I- of one "
                 "type or more, each label once"
             )
         ids = {label: number for number, label in enumerate(self.labels)}
@@ -139,15 +142,15 @@ def label_words(bio, words, tokens, label_ids_N, is_first_T):
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
     basic = np.flatnonzero(is_first_T)
     word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
-    spoken_for, place = np.unique(word_of_basic, return_index=True)
+    spoken_for, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     inside = bio.inside_C[label_ids_N[word_of_basic]]
     # Of "@ann", which is O, "ann" looks like a name, and says nothing of names.
     labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
     firsts_N = np.full(len(word_starts_N), -1, np.int64)
-    firsts_N[spoken_for] = basic[place]
-    labels_T[basic[place]] = label_ids_N[spoken_for]
+    firsts_N[spoken_for] = basic[first]
+    labels_T[basic[first]] = label_ids_N[spoken_for]
     return TokenLabels(labels_T, firsts_N, words.splits)
 
 
@@ -173,16 +176,16 @@ def label_spans(bio, texts, tokens, spans, is_first_T):
         np.int64,
     ).reshape(-1, 3)
     first = np.searchsorted(ends, entities[:, 0], "right")
-    behind = np.searchsorted(starts, entities[:, 1], "left")
-    first[1:] = np.maximum(first[1:], behind[:-1])  # A shared basic token is the former's.
-    kept = first < behind
+    after = np.searchsorted(starts, entities[:, 1], "left")
+    first[1:] = np.maximum(first[1:], after[:-1])  # A shared basic token is the former's.
+    kept = first < after
     num_lost = int(np.sum(~kept))
-    entities, first, behind = entities[kept], first[kept], behind[kept]
-    is_widened = (starts[first] < entities[:, 0]) | (ends[behind - 1] > entities[:, 1])
+    entities, first, after = entities[kept], first[kept], after[kept]
+    is_widened = (starts[first] < entities[:, 0]) | (ends[after - 1] > entities[:, 1])
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     labels_T[basic] = 0
-    begin_ids, sizes = bio.begin_Y[entities[:, 2]], behind - first
+    begin_ids, sizes = bio.begin_Y[entities[:, 2]], after - first
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     inside = np.repeat(first, sizes) + offsets
     labels_T[basic[inside]] = np.repeat(bio.inside_C[begin_ids], sizes)

@@ -4,7 +4,7 @@ What carries a label, and how far an entity reaches, is said in entity_labels.py
 TensorFlow are used, which TF Serving has.
 
 `windows` are tasks.windows.pack_windows's of the texts, with is_first: a token of a text is looked
-up in the one window where is_best holds for it.
+up in the one window where is_max_context holds for it.
 
 Legend: B texts, W windows of all texts, (L) tokens of a window (ragged), L the longest or more,
 C labels; T tokens of all texts end to end, K basic tokens of those, M entities of all texts, E the
@@ -14,7 +14,7 @@ most of a text.
 import tensorflow as tf
 
 from bert_tf.text.tokenizer import Tokens
-from tasks.decisions import lead
+from tasks.decisions import top2_gap
 from tasks.entity_labels import NO_LABEL
 
 
@@ -27,128 +27,130 @@ def entities(texts, windows, logits, bio):
     [B]. A basic token has its likeliest label; an I- that continues nothing of its type begins an
     entity, as conlleval and seqeval have it.
     """
-    places_T, owners_T = _best_places(windows)
-    is_first_T = tf.gather(windows.is_first.flat_values, places_T)
+    positions_T, example_T = _best_positions(windows)
+    is_first_T = tf.gather(windows.is_first.flat_values, positions_T)
     basic = tf.where(is_first_T)[:, 0]
     basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
-    owner_K, place_K = tf.gather(owners_T, basic), tf.gather(places_T, basic)
-    start_K = tf.gather(windows.packed.starts.flat_values, place_K)
+    example_K, position_K = tf.gather(example_T, basic), tf.gather(positions_T, basic)
+    start_K = tf.gather(windows.packed.starts.flat_values, position_K)
     end_K = tf.math.unsorted_segment_max(
-        tf.gather(windows.packed.ends.flat_values, places_T), basic_of_T, tf.size(basic)
+        tf.gather(windows.packed.ends.flat_values, positions_T), basic_of_T, tf.size(basic)
     )
-    logits_KC = tf.cast(_at_places(windows, logits, place_K), tf.float32)
+    logits_KC = tf.cast(_at_positions(windows, logits, position_K), tf.float32)
     probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
     # By the logits, as when it is measured: two of them may have one probability in float32.
     label_K = tf.argmax(logits_KC, axis=-1)
     type_K = tf.gather(bio.type_C, label_K)
 
-    continues = (type_K[1:] == type_K[:-1]) & (owner_K[1:] == owner_K[:-1])
+    continues = (type_K[1:] == type_K[:-1]) & (example_K[1:] == example_K[:-1])
     continues = tf.concat([tf.zeros_like(type_K[:1], tf.bool), continues], axis=0)
     is_inside_K = type_K >= 0
     begins_K = is_inside_K & (tf.gather(bio.is_begin_C, label_K) | ~continues)
     begin = tf.where(begins_K)[:, 0]
     entity_K = tf.where(is_inside_K, tf.cumsum(tf.cast(begins_K, tf.int32)) - 1, -1)  # -1: none.
-    start_M, owner_M = tf.gather(start_K, begin), tf.gather(owner_K, begin)
+    start_M, example_M = tf.gather(start_K, begin), tf.gather(example_K, begin)
     end_M = tf.math.unsorted_segment_max(end_K, entity_K, tf.size(begin))
     score_M = tf.math.unsorted_segment_mean(probability_K, entity_K, tf.size(begin))
     num_texts = tf.size(texts, tf.int64)
 
     def of_texts(values_M, padding):
-        ragged = tf.RaggedTensor.from_value_rowids(values_M, owner_M, num_texts, validate=False)
+        ragged = tf.RaggedTensor.from_value_rowids(values_M, example_M, num_texts, validate=False)
         return ragged.to_tensor(padding)
 
     return {
-        "entity_text": of_texts(_cut(texts, owner_M, start_M, end_M), ""),
+        "entity_text": of_texts(_cut(texts, example_M, start_M, end_M), ""),
         "entity_type": of_texts(tf.gather(bio.types, tf.gather(type_K, begin)), ""),
         "entity_start": of_texts(start_M, -1),
         "entity_end": of_texts(end_M, -1),
         "entity_score": of_texts(score_M, -1.0),
         "num_entities": tf.math.unsorted_segment_sum(
-            tf.ones_like(owner_M, tf.int32), owner_M, num_texts
+            tf.ones_like(example_M, tf.int32), example_M, num_texts
         ),
     }
 
 
-def least_lead(windows, logits, num_texts):
+def min_top2_gap(windows, logits, num_texts):
     """Logits [W, L, C] -> [num_texts]: of a text's tokens the least lead of the likeliest label.
 
     In probability; infinite for a text without tokens.
     """
-    places_T, owners_T = _best_places(windows)
-    lead_T = lead(tf.nn.softmax(_at_places(windows, logits, places_T)))
-    least = tf.math.unsorted_segment_min(lead_T, owners_T, num_texts)
-    return tf.where(least > 1, float("inf"), least)
+    positions_T, example_T = _best_positions(windows)
+    gap_T = top2_gap(tf.nn.softmax(_at_positions(windows, logits, positions_T)))
+    min_gap = tf.math.unsorted_segment_min(gap_T, example_T, num_texts)
+    return tf.where(min_gap > 1, float("inf"), min_gap)
 
 
 def in_windows(windows, labels_T):
-    """Labels int32 [T] of the texts' tokens -> ragged [W, (L)]: each where its is_best holds.
+    """Labels int32 [T] of the texts' tokens -> ragged [W, (L)]: each where its is_max_context
+    holds.
 
     NO_LABEL elsewhere, so that a token that stands in two windows counts once.
     """
-    places_T, _ = _best_places(windows)
-    labels = tf.fill([tf.size(windows.is_best.flat_values)], NO_LABEL)
-    return windows.is_best.with_flat_values(
-        tf.tensor_scatter_nd_update(labels, places_T[:, tf.newaxis], labels_T)
+    positions_T, _ = _best_positions(windows)
+    labels = tf.fill([tf.size(windows.is_max_context.flat_values)], NO_LABEL)
+    return windows.is_max_context.with_flat_values(
+        tf.tensor_scatter_nd_update(labels, positions_T[:, tf.newaxis], labels_T)
     )
 
 
 def in_text_order(windows, values):
     """Values [W, L, ...] -> [T, ...]: those of the texts' tokens, each from its best window."""
-    return _at_places(windows, values, _best_places(windows)[0])
+    return _at_positions(windows, values, _best_positions(windows)[0])
 
 
 def texts_tokens(windows, num_texts):
     """Windows -> Tokens [num_texts, (T)] with offsets, as they were uncut; is_first bool [T]."""
-    places_T, owners_T = _best_places(windows)
+    positions_T, example_T = _best_positions(windows)
     packed = windows.packed
 
     def uncut(ragged):
         return tf.RaggedTensor.from_value_rowids(
-            tf.gather(ragged.flat_values, places_T), owners_T, num_texts
+            tf.gather(ragged.flat_values, positions_T), example_T, num_texts
         )
 
     tokens = Tokens(*map(uncut, (packed.input_ids, packed.starts, packed.ends)))
-    return tokens, tf.gather(windows.is_first.flat_values, places_T)
+    return tokens, tf.gather(windows.is_first.flat_values, positions_T)
 
 
-def _best_places(windows):
+def _best_positions(windows):
     """int64 [T] each: the place among all windows' tokens of each text's token; its text."""
-    place = tf.where(windows.is_best.flat_values)[:, 0]
-    window, position = _coordinates(windows, place)
-    owner_W, begin_W, offset_W = (
-        tf.cast(values, tf.int64) for values in (windows.owner_W, windows.begin_W, windows.offset_W)
+    position = tf.where(windows.is_max_context.flat_values)[:, 0]
+    window, in_window = _coordinates(windows, position)
+    example_W, begin_W, offset_W = (
+        tf.cast(values, tf.int64)
+        for values in (windows.example_W, windows.begin_W, windows.offset_W)
     )
-    owner = tf.gather(owner_W, window)
-    num_owners = tf.reduce_max(tf.concat([[-1], owner], axis=0)) + 1
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(owner), owner, num_owners)
+    example = tf.gather(example_W, window)
+    num_examples = tf.reduce_max(tf.concat([[-1], example], axis=0)) + 1
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(example), example, num_examples)
     number = (
-        tf.gather(tf.cumsum(counts, exclusive=True), owner)
+        tf.gather(tf.cumsum(counts, exclusive=True), example)
         + tf.gather(begin_W - offset_W, window)
-        + position
+        + in_window
     )
     order = tf.math.invert_permutation(number)
-    return tf.gather(place, order), tf.gather(owner, order)
+    return tf.gather(position, order), tf.gather(example, order)
 
 
-def _coordinates(windows, place):
+def _coordinates(windows, position):
     """Places among all windows' tokens -> the window of each, and the position there, int64."""
-    window = tf.gather(windows.is_best.value_rowids(), place)
-    return window, place - tf.gather(windows.is_best.row_starts(), window)
+    window = tf.gather(windows.is_max_context.value_rowids(), position)
+    return window, position - tf.gather(windows.is_max_context.row_starts(), window)
 
 
-def _at_places(windows, values, place):
-    return tf.gather_nd(values, tf.stack(_coordinates(windows, place), axis=-1))
+def _at_positions(windows, values, position):
+    return tf.gather_nd(values, tf.stack(_coordinates(windows, position), axis=-1))
 
 
-def _cut(texts, owner_M, start_M, end_M):
+def _cut(texts, example_M, start_M, end_M):
     """The characters from start to end of each entity's text, as UTF-8 [M].
 
     Through code points, counted as the tokenizer counts them; and each text is gone through once,
     however many entities it has.
     """
     codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
-    begin_M = tf.gather(codes.row_starts(), owner_M)
-    places = tf.ragged.range(
+    begin_M = tf.gather(codes.row_starts(), example_M)
+    positions = tf.ragged.range(
         begin_M + tf.cast(start_M, tf.int64), begin_M + tf.cast(end_M, tf.int64)
     )
-    return tf.strings.unicode_encode(tf.gather(codes.flat_values, places), "UTF-8")
+    return tf.strings.unicode_encode(tf.gather(codes.flat_values, positions), "UTF-8")

@@ -32,19 +32,19 @@ def main(settings):
     from bert_tf.train.distribution import choose_layout, make_strategy
     from tasks.evaluation import Evaluator
     from tasks.examples import EncodedExamples
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
 
-    trained = Trained.open(settings.run, settings.checkpoint)
+    trained = TrainedModel.open(settings.run, settings.checkpoint)
     command.log(f"{trained.checkpoint}: evaluating on {settings.data}")
     if trained.untuned:
         command.log(f"warning: {trained.untuned}")
     strategy = make_strategy("none")
-    examples = trained.task.read(settings.data)
-    if examples.left_out:
-        command.log(examples.told_left_out())
+    examples = trained.task.load_examples(settings.data)
+    if examples.skipped_rows:
+        command.log(examples.skipped_rows_message())
     encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
-    for remark in trained.task.remarks(encoded):
-        command.log(f"{settings.data}: {remark}")
+    for line in trained.task.label_warnings(encoded):
+        command.log(f"{settings.data}: {line}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     report = evaluator.report(encoded)
     warning = trained.task.warning(report)

@@ -20,11 +20,12 @@ class Evaluator:
 
     def report(self, encoded):
         """The metrics, and beside them the task's tables."""
-        figures, outputs = self._measured(encoded)
-        return {**figures, **self.task.report(encoded, outputs)}
+        metrics, outputs = self._measured(encoded)
+        return {**metrics, **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded):
-        """{output name: array [U, ...]} in the order of the units: what the task has to_measure.
+        """{output name: array [S, ...]} in the order of the samples: what the task has
+        metric_inputs.
 
         What has an entry a token is filled up to the task's max_seq_length, as the heads do.
         """
@@ -37,7 +38,7 @@ class Evaluator:
         def add_losses(numbers, outputs):
             for name, loss in self.task.losses.items():
                 labels, weights = (
-                    _of_units(values[name], numbers, outputs[name].shape[1:2])
+                    _of_samples(values[name], numbers, outputs[name].shape[1:2])
                     for values in (encoded.labels, encoded.weights)
                 )
                 values = loss(labels, outputs[name]).numpy()
@@ -59,12 +60,12 @@ class Evaluator:
         )
         result, first = None, 0
         for batch in batches:
-            outputs, is_unit = self._forward(batch)
-            kept = gather(self.strategy, {"kept": is_unit})["kept"] > 0
+            outputs, is_sample = self._forward(batch)
+            kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
             numbers = order[first : first + int(kept.sum())]
             look(numbers, parts)
-            parts = self.task.to_measure(parts)
+            parts = self.task.metric_inputs(parts)
             if result is None:
                 result = {
                     name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
@@ -78,9 +79,9 @@ class Evaluator:
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
         def on_replica(batch):
-            inputs, is_unit_B = batch
+            inputs, is_sample_B = batch
             outputs = self.model(inputs)
-            return {name: self._filled(values) for name, values in outputs.items()}, is_unit_B
+            return {name: self._filled(values) for name, values in outputs.items()}, is_sample_B
 
         return self.strategy.run(on_replica, args=(batch,))
 
@@ -93,8 +94,8 @@ class Evaluator:
         return tf.pad(values, paddings, constant_values=MASKED_SCORE)
 
 
-def _of_units(values, numbers, length):
-    """Labels or weights of some units; ragged ones filled up with 0 to a length."""
+def _of_samples(values, numbers, length):
+    """Labels or weights of some samples; ragged ones filled up with 0 to a length."""
     if isinstance(values, tf.RaggedTensor):
         return tf.gather(values, numbers).to_tensor(0, shape=[None, *length])
     return values[numbers]

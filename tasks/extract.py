@@ -23,8 +23,10 @@ class ExtractSettings:
     output: str = command.flag(".npy or .jsonl file to write")
     text_column: str = command.flag("column of the text", "text")
     text_b_column: str | None = command.flag("column of the second text of a pair", None)
-    html_entities: bool = command.flag(
-        "texts hold &amp; and the like, to be taken as characters", False
+    unescape_html: bool = command.flag(
+        "texts hold &amp; and the like, to be taken as characters",
+        False,
+        former_name="html_entities",
     )
     layers: str = command.flag(
         "which layers' vectors",
@@ -40,13 +42,13 @@ class ExtractSettings:
     do_lower_case: bool | None = command.flag(
         "lower-case the text; by default what the weights' source says", None
     )
-    global_batch_size: int = command.flag("rows read at a time", 64)
+    batch_size: int = command.flag("rows read at a time", 64, former_name="global_batch_size")
     overwrite: bool = command.flag("replace the file of --output", False)
 
     def __post_init__(self):
-        for name, least in (("max_seq_length", 4), ("global_batch_size", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {least}")
+        for name, minimum in (("max_seq_length", 4), ("batch_size", 1)):
+            if getattr(self, name) < minimum:
+                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {minimum}")
         paths.check_local_file("input", self.input)
         if not self.output.endswith((".npy", ".jsonl")):
             raise UserError(f"--output={self.output}: wanted a file that ends in .npy or .jsonl")
@@ -67,10 +69,10 @@ class ExtractSettings:
 def main(settings):
     from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
-    from tasks.extraction import Extractor, extract
+    from tasks.feature_extraction import FeatureExtractor, extract
 
     with sole_output(settings.output, settings.overwrite):
-        extractor = Extractor(
+        extractor = FeatureExtractor(
             read_pretrained(settings.model, settings.do_lower_case),
             settings.layers,
             settings.pooling,
@@ -82,8 +84,8 @@ def main(settings):
             settings.input,
             settings.columns,
             settings.output,
-            settings.html_entities,
-            settings.global_batch_size,
+            settings.unescape_html,
+            settings.batch_size,
             command.log,
         )
     wrong = f", {bad} of them bad, with their error in place" if bad else ""

@@ -23,10 +23,10 @@ from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.catalog import task_class
 from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, VectorExamples
+from tasks.examples import EncodedExamples, FeatureExamples
 from tasks.pipeline import Pipeline
+from tasks.registry import task_class
 from tasks.tuning import task_at
 
 
@@ -48,7 +48,7 @@ def _finetune(settings, log, strategy):
     """Fine-tune; the caller holds the run directory."""
     chief = is_chief(strategy)
     if not chief:
-        log = _silent
+        log = _ignore
 
     replicas = strategy.num_replicas_in_sync
     if settings.global_batch_size % replicas:
@@ -61,11 +61,11 @@ def _finetune(settings, log, strategy):
     # Data: what task do the rows show, and do the dev files fit it?
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
-    train, *devs = (task.read(path) for path in (settings.train, *settings.dev))
+    train, *devs = (task.load_examples(path) for path in (settings.train, *settings.dev))
     for examples in (train, *devs):
-        if examples.left_out:
-            log(examples.told_left_out())
-    num_rows, train = len(train), task.to_learn_from(train)
+        if examples.skipped_rows:
+            log(examples.skipped_rows_message())
+    num_rows, train = len(train), task.select_training_examples(train)
     if devs:
         for line in task.check_dev(devs[0]):
             log(f"warning: {settings.dev[0]}: {line}")
@@ -75,7 +75,7 @@ def _finetune(settings, log, strategy):
     run = source = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, is_writer=chief)
-        run.check_resumable(settings.recorded(), task.to_dict(), task.to_decide)
+        run.check_resumable(settings.recorded(), task.to_dict(), task.tunable_fields)
         if run.train.get("data") != hashes:
             raise UserError(
                 f"--train, --dev: the files are not those that {run.path} began with; name a new "
@@ -103,13 +103,13 @@ def _finetune(settings, log, strategy):
     pipeline = Pipeline(task, tokenizer, model)
     layout = choose_layout(strategy)
     encoded, *encoded_devs = (
-        EncodedExamples.encode(examples, pipeline, layout, one_shape=layout is to_padded)
+        EncodedExamples.encode(examples, pipeline, layout, static_shape=layout is to_padded)
         for examples in (train, *devs)
     )
     evaluator = Evaluator(task, model, strategy)
     if task.trains_on_vectors:
         encoded, *encoded_devs = (
-            VectorExamples(data, evaluator, log) for data in (encoded, *encoded_devs)
+            FeatureExamples(data, evaluator, log) for data in (encoded, *encoded_devs)
         )
     steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
     num_train_steps = steps_per_epoch * settings.epochs
@@ -131,7 +131,7 @@ def _finetune(settings, log, strategy):
     # All that can be wrong has been looked at: now a new run may be made.
     if source is not None:
         source.assign_to(model)
-        task.prepare(model, encoded)
+        task.init_head(model, encoded)
         origins = {"data": hashes, "origin": source.origin_in(model)}
         record = {"settings": settings.recorded(), **origins}
         if chief:
@@ -146,10 +146,10 @@ def _finetune(settings, log, strategy):
     else:
         for line in run.changes():
             log(line)
-    log(_told(task, encoded, encoded_devs, num_rows - len(train)))
+    log(_summary(task, encoded, encoded_devs, num_rows - len(train)))
     for path, data in zip((settings.train, *settings.dev), (encoded, *encoded_devs), strict=True):
-        for remark in task.remarks(data):
-            log(f"{path}: {remark}")
+        for line in task.label_warnings(data):
+            log(f"{path}: {line}")
     log(
         f"{model.count_params():,} parameters from {run.train.get('origin')}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
@@ -190,21 +190,21 @@ def _finetune(settings, log, strategy):
 def _finish(run, task, evaluator, devs, best, first_file, log):
     """Decides what is to be decided on dev, with the best weights, and tells what came of it."""
     metrics = run.checkpoints.info(best)["metrics"]
-    if task.to_decide:
-        folder = run.checkpoints.path(best)
+    if task.tunable_fields:
+        directory = run.checkpoints.path(best)
         checkpoints.assign(
             checkpoints.model_variables(evaluator.model),
-            checkpoints.read(folder),
-            folder,
+            checkpoints.read(directory),
+            directory,
             ignore=checkpoints.OPTIMIZER_STATE,
         )
         outputs = [evaluator.outputs(dev) for dev in devs]
         warnings = task.tuning_warnings(devs[0], outputs[0])
-        task = task.tuned(devs[0], outputs[0])
+        task = task.tune(devs[0], outputs[0])
         metrics = _by_dev(
             [task.metrics(dev, of_dev) for dev, of_dev in zip(devs, outputs, strict=True)]
         )
-        values = {name: getattr(task, name) for name in task.to_decide}
+        values = {name: getattr(task, name) for name in task.tunable_fields}
         run.checkpoints.set_tuned(
             best,
             {
@@ -216,11 +216,11 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
             },
         )
         decided = ", ".join(f"{name} {value}" for name, value in values.items())
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        log(f"decided on dev: {decided}; with that {figures}")
+        scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        log(f"decided on dev: {decided}; with that {scores}")
         for line in warnings:
             log(f"warning: {first_file}: {line}")
-        run.log_metrics({"step": best, **{f"decided_{k}": v for k, v in metrics.items()}})
+        run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
     warning = task.warning({name.removeprefix("dev_"): value for name, value in metrics.items()})
     if warning:
         log(f"warning: {warning}")
@@ -234,11 +234,11 @@ def _by_dev(results):
     }
 
 
-def _silent(line):
+def _ignore(line):
     """What a process says that is not the chief."""
 
 
-def _told(task, train, devs, num_unused):
+def _summary(task, train, devs, num_unused):
     """What there is to learn from, as a line."""
     counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
     windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
@@ -251,4 +251,6 @@ def _is_finished(run, num_train_steps, settings):
     """True once trained, evaluated, and all decided that was to be."""
     if not run.is_finished(num_train_steps, bool(settings.dev), settings.patience):
         return False
-    return not settings.dev or not task_at(run, run.checkpoints.best_or_latest_step()).undecided
+    return (
+        not settings.dev or not task_at(run, run.checkpoints.best_or_latest_step()).untuned_fields
+    )

@@ -46,8 +46,8 @@ class _Model(keras.Model):
         return {**super().get_config(), "config": self.config.to_dict(), "units": self.units}
 
 
-@keras.saving.register_keras_serializable("bert_tf")
-class TextModel(_Model):
+@keras.saving.register_keras_serializable("bert_tf", name="TextModel")
+class SequenceClassifier(_Model):
     """Of the whole text or pair, from [CLS] -> {`output`: [B, C]}."""
 
     def __init__(self, config, units, output="label", **kwargs):
@@ -108,8 +108,8 @@ class _TokenWise(_Model):
         return rows.to_tensor(), tf.sequence_mask(lengths_B)
 
 
-@keras.saving.register_keras_serializable("bert_tf")
-class TokenModel(_TokenWise):
+@keras.saving.register_keras_serializable("bert_tf", name="TokenModel")
+class TokenClassifier(_TokenWise):
     """A label a token (named entities; 5.3) -> {"tag": [B, L, C]}."""
 
     def call(self, inputs, training=False, seed=None):

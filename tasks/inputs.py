@@ -7,12 +7,12 @@ import itertools
 
 from bert_tf import files
 from bert_tf.run import Run
-from tasks.forms.choices import read_choices
-from tasks.forms.glue import GLUE, read_glue
-from tasks.forms.records import strict
-from tasks.forms.rows import read_rows
-from tasks.forms.squad import read_questions
-from tasks.forms.tagged import read_tagged
+from tasks.readers.choices import read_choices
+from tasks.readers.glue import GLUE, read_glue
+from tasks.readers.records import raise_bad_rows
+from tasks.readers.squad import read_questions
+from tasks.readers.tables import read_rows
+from tasks.readers.tagged import read_tagged
 
 
 def check_rows(task: dict, path: str, labelled: bool, first_only: bool = False) -> None:
@@ -24,7 +24,7 @@ def check_rows(task: dict, path: str, labelled: bool, first_only: bool = False) 
         first_only: Whether only the head of the file is looked at, as where bad rows are answered.
     """
     rows = _rows(task or {"kind": "pretrained"}, path, labelled)
-    for _ in itertools.islice(rows, 1) if first_only else strict(rows):
+    for _ in itertools.islice(rows, 1) if first_only else raise_bad_rows(rows):
         pass
 
 
@@ -41,16 +41,16 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
 
 
 def _rows(task, path, labelled):
-    kind, form = task["kind"], task.get("form", "rows")
+    kind, file_format = task["kind"], task.get("file_format", "rows")
     columns, label = tuple(task.get("text_columns", ("text",))), task.get("label_column")
     if kind == "span_qa":
         return read_questions(path, labelled)
     if kind == "multiple_choice":
-        return read_choices(path, form, labelled)
+        return read_choices(path, file_format, labelled)
     if kind == "tagging":
         return read_tagged(path, labelled, task.get("text_column", columns[0]))
-    if form in GLUE:
-        return read_glue(form, path, labelled)
+    if file_format in GLUE:
+        return read_glue(file_format, path, labelled)
     if labelled and kind == "anomaly":
         optional = () if label else ("label",)
         return read_rows(path, (*columns, *filter(None, [label])), optional=optional)

@@ -16,12 +16,12 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.train.losses import softmax_cross_entropy
-from tasks.decisions import lead
+from tasks.decisions import top2_gap
 from tasks.examples import Example
-from tasks.forms.choices import read_choices
-from tasks.forms.records import BadRow
 from tasks.heads import ChoiceModel
 from tasks.metrics.labels import accuracy
+from tasks.readers.choices import read_choices
+from tasks.readers.records import BadRow
 from tasks.task import Task
 from tasks.windows import Windows
 
@@ -32,13 +32,13 @@ EQUAL = 1e-6  # Probabilities so near are of equal choices; rounding shall not d
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Task):
-    """Questions of any number of choices; `form` is that of the files, see forms.choices.
+    """Questions of any number of choices; `file_format` is that of the files, see readers.choices.
 
     "" among the choices is no choice: it is never chosen, and its probability is 0. Where there is
     nothing else the choice is -1.
     """
 
-    form: str = "rows"
+    file_format: str = "rows"
 
     kind = "multiple_choice"
     best_metric = "accuracy"
@@ -51,13 +51,13 @@ class MultipleChoice(Task):
         """The task as the options say it: there is nothing to learn from the file."""
         return cls(**options)
 
-    def rows(self, path, labelled):
-        for row in read_choices(path, self.form, labelled):
+    def iter_examples(self, path, labelled):
+        for row in read_choices(path, self.file_format, labelled):
             if isinstance(row, BadRow):
                 yield row
             else:
                 texts = {"prompt": row.prompt, "choices": row.choices}
-                yield Example(texts, row.label, row.where)
+                yield Example(texts, row.label, row.location)
 
     def encode(self, texts, tokenize, vocabulary):
         prompt_B, choices_BC = texts["prompt"], texts["choices"]
@@ -65,19 +65,19 @@ class MultipleChoice(Task):
             tf.size(prompt_B), tf.shape(choices_BC)[0], "wanted choices for each prompt"
         )
         tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
-        places_W2 = tf.where(choices_BC != "")
-        owner_W, choice_W = tf.unstack(places_W2, axis=1)
+        indices_W2 = tf.where(choices_BC != "")
+        example_W, choice_W = tf.unstack(indices_W2, axis=1)
         room = token_budget(2, self.max_seq_length)
         prompts = Tokens(
             *(
-                None if ragged is None else tf.gather(ragged, owner_W)
+                None if ragged is None else tf.gather(ragged, example_W)
                 for ragged in tokenize_ends(tokenize, prompt_B, room)
             )
         )
-        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, places_W2), room)
+        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), room)
         return Windows(
             pack([prompts, choices], vocabulary, self.max_seq_length),
-            tf.cast(owner_W, tf.int32),
+            tf.cast(example_W, tf.int32),
             choice_W=tf.cast(choice_W, tf.int32),
         )
 
@@ -91,10 +91,10 @@ class MultipleChoice(Task):
         return model
 
     def metrics(self, data, outputs):
-        choices_B = self.answer(None, None, outputs)["choice"].numpy()
+        choices_B = self.serving_outputs(None, None, outputs)["choice"].numpy()
         return {"accuracy": accuracy(data.labels["choice"], choices_B)}
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         scores_BC = outputs["choice"]
         probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
         # The first of the best, or -1.
@@ -107,6 +107,6 @@ class MultipleChoice(Task):
             "probabilities": probabilities_BC,
         }
 
-    def margin(self, answer, windows, outputs):
+    def margin(self, predictions, windows, outputs):
         # Two more, for questions of less than two choices.
-        return lead(tf.pad(answer["probabilities"], [[0, 0], [0, 2]]))
+        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))

@@ -10,8 +10,8 @@ import tensorflow as tf
 from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
+from tasks.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.heads import on_grid
-from tasks.parts import in_parts, texts_in_parts
 from tasks.pooling import mean_of_tokens
 
 
@@ -35,18 +35,20 @@ class Pipeline(tf.Module):
         """{input name: strings} -> Windows; for encoding a data set."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
-    def answer(self, **texts):
+    def predict(self, **texts):
         """{input name: strings} -> the task's answer, a dict of [B, ...]."""
         texts = _limited(texts)
         windows = self._windows(**texts)
-        return self.task.answer(texts, windows, self._outputs(windows, texts))
+        return self.task.serving_outputs(texts, windows, self._outputs(windows, texts))
 
     def margin(self, **texts):
         """{input name: strings} -> [B]: how much of probability another answer was short."""
         texts = _limited(texts)
         windows = self._windows(**texts)
         outputs = self._outputs(windows, texts)
-        return self.task.margin(self.task.answer(texts, windows, outputs), windows, outputs)
+        return self.task.margin(
+            self.task.serving_outputs(texts, windows, outputs), windows, outputs
+        )
 
     def embed(self, text):
         """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
@@ -61,7 +63,7 @@ class Pipeline(tf.Module):
                 "mean": mean_of_tokens(encoded["sequence"], inputs),
             }
 
-        return self._in_parts(vectors, packed)
+        return self._run_in_chunks(vectors, packed)
 
     def tokenize(self, **texts):
         """{input name: strings} -> what the model sees, and from which characters.
@@ -79,7 +81,7 @@ class Pipeline(tf.Module):
             if windows.choice_W is not None:
                 # One more in front, for choices that there are not.
                 dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
-                return tf.gather(dense_WL, _grid(windows, texts) + 1)
+                return tf.gather(dense_WL, _choice_grid(windows, texts) + 1)
             if self.task.has_windows:
                 ragged = windows.by_example(ragged, count)
             return ragged.to_tensor(padding)
@@ -96,7 +98,7 @@ class Pipeline(tf.Module):
         """{signature: tf.function} of string inputs by position, each traced once."""
         texts = self.task.input_names
         return {
-            "serving_default": self._served(self.answer, texts),
+            "serving_default": self._served(self.predict, texts),
             "tokenize": self._served(self.tokenize, texts),
             "embed": self._served(self.embed, ("text",)),
         }
@@ -112,21 +114,21 @@ class Pipeline(tf.Module):
     def _outputs(self, windows, texts):
         """The model's outputs, {name: [W, ...]}, or [B, C] of choices."""
         if windows.choice_W is None:
-            return self._in_parts(self.model, windows.packed)
+            return self._run_in_chunks(self.model, windows.packed)
 
         def scores(inputs):
             each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
             return self.model({**inputs, "windows": each_alone})
 
-        scores_W = self._in_parts(scores, windows.packed)["choice"][:, 0]
-        return {"choice": on_grid(scores_W, _grid(windows, texts))}
+        scores_W = self._run_in_chunks(scores, windows.packed)["choice"][:, 0]
+        return {"choice": on_grid(scores_W, _choice_grid(windows, texts))}
 
-    def _in_parts(self, function, packed):
+    def _run_in_chunks(self, function, packed):
         def under_weights(inputs):
             with self.weights():
                 return function(inputs)
 
-        return in_parts(under_weights, packed, self.vocabulary)
+        return run_in_chunks(under_weights, packed, self.vocabulary)
 
     def _served(self, function, names):
         """A signature's tf.function, of requests of any size."""
@@ -135,7 +137,7 @@ class Pipeline(tf.Module):
             "input_mask": 0,
             "segment_ids": 0,
         }
-        return self._traced(lambda **texts: texts_in_parts(function, texts, fillers), names)
+        return self._traced(lambda **texts: run_texts_in_chunks(function, texts, fillers), names)
 
     def _traced(self, function, names):
         specs = [
@@ -157,6 +159,6 @@ def _limited(texts):
     return {name: truncate_utf8(values) for name, values in texts.items()}
 
 
-def _grid(windows, texts):
-    """Windows.grid of the choices as they were sent, int32 [B, C]."""
-    return windows.grid(*tf.unstack(tf.shape(texts["choices"])))
+def _choice_grid(windows, texts):
+    """Windows.choice_grid of the choices as they were sent, int32 [B, C]."""
+    return windows.choice_grid(*tf.unstack(tf.shape(texts["choices"])))

@@ -8,7 +8,7 @@ import dataclasses
 from bert_tf import command, paths
 from bert_tf.errors import UserError
 from tasks import inputs
-from tasks.forms.glue import check_submission
+from tasks.readers.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +21,12 @@ class PredictSettings:
     checkpoint: str | None = command.flag(
         "a folder of RUN/checkpoints; by default the best, else the newest", None
     )
-    global_batch_size: int = command.flag("rows answered at a time", 64)
+    batch_size: int = command.flag("rows answered at a time", 64, former_name="global_batch_size")
     overwrite: bool = command.flag("replace the file of --output", False)
 
     def __post_init__(self):
-        if self.global_batch_size < 1:
-            raise UserError(f"--global_batch_size={self.global_batch_size}: wanted at least 1")
+        if self.batch_size < 1:
+            raise UserError(f"--batch_size={self.batch_size}: wanted at least 1")
         paths.check_local_file("input", self.input)
         paths.check_output(self.output, [self.input, self.run], self.overwrite)
 
@@ -34,27 +34,27 @@ class PredictSettings:
         """Raises UserError at what files show, without TensorFlow."""
         if run := inputs.check_run(self.run, self.checkpoint):
             inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
-            form = (run.task or {}).get("form")
+            file_format = (run.task or {}).get("file_format")
             if self.output.endswith(".tsv"):
-                check_submission(self.output, form, self.run)
+                check_submission(self.output, file_format, self.run)
 
 
 def main(settings):
     from bert_tf.ownership import sole_output
     from tasks.prediction import predict, submit
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
 
     with sole_output(settings.output, settings.overwrite):
-        trained = Trained.open(settings.run, settings.checkpoint)
+        trained = TrainedModel.open(settings.run, settings.checkpoint)
         if trained.untuned:
-            if not trained.task.answers_untuned:
+            if not trained.task.predicts_untuned:
                 raise UserError(trained.untuned)
             command.log(f"warning: {trained.untuned}")
         arguments = (
             trained,
             settings.input,
             settings.output,
-            settings.global_batch_size,
+            settings.batch_size,
             command.log,
         )
         if settings.output.endswith(".tsv"):

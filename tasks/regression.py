@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.heads import TextModel
-from tasks.metrics.numbers import mean_squared_error, pearson, spearman
-from tasks.texts import TextTask
+from tasks.heads import SequenceClassifier
+from tasks.metrics.regression import mean_squared_error, pearson, spearman
+from tasks.text_task import TextTask
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -45,7 +45,7 @@ class Regression(TextTask):
         return {"value": values}, {"value": np.ones(len(values), np.float32)}
 
     def build_model(self, config, dtype="float32"):
-        model = TextModel(config, 1, output="value", name=self.kind, dtype=dtype)
+        model = SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
         model.build()
         return model
 
@@ -56,9 +56,9 @@ class Regression(TextTask):
             for metric in (pearson, spearman, mean_squared_error)
         }
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         return {"value": outputs["value"][:, 0]}
 
-    def margin(self, answer, windows, outputs):
+    def margin(self, predictions, windows, outputs):
         """Nothing is decided."""
-        return tf.fill(tf.shape(answer["value"]), float("inf"))
+        return tf.fill(tf.shape(predictions["value"]), float("inf"))

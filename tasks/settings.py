@@ -8,15 +8,15 @@ from bert_tf.command import flag
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.weights import sources
-from tasks import catalog, inputs, rare_classes
-from tasks.forms.records import as_label
+from tasks import class_imbalance, inputs, registry
+from tasks.readers.records import as_label
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSettings:
     """What tasks.finetune does. Raises UserError, naming the flag, on a value that cannot be."""
 
-    task: str = flag("kind of task, or a data set known by name", choices=catalog.NAMES)
+    task: str = flag("kind of task, or a data set known by name", choices=registry.NAMES)
     train: str = flag("training rows, in the form of the task (README, Recipes)")
     init_from: str = flag(
         "where the weights come from: a run, a Hugging Face directory, a Google release, a "
@@ -34,7 +34,11 @@ class FinetuneSettings:
         "the labels in order; of two, the second is the positive one", ()
     )
     multi_label: bool = flag("a row may have several labels, joined by |, or none", False)
-    html_entities: bool = flag("texts hold &amp; and the like, to be taken as characters", False)
+    unescape_html: bool = flag(
+        "texts hold &amp; and the like, to be taken as characters",
+        False,
+        former_name="html_entities",
+    )
     max_seq_length: int | None = flag(
         "tokens a text or pair is cut to, with [CLS] and [SEP] (128; span_qa 384)", None
     )
@@ -43,8 +47,10 @@ class FinetuneSettings:
         "head",
         choices=("head", "tail", "head_tail"),
     )
-    stride: int | None = flag(
-        "tokens from one window of a long text to the next (span_qa 128)", None
+    doc_stride: int | None = flag(
+        "tokens from one window of a long text to the next (span_qa 128)",
+        None,
+        former_name="stride",
     )
     max_query_length: int = flag("tokens a question is cut to", 64)
     max_answer_length: int = flag("tokens an answer has at most", 30)
@@ -56,16 +62,22 @@ class FinetuneSettings:
     focal_gamma: float = flag("focal loss: how much easy examples count less (2 is usual)", 0.0)
     prior_bias: bool = flag("begin with the classes' shares as the model's answer", False)
     rare_label: str | None = flag(
-        "the label to be given from a threshold on, tuned on dev (for f1, if no --aim)", None
+        "the label to be given from a threshold on, tuned on dev (for f1, if no "
+        "--threshold_objective)",
+        None,
     )
-    aim: str | None = flag(
-        "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R", None
+    threshold_objective: str | None = flag(
+        "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R",
+        None,
+        former_name="aim",
     )
     calibrate: bool = flag("fit a temperature to the probabilities on the first dev file", False)
     # The unusual.
-    ordinary_labels: tuple[str, ...] = flag("the labels of what is ordinary", ())
-    false_alarm_rate: float = flag("share of the ordinary that may be called unusual", 0.05)
-    code_size: int = flag("width of the autoencoder's middle", 32)
+    normal_labels: tuple[str, ...] = flag(
+        "the labels of what is normal", (), former_name="ordinary_labels"
+    )
+    false_alarm_rate: float = flag("share of the normal that may be called unusual", 0.05)
+    latent_dim: int = flag("width of the autoencoder's middle", 32, former_name="code_size")
     # Training.
     global_batch_size: int | None = flag(
         "examples a step, over all replicas (32; anomaly 128)", None
@@ -104,26 +116,26 @@ class FinetuneSettings:
     log_every: int = flag("steps between lines of progress", 10)
 
     def __post_init__(self):
-        for name, value in {**catalog.DEFAULTS, **self.kind.defaults}.items():
+        for name, value in {**registry.DEFAULTS, **self.task_type.defaults}.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name, least in (
+        for name, minimum in (
             ("max_seq_length", 4),
             ("global_batch_size", 1),
             ("epochs", 1),
             ("save_every", 1),
             ("log_every", 1),
             ("seed", 0),
-            ("stride", 1),
+            ("doc_stride", 1),
             ("max_query_length", 1),
             ("max_answer_length", 1),
             ("frozen_layers", 0),
             ("patience", 1),
-            ("code_size", 1),
+            ("latent_dim", 1),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name}={value}: wanted at least {least}")
+            if value is not None and value < minimum:
+                raise UserError(f"--{name}={value}: wanted at least {minimum}")
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: wanted less than 2**32")
         if not self.learning_rate > 0:
@@ -148,17 +160,17 @@ class FinetuneSettings:
         for name, given in (("train", [self.train]), ("dev", self.dev)):
             for path in given:
                 paths.check_local_file(name, path)
-        for name in catalog.OPTIONS:
-            if self._is_given(name) and name not in self.kind.options:
+        for name in registry.OPTIONS:
+            if self._is_given(name) and name not in self.task_type.options:
                 raise UserError(f"--{name}: not for --task={self.task}")
         for name in ("text_column", "text_b_column", "label_column"):
-            if self._is_given(name) and "form" in self._data_set.options:
+            if self._is_given(name) and "file_format" in self._dataset.options:
                 raise UserError(f"--{name}: the files of {self.task} have columns of their own")
-        rare_classes.check_options(**vars(self))
-        for name in ("aim", "calibrate", "rare_label", "patience"):
+        class_imbalance.check_options(**vars(self))
+        for name in ("threshold_objective", "calibrate", "rare_label", "patience"):
             if self._is_given(name) and not self.dev:
                 raise UserError(f"--{name}: wants --dev, on which it is decided")
-        if self.kind.needs_dev and not self.dev:
+        if self.task_type.needs_dev and not self.dev:
             raise UserError(f"--task={self.task}: wants --dev, on which its threshold is decided")
 
     def check(self):
@@ -170,7 +182,7 @@ class FinetuneSettings:
         self._check_output()
 
     def _check_output(self):
-        if Run.check_resume(self.output_dir, self.recorded(), self._data_set.kind) is None:
+        if Run.check_resume(self.output_dir, self.recorded(), self._dataset.kind) is None:
             config = sources.check(self.init_from)
             if config is not None:
                 self.check_fits(config, self.init_from)
@@ -205,24 +217,24 @@ class FinetuneSettings:
         return {name: getattr(self, name) for name in fields if name != "output_dir"}
 
     @property
-    def kind(self):
-        """The catalog's entry."""
-        return catalog.KINDS[self._data_set.kind]
+    def task_type(self):
+        """The registry's entry."""
+        return registry.TASK_TYPES[self._dataset.kind]
 
     @property
-    def _data_set(self):
-        return catalog.DATA_SETS.get(self.task, catalog.DataSet(self.task, {}))
+    def _dataset(self):
+        return registry.DATASETS.get(self.task, registry.Dataset(self.task, {}))
 
     def task_options(self):
         """The kind's name, and what its `from_data` takes beside the path: flags and data set."""
-        options = {"max_seq_length": self.max_seq_length, **self._data_set.options}
-        for name in self.kind.options:
+        options = {"max_seq_length": self.max_seq_length, **self._dataset.options}
+        for name in self.task_type.options:
             if self._is_given(name):
                 options[name] = getattr(self, name)
         columns = [options.pop(name, None) for name in ("text_column", "text_b_column")]
         if any(columns):
             options["text_columns"] = (columns[0] or "text", *columns[1:][: columns[1] is not None])
-        return self._data_set.kind, options
+        return self._dataset.kind, options
 
     def _is_given(self, name):
         default = {field.name: field.default for field in dataclasses.fields(self)}[name]
@@ -230,21 +242,21 @@ class FinetuneSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class StudySettings(FinetuneSettings):
+class SweepSettings(FinetuneSettings):
     """What tasks.finetune takes: one run's settings, or of one each for `seeds`, `learning_rates`.
 
-    The runs of a study lie in folders of `output_dir`, named after what differs.
+    The runs of a sweep lie in folders of `output_dir`, named after what differs.
     """
 
     seeds: tuple[str, ...] = flag(
-        "a study: a run each, and the mean and standard deviation of their scores on dev", ()
+        "a sweep: a run each, and the mean and standard deviation of their scores on dev", ()
     )
-    learning_rates: tuple[str, ...] = flag("a study: with each of the seeds, or --seed", ())
+    learning_rates: tuple[str, ...] = flag("a sweep: with each of the seeds, or --seed", ())
 
     def __post_init__(self):
         super().__post_init__()
-        usual = {"seed": 0, **catalog.DEFAULTS, **self.kind.defaults}
-        for name, of_one, number, wanted in (
+        usual = {"seed": 0, **registry.DEFAULTS, **self.task_type.defaults}
+        for name, of_one, number, expected in (
             ("seeds", "seed", int, "whole numbers"),
             ("learning_rates", "learning_rate", float, "numbers"),
         ):
@@ -255,7 +267,7 @@ class StudySettings(FinetuneSettings):
                 values = tuple(number(value) for value in given)
             except ValueError:
                 raise UserError(
-                    f"--{name}={','.join(map(str, given))}: wanted {wanted}, joined by commas"
+                    f"--{name}={','.join(map(str, given))}: wanted {expected}, joined by commas"
                 ) from None
             if len(set(values)) < len(values):
                 raise UserError(f"--{name}={','.join(map(str, given))}: holds one of them twice")
@@ -267,20 +279,20 @@ class StudySettings(FinetuneSettings):
         self.runs()  # A value that no run can have is told now.
 
     def _check_output(self):
-        if self.is_study:
+        if self.is_sweep:
             self.check_is_no_run()
         for settings in self.runs().values():
             FinetuneSettings._check_output(settings)
 
     def check_is_no_run(self):
-        """Raises UserError where the directory of the study is that of a single run."""
+        """Raises UserError where the directory of the sweep is that of a single run."""
         if Run.exists(self.output_dir):
             raise UserError(
                 f"--output_dir={self.output_dir}: a single run is there; name a new directory"
             )
 
     @property
-    def is_study(self):
+    def is_sweep(self):
         return bool(self.seeds or self.learning_rates)
 
     def runs(self):
@@ -288,7 +300,7 @@ class StudySettings(FinetuneSettings):
         of_one = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(FinetuneSettings)
         }
-        if not self.is_study:
+        if not self.is_sweep:
             return {"": FinetuneSettings(**of_one)}
         runs = {}
         for rate in self.learning_rates or (self.learning_rate,):

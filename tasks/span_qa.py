@@ -16,31 +16,31 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.train.losses import half_softmax_cross_entropy
-from tasks.decisions import lead
+from tasks.answer_spans import best_spans, select_answer
+from tasks.decisions import top2_gap
 from tasks.examples import Example
-from tasks.forms.records import BadRow, strict
-from tasks.forms.squad import read_questions
 from tasks.heads import SpanModel
-from tasks.metrics.answers import best_null_threshold, squad_scores
-from tasks.spans import best_spans, decide
+from tasks.metrics.squad import best_null_threshold, squad_scores
+from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.squad import read_questions
 from tasks.task import Task
 from tasks.windows import pack_windows
 
 RELEASED_THRESHOLD = 0.0
 N_BEST = 20  # Answers in a served one, as released.
-MEASURED_AT_A_TIME = 256  # Questions, so that the memory of their spans is bounded.
+QUESTIONS_PER_BATCH = 256  # Questions, so that the memory of their spans is bounded.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanQA(Task):
     """One task of this kind. A label is the tuple of answers (text, start), () if there is none.
 
-    A question is cut to `max_query_length` tokens, windows begin `stride` tokens apart. With
+    A question is cut to `max_query_length` tokens, windows begin `doc_stride` tokens apart. With
     `may_be_impossible` there is no answer where the no-answer score is above `null_threshold`,
     which until it is decided is the released one.
     """
 
-    stride: int = 128
+    doc_stride: int = 128
     max_query_length: int = 64
     max_answer_length: int = 30
     may_be_impossible: bool = False
@@ -60,7 +60,7 @@ class SpanQA(Task):
         """The task of a training file; None: there may be no answer if a question has none."""
         task = cls(may_be_impossible=bool(may_be_impossible), **options)
         if may_be_impossible is None:
-            questions = strict(read_questions(path))
+            questions = raise_bad_rows(read_questions(path))
             task = dataclasses.replace(
                 task, may_be_impossible=any(question.is_impossible for question in questions)
             )
@@ -76,31 +76,31 @@ class SpanQA(Task):
             )
 
     @property
-    def to_decide(self):
+    def tunable_fields(self):
         return ("null_threshold",) if self.may_be_impossible else ()
 
     def description(self):
         return "; a question may have no answer" if self.may_be_impossible else ""
 
-    def rows(self, path, labelled):
+    def iter_examples(self, path, labelled):
         for question in read_questions(path, labelled):
             if isinstance(question, BadRow):
                 yield question
                 continue
             if question.is_impossible and not self.may_be_impossible:
                 yield BadRow(
-                    question.where,
+                    question.location,
                     "has no answer, but the task is one where each question has; for such data "
                     "train with --task=squad2",
                 )
                 continue
             texts = {"question": question.question, "context": question.context}
-            yield Example(texts, tuple(question.answers), question.where, question.id)
+            yield Example(texts, tuple(question.answers), question.location, question.id)
 
-    def to_learn_from(self, examples):
+    def select_training_examples(self, examples):
         """Questions whose first answer stands where it is said to, or that have none."""
         spans = _spans(examples)
-        kept = examples.where(lambda number: spans[number] or not examples.labels[number])
+        kept = examples.filter(lambda number: spans[number] or not examples.labels[number])
         if not kept:
             raise UserError("no answer of the training questions stands in its context")
         return kept
@@ -111,7 +111,7 @@ class SpanQA(Task):
             tokenize(texts["context"]),
             vocabulary,
             self.max_seq_length,
-            self.stride,
+            self.doc_stride,
             self.max_query_length,
         )
 
@@ -121,31 +121,32 @@ class SpanQA(Task):
         These are the tokens that hold a character of it.
         """
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
-        owner_W, packed = windows.owner_W.numpy(), windows.packed
-        owner_T = owner_W[packed.input_ids.value_rowids().numpy()]
+        example_W, packed = windows.example_W.numpy(), windows.packed
+        example_T = example_W[packed.input_ids.value_rowids().numpy()]
         is_answer_T = packed.segment_ids.flat_values.numpy() == 1
-        is_answer_T &= packed.starts.flat_values.numpy() < end_N[owner_T]
-        is_answer_T &= packed.ends.flat_values.numpy() > start_N[owner_T]
+        is_answer_T &= packed.starts.flat_values.numpy() < end_N[example_T]
+        is_answer_T &= packed.ends.flat_values.numpy() > start_N[example_T]
 
         # How many tokens an answer has: each is the best of its kind in one window.
-        is_counted_T = is_answer_T & windows.is_best.flat_values.numpy()
-        size_N = np.bincount(owner_T[is_counted_T], minlength=len(examples))
+        is_counted_T = is_answer_T & windows.is_max_context.flat_values.numpy()
+        size_N = np.bincount(example_T[is_counted_T], minlength=len(examples))
         splits = packed.input_ids.row_splits.numpy()
         answered_W = np.diff(np.concatenate([[0], np.cumsum(is_answer_T)])[splits])
-        is_whole_W = (answered_W == size_N[owner_W]) & (answered_W > 0)
-        first_W = np.zeros(len(owner_W), np.int32)
-        places_A = np.flatnonzero(is_answer_T)
-        first_W[is_whole_W] = (
-            places_A[np.searchsorted(places_A, splits[:-1][is_whole_W])] - splits[:-1][is_whole_W]
+        is_complete_W = (answered_W == size_N[example_W]) & (answered_W > 0)
+        first_W = np.zeros(len(example_W), np.int32)
+        positions_A = np.flatnonzero(is_answer_T)
+        first_W[is_complete_W] = (
+            positions_A[np.searchsorted(positions_A, splits[:-1][is_complete_W])]
+            - splits[:-1][is_complete_W]
         )
-        last_W = np.where(is_whole_W, first_W + answered_W - 1, 0).astype(np.int32)
-        ones_W = np.ones(len(owner_W), np.float32)
+        last_W = np.where(is_complete_W, first_W + answered_W - 1, 0).astype(np.int32)
+        ones_W = np.ones(len(example_W), np.float32)
         return {"start": first_W, "end": last_W}, {"start": ones_W, "end": ones_W}
 
-    def remarks(self, data):
+    def label_warnings(self, data):
         """How many first answers no window holds, and how many are longer than an answer may be."""
         first_W, last_W = data.labels["start"], data.labels["end"]
-        holders = data.windows.owner_W.numpy()[first_W > 0]
+        holders = data.windows.example_W.numpy()[first_W > 0]
         size_N = np.zeros(len(data.examples), np.int32)
         size_N[holders] = (last_W - first_W + 1)[first_W > 0]
         size_N = size_N[[bool(answers) for answers in data.examples.labels]]
@@ -172,10 +173,10 @@ class SpanQA(Task):
         """
         golds, best = _golds(data.examples), self._best(data, outputs)
         if not self.may_be_impossible:
-            return squad_scores(_texts(decide(best)["answer"]), golds, version=1)
+            return squad_scores(_texts(select_answer(best)["answer"]), golds, version=1)
 
         def scores(threshold):
-            return squad_scores(_texts(decide(best, threshold)["answer"]), golds, version=2)
+            return squad_scores(_texts(select_answer(best, threshold)["answer"]), golds, version=2)
 
         result = scores(self._threshold)
         threshold, of_best = _tuned_threshold(best, golds)
@@ -185,25 +186,25 @@ class SpanQA(Task):
             result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
         return result
 
-    def tuned(self, data, outputs):
+    def tune(self, data, outputs):
         if not self.may_be_impossible:
             return self
         threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
         return dataclasses.replace(self, null_threshold=threshold)
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
-        return decide(best, self._threshold)
+        return select_answer(best, self._threshold)
 
-    def margin(self, answer, windows, outputs):
-        margin_N = lead(tf.pad(answer["nbest_score"], [[0, 0], [0, 1]]))
+    def margin(self, predictions, windows, outputs):
+        margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
         if not self.may_be_impossible:
             return margin_N
         # Of no answer beside the best one, were the threshold 0 of their difference.
-        is_none_N = tf.tanh((answer["no_answer_score"] - self._threshold) / 2)
+        is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
         return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
 
-    def trimmed(self, row):
+    def strip_padding(self, row):
         count = sum(start >= 0 for start in row["nbest_start"])
         return {
             name: value[:count] if isinstance(value, list) else value for name, value in row.items()
@@ -223,7 +224,7 @@ class SpanQA(Task):
     def _best(self, data, outputs):
         """The best span of each question of a data set, as `best_spans` has it; n_best is 1."""
         parts, first = [], 0
-        for texts in data.examples.slices(MEASURED_AT_A_TIME):
+        for texts in data.examples.slices(QUESTIONS_PER_BATCH):
             last = first + len(texts["context"])
             windows, rows = data.windows.of_examples(first, last)
             of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
@@ -252,5 +253,5 @@ def _texts(strings_N):
 
 def _tuned_threshold(best, golds):
     """(threshold, the figures that come with it), of what `best_spans` found for each question."""
-    scores_N = decide(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
+    scores_N = select_answer(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
     return best_null_threshold(dict(enumerate(scores_N)), _texts(best["text"][:, 0]), golds)

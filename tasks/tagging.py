@@ -22,12 +22,12 @@ from tasks.entity_labels import (
     label_words,
     word_predictions,
 )
-from tasks.entity_spans import entities, in_text_order, in_windows, least_lead, texts_tokens
+from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Example
-from tasks.forms.records import BadRow, as_label, strict
-from tasks.forms.tagged import TaggedSentence, read_tagged
-from tasks.heads import TokenModel
+from tasks.heads import TokenClassifier
 from tasks.metrics.entities import entity_scores
+from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.readers.tagged import TaggedSentence, read_tagged
 from tasks.task import Task
 from tasks.windows import pack_windows
 
@@ -36,13 +36,14 @@ FEW_TYPES = 20  # So many have a figure each among the metrics.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tagging(Task):
-    """One tagging task. `labels` are its BIO tags, O first; `stride` tokens lie between windows.
+    """One tagging task. `labels` are its BIO tags, O first; `doc_stride` tokens lie between
+    windows.
 
     An example's label is what the file's form gives: a TaggedSentence or a TaggedText.
     """
 
     labels: tuple[str, ...]
-    stride: int
+    doc_stride: int
     text_column: str = "text"
 
     kind = "tagging"
@@ -53,14 +54,14 @@ class Tagging(Task):
     losses = {"tag": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path, *, max_seq_length, labels=(), stride=None, text_columns=("text",)):
+    def from_data(cls, path, *, max_seq_length, labels=(), doc_stride=None, text_columns=("text",)):
         """The task that a training file shows: its types in order, or the types or tags given.
 
         By default windows overlap by half. Raises UserError if the file holds no entity.
         """
         (text_column,) = text_columns
         found = set()
-        for item in strict(read_tagged(path, text_column=text_column)):
+        for item in raise_bad_rows(read_tagged(path, text_column=text_column)):
             found |= _types(item)
         if not found:
             raise UserError(f"{path}: not one entity in it; there is nothing to learn")
@@ -70,7 +71,7 @@ class Tagging(Task):
         return cls(
             max_seq_length=max_seq_length,
             labels=bio.labels,
-            stride=stride or max((max_seq_length - 2) // 2, 1),
+            doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
             text_column=text_column,
         )
 
@@ -81,7 +82,7 @@ class Tagging(Task):
     def description(self):
         return f"; entities {', '.join(self.bio.types)}"
 
-    def rows(self, path, labelled):
+    def iter_examples(self, path, labelled):
         types = self.bio.types
         for item in read_tagged(path, labelled, self.text_column):
             if isinstance(item, BadRow):
@@ -90,16 +91,16 @@ class Tagging(Task):
             unknown = sorted(_types(item).difference(types)) if labelled else ()
             if unknown:
                 yield BadRow(
-                    item.where,
+                    item.location,
                     f"entity type {unknown[0]!r:.80} is none of the task's: {', '.join(types)}",
                 )
                 continue
             text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
-            yield Example({"text": text}, item if labelled else None, item.where)
+            yield Example({"text": text}, item if labelled else None, item.location)
 
     def encode(self, texts, tokenize, vocabulary):
         tokens = tokenize(texts["text"])
-        windows = pack_windows(None, tokens, vocabulary, self.max_seq_length, self.stride)
+        windows = pack_windows(None, tokens, vocabulary, self.max_seq_length, self.doc_stride)
         ids = windows.packed.input_ids
         is_first = tf.gather(tf.constant(first_pieces(vocabulary)), ids.flat_values)
         return windows._replace(is_first=ids.with_flat_values(is_first))
@@ -112,11 +113,11 @@ class Tagging(Task):
         )
 
     def build_model(self, config, dtype="float32"):
-        model = TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
+        model = TokenClassifier(config, len(self.labels), name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def to_measure(self, outputs):
+    def metric_inputs(self, outputs):
         """The likeliest labels [W, L]: the logits of a million windows would be gigabytes."""
         is_few = len(self.labels) < 2**15
         return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
@@ -142,19 +143,19 @@ class Tagging(Task):
             **{name: scores[name] for name in ("f1", "precision", "recall")},
             "strict_f1": entity_scores(gold, predicted, strict=True)["f1"],
             "accuracy": float(np.mean(hits)) if hits else 0.0,
-            **{f"f1_{name}": figures["f1"] for name, figures in of_types.items()},
+            **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
         }
 
-    def remarks(self, data):
+    def label_warnings(self, data):
         return self._labelled(data.examples, data.windows)[1]
 
-    def answer(self, texts, windows, outputs):
+    def serving_outputs(self, texts, windows, outputs):
         return entities(texts["text"], windows, outputs["tag"], self.bio)
 
-    def margin(self, answer, windows, outputs):
-        return least_lead(windows, outputs["tag"], tf.size(answer["num_entities"]))
+    def margin(self, predictions, windows, outputs):
+        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 
-    def trimmed(self, row):
+    def strip_padding(self, row):
         return {
             name: value[: row["num_entities"]] if isinstance(value, list) else value
             for name, value in row.items()
@@ -189,5 +190,5 @@ class Tagging(Task):
 def _types(item):
     """The entity types of a TaggedSentence or TaggedText."""
     if isinstance(item, TaggedSentence):
-        return {entity_type(tag, item.where) for tag in item.tags} - {None}
+        return {entity_type(tag, item.location) for tag in item.tags} - {None}
     return {name for _, _, name in item.entities}

@@ -9,7 +9,7 @@ at once with all that is said of them:
 Earlier versions wrote the values to task.json; there they belong to the best checkpoint.
 """
 
-from tasks.catalog import task_from_dict
+from tasks.registry import task_from_dict
 
 
 def tuned_at(run, step):
@@ -28,16 +28,16 @@ def task_at(run, step):
 
 def _of_earlier_versions(run, step):
     task = task_from_dict(run.task)
-    values = {name: run.task[name] for name in task.to_decide}
+    values = {name: run.task[name] for name in task.tunable_fields}
     if not values or None in values.values():
         return None
     file, *_ = run.train.get("settings", {}).get("dev") or [None]
     metrics = {
-        name.removeprefix("decided_"): value
+        name.removeprefix("tuned_"): value
         for record in run.metrics()
         if record["step"] == step
         for name, value in record.items()
-        if name.startswith("decided_")
+        if name.startswith("tuned_")
     }
     sha256 = (run.train.get("data") or {}).get(file)
     return {"values": values, "metrics": metrics, "file": file, "sha256": sha256, "warnings": []}

@@ -15,7 +15,7 @@ import traceback
 import bert_tf.data.vocabulary_learning
 import bert_tf.pretraining.recipe  # noqa: F401
 import export.publishing  # noqa: F401
-import tasks.extraction
+import tasks.feature_extraction
 import tasks.finetuning
 import tasks.prediction  # noqa: F401
 

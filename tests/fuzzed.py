@@ -20,11 +20,11 @@ def _written(path, text):
 
 
 def _rows(path):
-    from tasks.forms.records import BadRow
-    from tasks.forms.rows import read_rows
+    from tasks.readers.records import BadRow
+    from tasks.readers.tables import read_rows
 
-    rows = list(read_rows(path, ("text", "label"), html_entities=False))
-    return [None if isinstance(row, BadRow) else (row.values, row.where) for row in rows]
+    rows = list(read_rows(path, ("text", "label"), unescape_html=False))
+    return [None if isinstance(row, BadRow) else (row.values, row.location) for row in rows]
 
 
 def csv_rows(folder):
@@ -87,7 +87,7 @@ def jsonl_rows(folder):
 
 
 def conll(folder):
-    from tasks.forms.tagged import read_tagged, scheme_of
+    from tasks.readers.tagged import read_tagged, scheme_of
 
     words = [
         [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
@@ -105,7 +105,7 @@ def conll(folder):
 
 
 def tagged_jsonl(folder):
-    from tasks.forms.tagged import read_tagged
+    from tasks.readers.tagged import read_tagged
 
     entity = {"start": 0, "end": 3, "type": "X"}
     lines = (json.dumps({"text": text, "entities": [entity]}) + "\n" for text in SENTENCES)
@@ -113,7 +113,7 @@ def tagged_jsonl(folder):
 
 
 def squad(folder):
-    from tasks.forms.squad import read_questions
+    from tasks.readers.squad import read_questions
 
     questions = [
         {
@@ -132,7 +132,7 @@ def squad(folder):
 
 
 def choices(folder):
-    from tasks.forms.choices import read_choices
+    from tasks.readers.choices import read_choices
 
     lines = (
         json.dumps({"prompt": text, "choices": ["a", "b", "c"], "label": 1}) + "\n"
@@ -143,7 +143,7 @@ def choices(folder):
 
 
 def arc(folder):
-    from tasks.forms.choices import read_choices
+    from tasks.readers.choices import read_choices
 
     path = _written(
         folder / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)

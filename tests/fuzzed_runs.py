@@ -73,11 +73,11 @@ def rest_request(folder):
     """A body as TF Serving's REST API parses it, and the graph that answers it."""
     from bert_tf.errors import UserError
     from export.signatures import write_saved_model
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
     from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
     from tests.export.rest_json import predicted
 
-    write_saved_model(Trained.open(_make_run(folder)), folder / "model")
+    write_saved_model(TrainedModel.open(_make_run(folder)), folder / "model")
     engine = Engine(folder / "model")
     path = folder / "request.json"
     request = {"signature_name": "serving_default", "instances": ["the bill is high", "my app"]}
@@ -113,9 +113,9 @@ def _make_run(folder):
 def _opened(path):
     import tensorflow as tf
 
-    from tasks.trained import Trained
+    from tasks.trained_model import TrainedModel
 
-    trained = Trained.open(path.parent)
+    trained = TrainedModel.open(path.parent)
     texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}
     windows = trained.pipeline.encode(**texts)
     return windows.packed.input_ids.to_list()

@@ -20,7 +20,7 @@ from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
 from tasks.settings import FinetuneSettings
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests.conftest import ROOT
 
 RELEASED = ROOT / "tests" / "released_runs"
@@ -45,9 +45,9 @@ def settings_of(settings_class, name):
 
 
 def evaluate(name):
-    trained, strategy = Trained.open(f"runs/{name}"), make_strategy("none")
+    trained, strategy = TrainedModel.open(f"runs/{name}"), make_strategy("none")
     path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
-    examples = trained.task.read(path.removeprefix("--dev="))
+    examples = trained.task.load_examples(path.removeprefix("--dev="))
     encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
     return Evaluator(trained.task, trained.pipeline.model, strategy).metrics(encoded)
 

@@ -17,12 +17,12 @@ def entities_of(tags, strict=False):
     A bare "B" or "I" is of the type "_". Raises UserError at any other tag.
     """
     entities, open_type = [], None
-    for place, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         prefix, kind = _parse(tag)
         if prefix == "I" and kind == open_type:
-            entities[-1] = (kind, entities[-1][1], place + 1)
+            entities[-1] = (kind, entities[-1][1], index + 1)
         elif prefix == "B" or (prefix == "I" and not strict):
-            entities.append((kind, place, place + 1))
+            entities.append((kind, index, index + 1))
             open_type = kind
         else:
             open_type = None
@@ -48,9 +48,9 @@ def entity_scores(gold_sentences, predicted_sentences, strict=False):
         ):
             counter.update(kind for kind, _, _ in entities)
     return {
-        **_figures(hits.total(), gold.total(), predicted.total()),
+        **_metrics(hits.total(), gold.total(), predicted.total()),
         "types": {
-            kind: {**_figures(hits[kind], gold[kind], predicted[kind]), "support": gold[kind]}
+            kind: {**_metrics(hits[kind], gold[kind], predicted[kind]), "support": gold[kind]}
             for kind in sorted(gold | predicted)
         },
     }
@@ -65,7 +65,7 @@ def _parse(tag):
     return prefix, kind or "_"
 
 
-def _figures(hits, gold, predicted):
+def _metrics(hits, gold, predicted):
     return {
         "precision": float(ratio(hits, predicted)),
         "recall": float(ratio(hits, gold)),

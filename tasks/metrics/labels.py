@@ -24,8 +24,8 @@ def f1(labels_N, predictions_N, positive):
 def macro_f1(labels_N, predictions_N):
     """The plain mean of the F1 of every class that was labelled or predicted, rare or common."""
     classes = np.union1d(labels_N, predictions_N)
-    figures = [f1(labels_N, predictions_N, label) for label in classes]
-    return float(ratio(np.sum(figures), len(figures)))
+    metrics = [f1(labels_N, predictions_N, label) for label in classes]
+    return float(ratio(np.sum(metrics), len(metrics)))
 
 
 def micro_f1(labels_N, predictions_N):
@@ -90,8 +90,8 @@ def multi_label_macro_f1(labels_NC, predictions_NC):
     Unlike macro_f1 it counts a class that is neither labelled nor predicted, as 0: the columns say
     which classes there are. scikit-learn does the same in both.
     """
-    figures_C = ratio(*_f1_terms(labels_NC, predictions_NC))
-    return float(ratio(figures_C.sum(), len(figures_C)))
+    f1_C = ratio(*_f1_terms(labels_NC, predictions_NC))
+    return float(ratio(f1_C.sum(), len(f1_C)))
 
 
 def exact_match_ratio(labels_NC, predictions_NC):

@@ -16,7 +16,7 @@ from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
-from tasks.windows import one_each
+from tasks.windows import one_window_each
 from tests import reference, small
 from tests.bert_tf.test_encoder import make_encoder
 
@@ -180,7 +180,7 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
         optimizer = AdamW(0.01, clip_norm=0.1)
         optimizer.build(model.trainable_variables)
         rows = Examples({"text": [""] * 10}, labels.tolist())
-        examples = EncodedExamples(task, rows, one_each(texts), vocabulary, layout)
+        examples = EncodedExamples(task, rows, one_window_each(texts), vocabulary, layout)
         step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), 0)
         batches = examples.training_batches(global_batch_size=4, num_epochs=2, seed=1)
         iterator = iter(distribute(lambda batches=batches: batches, step.strategy))

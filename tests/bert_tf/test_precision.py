@@ -16,9 +16,9 @@ from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import read_pretrained
 from tasks import finetuning
 from tasks.classification import Classification
-from tasks.extraction import Extractor
-from tasks.heads import TextModel
-from tasks.trained import Trained
+from tasks.feature_extraction import FeatureExtractor
+from tasks.heads import SequenceClassifier
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.corpus import config_of, write_shards
 from tests.pretraining import TINY, settings_of
@@ -99,7 +99,7 @@ def test_the_gradients_of_heads_count_all_rows(config):
         lambda: masked_lm(vectors_NH, embeddings_VH, seed=SEED), [masked_lm.output_bias_V]
     )
     np.testing.assert_array_equal(of_bias, [ROWS] * config.vocab_size)
-    model = TextModel(config, 2, dtype=POLICY)
+    model = SequenceClassifier(config, 2, dtype=POLICY)
     model.build()
     (of_bias,) = gradients_of_ones(lambda: model.scores(vectors_NH, SEED), [model.head.bias])
     np.testing.assert_array_equal(of_bias, [ROWS] * 2)
@@ -200,11 +200,11 @@ def test_both_recipes_set_it(is_tf32, huggingface_dir, complaints, tmp_path, mon
 def test_what_is_trained_is_used_in_float32(huggingface_dir, tmp_path, is_tf32):
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pretrained = read_pretrained(str(huggingface_dir))
-    Extractor(pretrained, "last", "mean", 8)
+    FeatureExtractor(pretrained, "last", "mean", 8)
     assert not is_tf32()
     task = Classification(labels=("a", "b"), max_seq_length=8)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    Trained.create(tmp_path / "run", pretrained, task, model)
+    TrainedModel.create(tmp_path / "run", pretrained, task, model)
     assert not is_tf32()

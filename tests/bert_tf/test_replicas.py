@@ -9,12 +9,12 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.losses import softmax_cross_entropy
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
-from tasks.heads import TextModel
+from tasks.heads import SequenceClassifier
 from tests import small
 from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 
 
-class Observed(TextModel):
+class Observed(SequenceClassifier):
     """A text model that keeps each replica's outputs and dropout seed of the last `fit` step."""
 
     def keep(self):
@@ -85,7 +85,7 @@ def test_gradient_checkpointing_changes_nothing_on_two_replicas(mirrored):
     for recompute in (False, True):
         with mirrored.scope():
             keras.utils.set_random_seed(0)
-            model = TextModel(config, 3)
+            model = SequenceClassifier(config, 3)
             model.encoder.recompute = recompute
             model.build()
             optimizer = AdamW(1e-3)

@@ -9,7 +9,7 @@ from export import server_files
 from export.interface import read_signatures
 from export.server_files import BATCHING, batching_parameters
 from export.signatures import write_saved_model
-from tasks import parts, windows
+from tasks import chunking, windows
 from tasks.multiple_choice import MultipleChoice
 from tasks.tagging import Tagging
 from tests.export.batching import FAILED_PRECONDITION, Batching
@@ -30,7 +30,7 @@ def published(folder, task, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def tagging(tmp_path_factory, config, vocabulary):
-    task = Tagging(labels=("O", "B-x", "I-x"), max_seq_length=12, stride=5)
+    task = Tagging(labels=("O", "B-x", "I-x"), max_seq_length=12, doc_stride=5)
     folder = published(tmp_path_factory.mktemp("tagging"), task, config, vocabulary)
     return Servable(folder, batches=True)
 
@@ -141,4 +141,4 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
 
 def test_a_batch_of_any_texts_is_within_the_limit_of_an_output():
     """A request alone may be over it, and then fails; it must not fail those it is joined with."""
-    assert parts.MAX_VALUES == server_files.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS
+    assert chunking.MAX_VALUES == server_files.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS

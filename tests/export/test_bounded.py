@@ -26,7 +26,7 @@ def labels_dir(tmp_path_factory, config, vocabulary):
 @pytest.fixture(scope="module")
 def answers_dir(tmp_path_factory, config, vocabulary):
     folder = tmp_path_factory.mktemp("bounded_answers")
-    task = SpanQA(max_query_length=4, max_seq_length=16, stride=8)
+    task = SpanQA(max_query_length=4, max_seq_length=16, doc_stride=8)
     write_saved_model(trained(folder, task, config, vocabulary), folder / "model")
     return folder / "model"
 

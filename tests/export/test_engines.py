@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from export import parity, probe
 from export.signatures import write_saved_model
-from tasks.catalog import KINDS
+from tasks.registry import TASK_TYPES
 from tests.export import engines, serving_operations
 from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 
@@ -86,7 +86,7 @@ def test_what_servers_do_not_take_is_told(tmp_path):
 
 
 def test_a_model_of_every_kind_is_asked_for():
-    assert {task.kind for task in TASKS.values()} == set(KINDS)
+    assert {task.kind for task in TASKS.values()} == set(TASK_TYPES)
 
 
 def test_differences_are_found():

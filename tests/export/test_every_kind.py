@@ -18,12 +18,12 @@ from tasks.multiple_choice import MultipleChoice
 from tasks.regression import Regression
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.export.test_kinds import trained
 
 LABELS = ("billing", "hardware", "software")
-WINDOWED = {"max_seq_length": 12, "stride": 3}
+WINDOWED = {"max_seq_length": 12, "doc_stride": 3}
 TASKS = {
     "classification": Classification(labels=LABELS, max_seq_length=12),
     "binary pairs": Classification(labels=("no", "yes"), text_columns=("a", "b"), max_seq_length=9),
@@ -31,13 +31,17 @@ TASKS = {
         labels=LABELS,
         max_seq_length=12,
         multi_label=True,
-        aim="f1",
+        threshold_objective="f1",
         calibrate=True,
         thresholds=(0.2, 0.5, 0.7),
         temperature=1.7,
     ),
     "a rare label": Classification(
-        labels=LABELS, max_seq_length=12, rare_label="hardware", aim="f1", thresholds=(0.25,)
+        labels=LABELS,
+        max_seq_length=12,
+        rare_label="hardware",
+        threshold_objective="f1",
+        thresholds=(0.25,),
     ),
     "regression": Regression(max_seq_length=12),
     "tagging": Tagging(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), **WINDOWED),
@@ -46,7 +50,7 @@ TASKS = {
         max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
     ),
     "multiple_choice": MultipleChoice(max_seq_length=12),
-    "anomaly": Anomaly(max_seq_length=12, code_size=4, threshold=1.25),
+    "anomaly": Anomaly(max_seq_length=12, latent_dim=4, threshold=1.25),
 }
 SENTENCES = [text for texts in small.TEXTS.values() for text in texts]
 TEXTS = ["", " ", "a", *SENTENCES, "cafe\u0301 \U0001f600 the bill, unaffable!", "my app 中 " * 40]
@@ -67,7 +71,7 @@ def of_anomaly(folder, config, vocabulary):
     model = task.build_model(config)
     source.assign_to(model)
     model.adapt(np.random.default_rng(0).normal(size=(64, config.hidden_size)))
-    return Trained.create(folder / "run", source, task, model)
+    return TrainedModel.create(folder / "run", source, task, model)
 
 
 def of_pretraining(folder, config, vocabulary):
@@ -82,7 +86,7 @@ def of_pretraining(folder, config, vocabulary):
 
     run = Run.create(folder / "run", config, vocabulary, {"origin": "random"}, None)
     run.checkpoints.save(0, model_variables(model))
-    return Trained.open(run.path)
+    return TrainedModel.open(run.path)
 
 
 def inputs_of(task, texts):
@@ -100,10 +104,10 @@ def of_rows(columns, rows):
     return {name: values[rows] for name, values in columns.items()}
 
 
-def assert_same(answer, wanted, trimmed):
+def assert_same(answer, wanted, strip_padding):
     """Answers by rows, less what a batch's padding is; floats within 1e-5."""
     for row, wanted_row in zip(by_rows(answer), by_rows(wanted), strict=True):
-        row, wanted_row = trimmed(row), trimmed(wanted_row)
+        row, wanted_row = strip_padding(row), strip_padding(wanted_row)
         for name, value in row.items():
             if np.asarray(value).dtype.kind == "f":
                 np.testing.assert_allclose(value, wanted_row[name], rtol=1e-5, atol=1e-5)
@@ -125,11 +129,11 @@ def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, confi
     whole = served.ask(columns)
     for rows in (slice(0, 0), slice(0, 1), slice(3, 10), slice(14, 15)):
         part = {key: values[rows] for key, values in whole.items()}
-        assert_same(served.ask(of_rows(columns, rows)), part, run.task.trimmed)
+        assert_same(served.ask(of_rows(columns, rows)), part, run.task.strip_padding)
     many = served.ask(inputs_of(run.task, (TEXTS * 80)[:1000]))
     expected = {key: (values * 80)[:1000] for key, values in whole.items()}
     if len(columns) == 1:  # Else the turned second column meets other rows at the end.
-        assert_same(many, expected, run.task.trimmed)
+        assert_same(many, expected, run.task.strip_padding)
     assert {len(values) for values in many.values()} == {1000}
 
 

@@ -24,7 +24,7 @@ from export.signatures import write_saved_model
 from tasks.finetuning import finetune
 from tasks.pipeline import Pipeline
 from tasks.prediction import jsonable
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
@@ -42,7 +42,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
 
 @pytest.fixture
 def trained(run_dir):
-    return Trained.open(run_dir)
+    return TrainedModel.open(run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
     served = ServedDirectory(models)
     texts = [text for texts in small.TEXTS.values() for text in texts]
     whole = served.ask({"text": texts})
-    wanted = trained.pipeline.answer(text=tf.constant(texts))
+    wanted = trained.pipeline.predict(text=tf.constant(texts))
     assert (
         whole["label"]
         == [label.decode() for label in wanted["label"].numpy()]
@@ -145,7 +145,7 @@ def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
     assert [12, width + signatures.FILLER] in [shape for _, shape in variables]
     assert [12, width] not in [shape for _, shape in variables]
     texts = small.TEXTS["billing"]
-    wanted = trained.pipeline.answer(text=tf.constant(texts))
+    wanted = trained.pipeline.predict(text=tf.constant(texts))
     served = ServedDirectory(tmp_path).ask({"text": texts})
     np.testing.assert_allclose(served["probabilities"], wanted["probabilities"], atol=1e-6)
 
@@ -347,4 +347,4 @@ def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):
 
     read_pretrained(huggingface_dir).save(tmp_path / "pretrained")
     with pytest.raises(UserError, match="neither fine-tuned for a task nor with the heads"):
-        Trained.open(tmp_path / "pretrained")
+        TrainedModel.open(tmp_path / "pretrained")

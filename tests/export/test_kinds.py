@@ -15,7 +15,7 @@ from export.signatures import write_saved_model
 from tasks.multiple_choice import MultipleChoice
 from tasks.pipeline import Pipeline
 from tasks.regression import Regression
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]
@@ -32,7 +32,7 @@ def trained(folder, task, config, vocabulary):
     model = task.build_model(config)
     source.assign_to(model)
     model.head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, model.head.kernel.shape))
-    return Trained.create(folder / "run", source, task, model)
+    return TrainedModel.create(folder / "run", source, task, model)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     }
     assert shapes_of(served, "tokenize") == dict.fromkeys(TOKENIZED, ("int32", 3))
     answer = served.ask({"prompt": PROMPTS, "choices": CHOICES})
-    wanted = of_choices.pipeline.answer(
+    wanted = of_choices.pipeline.predict(
         prompt=tf.constant(PROMPTS), choices=tf.ragged.constant(CHOICES).to_tensor("")
     )
     np.testing.assert_allclose(answer["probabilities"], wanted["probabilities"], atol=1e-5)
@@ -223,7 +223,7 @@ def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
     assert shapes_of(served, "serving_default") == {"value": ("float32", 1)}
     texts = {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}
     answer = served.ask(texts)
-    wanted = run.pipeline.answer(**{name: tf.constant(values) for name, values in texts.items()})
+    wanted = run.pipeline.predict(**{name: tf.constant(values) for name, values in texts.items()})
     np.testing.assert_allclose(answer["value"], wanted["value"], atol=1e-5)
     assert abs(answer["value"][0] - answer["value"][1]) > 1e-3
     assert served.ask({"text_a": [], "text_b": []}) == {"value": []}

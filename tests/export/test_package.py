@@ -24,7 +24,7 @@ from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import WORDS
 from tests.export import c_engine, rest_json
@@ -37,7 +37,9 @@ def trained_as(folder, task, config, vocabulary):
     config = dataclasses.replace(config, num_hidden_layers=1)
     weights = small.write_huggingface(folder / "builders-weights" / "tiny", config, vocabulary)
     source = read_pretrained(str(weights))
-    return Trained.create(folder / "builders-run" / "run", source, task, task.build_model(config))
+    return TrainedModel.create(
+        folder / "builders-run" / "run", source, task, task.build_model(config)
+    )
 
 
 def packaged(trained, directory, name=NAME):
@@ -304,8 +306,8 @@ def test_a_fingerprint_follows_from_what_is_in_a_model(version, tmp_path):
 
 OTHER_TASKS = {
     "several labels": Classification(labels=("a", "b"), multi_label=True, max_seq_length=12),
-    "tagging": Tagging(labels=("O", "B-x", "I-x"), stride=4, max_seq_length=12),
-    "span_qa": SpanQA(stride=4, max_query_length=4, max_seq_length=16),
+    "tagging": Tagging(labels=("O", "B-x", "I-x"), doc_stride=4, max_seq_length=12),
+    "span_qa": SpanQA(doc_stride=4, max_query_length=4, max_seq_length=16),
     "multiple_choice": MultipleChoice(max_seq_length=12),
 }
 

@@ -19,7 +19,7 @@ from bert_tf import UserError, ownership, read_pretrained
 from export import package, parity, probe, publishing, warmup
 from export.publishing import publish, versions
 from tasks.classification import Classification
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
 from tests.export import c_engine
@@ -28,7 +28,7 @@ from tests.export import c_engine
 KILLED = """
 import os, shutil, signal, sys
 from export import package, parity, publishing
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 
 run, whole, output_dir = sys.argv[1:]
 
@@ -53,7 +53,7 @@ for module, name in (
         parity.check = package.write_documents = lambda *arguments: {}
         if module:
             setattr(module, name, kill)
-        publishing.publish(Trained.open(run), output_dir, write=write)
+        publishing.publish(TrainedModel.open(run), output_dir, write=write)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL, name
     left = {".bert_tf.lock", f".writing-{process}"}  # Not those before it.
@@ -203,7 +203,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
         str(small.write_huggingface(folder / "huggingface", config, vocabulary))
     )
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    return Trained.create(folder / "run", source, task, task.build_model(config)).run.path
+    return TrainedModel.create(folder / "run", source, task, task.build_model(config)).run.path
 
 
 def hashes(directory):
@@ -286,7 +286,7 @@ def test_a_poller_can_load_every_version_that_it_sees(
 ):
     monkeypatch.setattr(parity, "check", lambda *arguments: None)
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
-    trained, seen, is_over = Trained.open(run_dir), {}, threading.Event()
+    trained, seen, is_over = TrainedModel.open(run_dir), {}, threading.Event()
 
     def poll():
         while not is_over.wait(0.001):

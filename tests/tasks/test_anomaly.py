@@ -18,16 +18,16 @@ from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
-from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
 from tasks.prediction import predict
-from tasks.trained import Trained
+from tasks.registry import task_from_dict
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
 
-ORDINARY = small.TEXTS["billing"] + [
+NORMAL = small.TEXTS["billing"] + [
     "my bill !",
     "the bill",
     "is my bill high ?",
@@ -37,12 +37,12 @@ UNUSUAL = small.TEXTS["hardware"] + small.TEXTS["software"]
 
 
 def from_data(path, **changes):
-    return Anomaly.from_data(path, **{"max_seq_length": 12, "code_size": 3, **changes})
+    return Anomaly.from_data(path, **{"max_seq_length": 12, "latent_dim": 3, **changes})
 
 
 @pytest.fixture
 def task():
-    return Anomaly(max_seq_length=12, code_size=3, ordinary_labels=("a", "b"))
+    return Anomaly(max_seq_length=12, latent_dim=3, normal_labels=("a", "b"))
 
 
 def test_rows_are_ordinary_or_not(tmp_path):
@@ -50,12 +50,14 @@ def test_rows_are_ordinary_or_not(tmp_path):
         tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "c"), ("w", "a")], ("words", "class")
     )
     columns = {"text_columns": ("words",), "label_column": "class"}
-    task = from_data(path, ordinary_labels=("a", "b"), **columns)
-    assert task.read(path).labels == [0, 0, 1, 0]
-    assert task.to_learn_from(task.read(path)) == Examples({"text": ["t", "u", "w"]}, [0, 0, 0])
+    task = from_data(path, normal_labels=("a", "b"), **columns)
+    assert task.load_examples(path).labels == [0, 0, 1, 0]
+    assert task.select_training_examples(task.load_examples(path)) == Examples(
+        {"text": ["t", "u", "w"]}, [0, 0, 0]
+    )
     new = small.write_rows(tmp_path / "dev.csv", [("t", "never seen")], ("words", "class"))
-    assert task.read(new).labels == [1]
-    assert task.read(new, labelled=False).texts == {"text": ["t"]}
+    assert task.load_examples(new).labels == [1]
+    assert task.load_examples(new, labelled=False).texts == {"text": ["t"]}
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
@@ -64,23 +66,23 @@ def test_without_labels_every_row_is_ordinary(tmp_path, name):
     (tmp_path / "train.csv").write_text("text\nthe bill\nmy bill\n")
     (tmp_path / "train.jsonl").write_text('{"text": "the bill"}\n{"text": "my bill"}\n')
     task = from_data(tmp_path / name)
-    assert task.ordinary_labels == () and task.read(tmp_path / name).labels == [0, 0]
+    assert task.normal_labels == () and task.load_examples(tmp_path / name).labels == [0, 0]
     one = small.write_rows(tmp_path / "one.csv", [("t", "fine"), ("u", "fine")])
-    assert from_data(one).ordinary_labels == ("fine",)
+    assert from_data(one).normal_labels == ("fine",)
     with pytest.raises(UserError, match="one.csv:2: label 'fine', but the rows of training had no"):
-        task.read(one)
+        task.load_examples(one)
 
 
 MISTAKES = {
-    "which are ordinary": (
+    "which are normal": (
         [("t", "a"), ("u", "b")],
         {},
-        "train.csv: has the labels a, b; say with --ordinary_labels which",
+        "train.csv: has the labels a, b; say with --normal_labels which",
     ),
     "no such label": (
         [("t", "a"), ("u", "b")],
-        {"ordinary_labels": ("a", "c")},
-        "--ordinary_labels: no row of .*train.csv has the label 'c'; there are a, b",
+        {"normal_labels": ("a", "c")},
+        "--normal_labels: no row of .*train.csv has the label 'c'; there are a, b",
     ),
     "no such column": (
         [("t", "a")],
@@ -89,7 +91,7 @@ MISTAKES = {
     ),
     "empty": (
         [("t", "a"), ("u", " ")],
-        {"ordinary_labels": ("a",)},
+        {"normal_labels": ("a",)},
         "train.csv:3: column 'label' is empty, wanted a label",
     ),
 }
@@ -114,8 +116,8 @@ def test_rows_with_and_without_a_label_do_not_mix(tmp_path):
 
 
 def test_a_code_as_wide_as_the_vectors_is_refused(task, config):
-    with pytest.raises(UserError, match="--code_size=12: wanted less than 12, the size of"):
-        dataclasses.replace(task, code_size=12).build_model(config)
+    with pytest.raises(UserError, match="--latent_dim=12: wanted less than 12, the size of"):
+        dataclasses.replace(task, latent_dim=12).build_model(config)
 
 
 def test_threshold_metrics_and_answer_by_hand(task):
@@ -126,7 +128,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
         "mean_distance": -scores,
     }
     data = types.SimpleNamespace(labels={"score": np.array([0, 0, 0, 0, 1, 1])})
-    # 0.8 is above three of four ordinary ones, 0.25 above two: 5 of 8 pairs.
+    # 0.8 is above three of four normal ones, 0.25 above two: 5 of 8 pairs.
     assert task.metrics(data, outputs) == pytest.approx(
         {
             "roc_auc": 5 / 8,
@@ -136,17 +138,17 @@ def test_threshold_metrics_and_answer_by_hand(task):
         }
     )
     with pytest.raises(UserError, match="threshold is not decided yet"):
-        task.answer({}, None, outputs)
-    task = dataclasses.replace(task, false_alarm_rate=0.25).tuned(data, outputs)
+        task.serving_outputs({}, None, outputs)
+    task = dataclasses.replace(task, false_alarm_rate=0.25).tune(data, outputs)
     assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the one false alarm, 0.9.
     metrics = task.metrics(data, outputs)
     assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
-    answer = task.answer({}, None, {"score": tf.constant(scores)})
+    answer = task.serving_outputs({}, None, {"score": tf.constant(scores)})
     assert answer["is_anomaly"].numpy().tolist() == [False, False, False, True, True, False]
     np.testing.assert_array_equal(answer["score"], scores)
     only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
     assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
-    with pytest.raises(UserError, match="--dev: the first file holds no ordinary row"):
+    with pytest.raises(UserError, match="--dev: the first file holds no normal row"):
         task.check_dev(types.SimpleNamespace(labels=[1, 1]))
     assert len(task.check_dev(types.SimpleNamespace(labels=[0, 0]))) == 1
     assert task.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
@@ -165,18 +167,18 @@ def test_what_does_not_beat_the_simple_ways_says_so(task):
 @pytest.fixture(scope="module")
 def settings(config, vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("anomaly")
-    ordinary = [(text, "billing") for text in ORDINARY]
+    normal = [(text, "billing") for text in NORMAL]
     files = {
-        "train": small.write_rows(folder / "train.csv", [*ordinary, (UNUSUAL[0], "hardware")]),
-        "dev": small.write_rows(folder / "dev.csv", [*ordinary, *((t, "x") for t in UNUSUAL)]),
+        "train": small.write_rows(folder / "train.csv", [*normal, (UNUSUAL[0], "hardware")]),
+        "dev": small.write_rows(folder / "dev.csv", [*normal, *((t, "x") for t in UNUSUAL)]),
     }
     return small.settings(
         small.write_huggingface(folder / "huggingface", config, vocabulary),
         files,
         folder / "run",
         task="anomaly",
-        ordinary_labels=("billing",),
-        code_size=2,
+        normal_labels=("billing",),
+        latent_dim=2,
         learning_rate=1e-2,
         global_batch_size=4,
         epochs=6,
@@ -196,9 +198,7 @@ def run(settings, said):
 
 def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
-        line.startswith(
-            "anomaly: 7 rows, 1 more not learned from, 13 dev rows; ordinary is billing"
-        )
+        line.startswith("anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal is billing")
         for line in said
     )
     assert said.count("the encoder's vectors of 7 rows, made once") == 1
@@ -213,24 +213,24 @@ def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, setti
 
 @pytest.mark.slow
 def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert 0 < trained.task.threshold == trained.tuned["values"]["threshold"]
-    examples = trained.task.read(settings.dev[0])
+    examples = trained.task.load_examples(settings.dev[0])
     encoded = EncodedExamples.encode(examples, trained.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     metrics = evaluator.metrics(encoded)
-    decided = [line for line in run.metrics() if "decided_dev_roc_auc" in line][-1]
+    decided = [line for line in run.metrics() if "tuned_dev_roc_auc" in line][-1]
     for name in ("roc_auc", "pca_roc_auc", "false_alarm_rate", "detection_rate"):
-        assert metrics[name] == pytest.approx(decided[f"decided_dev_{name}"], abs=1e-6)
-    ordinary = evaluator.outputs(encoded)["score"][: len(ORDINARY)]
-    assert metrics["loss"] == pytest.approx(ordinary.mean(), rel=1e-5)  # Of the ordinary alone.
+        assert metrics[name] == pytest.approx(decided[f"tuned_dev_{name}"], abs=1e-6)
+    normal = evaluator.outputs(encoded)["score"][: len(NORMAL)]
+    assert metrics["loss"] == pytest.approx(normal.mean(), rel=1e-5)  # Of the normal alone.
     predict(trained, settings.dev[0], tmp_path / "answers.jsonl", 5, lambda line: None)
     with open(tmp_path / "answers.jsonl") as lines:
         answers = [json.loads(line) for line in lines]
     assert set(answers[0]) == {"score", "is_anomaly"}
     alarms = [answer["is_anomaly"] for answer in answers]
-    assert sum(alarms[: len(ORDINARY)]) / len(ORDINARY) == metrics["false_alarm_rate"] <= 0.05
-    assert sum(alarms[len(ORDINARY) :]) / len(UNUSUAL) == metrics["detection_rate"]
+    assert sum(alarms[: len(NORMAL)]) / len(NORMAL) == metrics["false_alarm_rate"] <= 0.05
+    assert sum(alarms[len(NORMAL) :]) / len(UNUSUAL) == metrics["detection_rate"]
     serve = trained.pipeline.signatures()["serving_default"]
     for texts in ([], [""], ["the bill"] * 17):
         answer = serve(tf.constant(texts, tf.string))
@@ -254,12 +254,15 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
         finetune(changed)
     monkeypatch.undo()
     with pytest.raises(UserError, match="threshold is not decided yet"):
-        Trained.open(changed.output_dir).pipeline.answer(text=tf.constant(["the bill"]))
+        TrainedModel.open(changed.output_dir).pipeline.predict(text=tf.constant(["the bill"]))
     resumed = finetune(changed)
     final = read(run.checkpoints.path(12))
     for name, values in read(resumed.checkpoints.path(12)).items():
         np.testing.assert_array_equal(values, final[name], err_msg=name)
-    assert Trained.open(resumed.path).tuned["values"] == Trained.open(run.path).tuned["values"]
+    assert (
+        TrainedModel.open(resumed.path).tuned["values"]
+        == TrainedModel.open(run.path).tuned["values"]
+    )
 
 
 def test_settings_want_dev_and_have_defaults_of_their_own(settings):
@@ -272,7 +275,7 @@ def test_settings_want_dev_and_have_defaults_of_their_own(settings):
 
 @pytest.mark.slow
 def test_sixteen_real_complaints_of_one_kind_are_told_from_the_others(pretrained_dir, tmp_path):
-    """Bills are ordinary; what it has not seen of them it should find less odd than the rest."""
+    """Bills are normal; what it has not seen of them it should find less odd than the rest."""
     with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:
         rows = [(row["text"], row["label"]) for row in csv.DictReader(lines)]
     bills = [row for row in rows if row[1] == "billing"]
@@ -285,14 +288,14 @@ def test_sixteen_real_complaints_of_one_kind_are_told_from_the_others(pretrained
         },
         tmp_path / "run",
         task="anomaly",
-        code_size=8,
+        latent_dim=8,
         max_seq_length=48,
         epochs=10,
         learning_rate=3e-3,
         false_alarm_rate=0.125,
     )
     run = finetune(settings)
-    metrics = [line for line in run.metrics() if "decided_dev_roc_auc" in line][-1]
-    assert metrics["decided_dev_roc_auc"] > 0.85
-    assert metrics["decided_dev_false_alarm_rate"] == 0.125
-    assert metrics["decided_dev_detection_rate"] > 0.4
+    metrics = [line for line in run.metrics() if "tuned_dev_roc_auc" in line][-1]
+    assert metrics["tuned_dev_roc_auc"] > 0.85
+    assert metrics["tuned_dev_false_alarm_rate"] == 0.125
+    assert metrics["tuned_dev_detection_rate"] > 0.4

@@ -13,7 +13,7 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
 from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples, VectorExamples
+from tasks.examples import EncodedExamples, Examples, FeatureExamples
 from tasks.pipeline import Pipeline
 from tests import small
 
@@ -22,7 +22,7 @@ TEXTS = small.TEXTS["billing"] + ["my bill !", "the bill", "is my bill high ?", 
 
 @pytest.fixture
 def task():
-    return Anomaly(max_seq_length=12, code_size=3)
+    return Anomaly(max_seq_length=12, latent_dim=3)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     encoded = EncodedExamples.encode(examples, pipeline, to_flat)
     evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
     wanted = evaluator.outputs(encoded)
-    on_vectors = VectorExamples(encoded, evaluator, said.append)
+    on_vectors = FeatureExamples(encoded, evaluator, said.append)
     batches = list(on_vectors.training_batches(global_batch_size=4, num_epochs=2, seed=0))
     assert [len(inputs["vector"]) for inputs, *_ in batches] == [4, 3, 4, 3]
     order = np.random.default_rng([0, 0]).permutation(len(TEXTS))
@@ -93,7 +93,7 @@ def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
 
 def test_it_learns_what_pca_cannot(task, config):
     """Vectors on a half circle are told by one number, but not by its distance along a line."""
-    model = dataclasses.replace(task, code_size=1).build_model(config)
+    model = dataclasses.replace(task, latent_dim=1).build_model(config)
     angles = np.linspace(0, np.pi, 64)
     circle = np.zeros((64, 12), np.float32)
     circle[:, 0], circle[:, 1] = np.cos(angles), np.sin(angles)
@@ -123,9 +123,9 @@ def test_two_replicas_make_the_same_vectors_and_begin_alike(
     for one, strategy in ((model, tf.distribute.get_strategy()), (other, mirrored)):
         pipeline = Pipeline(task, Tokenizer(vocabulary, True), one)
         evaluator = Evaluator(task, one, strategy, 2)
-        encoded = EncodedExamples.encode(examples, pipeline, to_padded, one_shape=True)
-        encoded = VectorExamples(encoded, evaluator, lambda line: None)
-        task.prepare(one, encoded)
+        encoded = EncodedExamples.encode(examples, pipeline, to_padded, static_shape=True)
+        encoded = FeatureExamples(encoded, evaluator, lambda line: None)
+        task.init_head(one, encoded)
         outputs.append(evaluator.outputs(encoded))
     for name, values in outputs[0].items():
         np.testing.assert_allclose(outputs[1][name], values, atol=1e-5, err_msg=name)

@@ -17,11 +17,11 @@ import tensorflow as tf
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
 from bert_tf.text.packing import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
-from tasks.catalog import task_from_dict
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
+from tasks.registry import task_from_dict
 from tests import small
 from tests.conftest import ROOT
 
@@ -53,7 +53,7 @@ def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, wanted):
     assert from_data(path).labels == wanted
     given = tuple(reversed(wanted))
     assert from_data(path, labels=given).labels == given
-    assert from_data(path).read(path).labels == [wanted.index(label) for label in found]
+    assert from_data(path).load_examples(path).labels == [wanted.index(label) for label in found]
 
 
 def test_one_class_and_unknown_labels_are_refused(tmp_path):
@@ -61,7 +61,9 @@ def test_one_class_and_unknown_labels_are_refused(tmp_path):
     with pytest.raises(UserError, match="every row has the label 'a'"):
         from_data(small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")]))
     with pytest.raises(UserError, match="dev.csv:3: label 'c' is none of the task's: a, b"):
-        from_data(train).read(small.write_rows(tmp_path / "dev.csv", [("t", "a"), ("u", "c")]))
+        from_data(train).load_examples(
+            small.write_rows(tmp_path / "dev.csv", [("t", "a"), ("u", "c")])
+        )
 
 
 def test_a_task_is_read_back_from_its_json():
@@ -77,7 +79,7 @@ def test_the_answer_of_a_binary_task_by_hand():
     task = Classification(labels=("no", "yes"), max_seq_length=12)
     answer = {
         name: value.numpy()
-        for name, value in task.answer(
+        for name, value in task.serving_outputs(
             {}, None, {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
         ).items()
     }
@@ -89,7 +91,7 @@ def test_the_answer_of_a_binary_task_by_hand():
 
 def test_the_answer_of_a_multi_class_task_by_hand():
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    answer = task.answer({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    answer = task.serving_outputs({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert answer["label"].numpy().tolist() == [b"b"]
     np.testing.assert_allclose(answer["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
@@ -191,12 +193,12 @@ def test_replicas_share_each_global_batch(numbered):
 
 
 def test_batches_hold_the_packed_ids(numbered, vocabulary):
-    inputs, is_unit = next(iter(numbered.evaluation_batches(np.array([9, 0]), 2)))
+    inputs, is_sample = next(iter(numbered.evaluation_batches(np.array([9, 0]), 2)))
     np.testing.assert_array_equal(
         inputs["input_ids"], [[2, vocabulary["the"], 3, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 3]]
     )
     np.testing.assert_array_equal(inputs["input_mask"], [[1, 1, 1, 0, 0, 0, 0], [1] * 7])
-    assert is_unit.numpy().all()
+    assert is_sample.numpy().all()
     *_, (inputs, labels, weights) = numbered.validation_batches(4)
     assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([8, 9], [1, 1])
 
@@ -298,7 +300,7 @@ def test_the_complaints_are_balanced_varied_and_hold_none_of_the_demos_questions
 def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run", task="sst2")
     kind, options = settings.task_options()
-    assert (kind, options) == ("classification", {"form": "sst2", "max_seq_length": 12})
+    assert (kind, options) == ("classification", {"file_format": "sst2", "max_seq_length": 12})
     with pytest.raises(UserError, match="--text_column: the files of sst2 have columns of their"):
         dataclasses.replace(settings, text_column="a")
     settings = dataclasses.replace(

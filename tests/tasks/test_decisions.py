@@ -67,13 +67,24 @@ def test_of_several_labels_each_has_a_threshold():
     ("labels", "options"),
     [
         ("no yes", {}),
-        ("no yes", {"temperature": 1.7, "aim": "f1", "thresholds": (0.3,)}),
+        ("no yes", {"temperature": 1.7, "threshold_objective": "f1", "thresholds": (0.3,)}),
         ("a b c d", {"temperature": 0.6}),
-        ("a b c d", {"aim": "f1", "rare_label": "c"}),  # Not decided yet.
-        ("a b c d", {"aim": "f1", "rare_label": "c", "thresholds": (0.2,), "temperature": 3.0}),
+        ("a b c d", {"threshold_objective": "f1", "rare_label": "c"}),  # Not decided yet.
+        (
+            "a b c d",
+            {
+                "threshold_objective": "f1",
+                "rare_label": "c",
+                "thresholds": (0.2,),
+                "temperature": 3.0,
+            },
+        ),
         ("a b c", {"multi_label": True}),
         ("a b c", {"multi_label": True, "thresholds": (0.2, 0.5, 0.8), "temperature": 2.0}),
-        ("a b", {"multi_label": True, "aim": "recall=0.9", "thresholds": (0.4, 0.6)}),
+        (
+            "a b",
+            {"multi_label": True, "threshold_objective": "recall=0.9", "thresholds": (0.4, 0.6)},
+        ),
     ],
 )
 def test_metrics_are_those_of_what_is_answered(labels, options, rows):
@@ -86,7 +97,7 @@ def test_metrics_are_those_of_what_is_answered(labels, options, rows):
     wanted = rng.integers(0, top, shape).astype(np.int32)
     data = types.SimpleNamespace(labels={"label": wanted})
     serve = tf.function(
-        lambda logits: task.answer({}, None, {"label": logits}),
+        lambda logits: task.serving_outputs({}, None, {"label": logits}),
         input_signature=[tf.TensorSpec([None, logits.shape[1]], tf.float32)],
     )
     answer = {name: value.numpy() for name, value in serve(logits).items()}

@@ -155,7 +155,7 @@ def test_windows_may_come_in_any_order(tokenizer):
     tokens = tokenizer.tokenize_with_offsets(texts)
     labels_T = label_spans(BIO, texts, tokens, spans, firsts(tokens)).tokens.labels
     windows = windows_of(tokens, size=4, stride=2)
-    order = np.random.default_rng(3).permutation(len(windows.owner_W))
+    order = np.random.default_rng(3).permutation(len(windows.example_W))
     packed = Packed(*(tf.gather(column, order) for column in windows.packed))
     windows = Windows(
         packed, *(None if column is None else tf.gather(column, order) for column in windows[1:])
@@ -193,9 +193,9 @@ def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
         lengths = tokens.ids.row_lengths()
         packed = Packed(tokens.ids, tokens.ids, tokens.starts, tokens.ends)
         rows = tf.range(tf.size(lengths))
-        is_best = tf.ones_like(tokens.ids, tf.bool)
+        is_max_context = tf.ones_like(tokens.ids, tf.bool)
         zeros = tf.zeros_like(rows)
-        windows = Windows(packed, rows, zeros, zeros, is_best, is_first=is_best)
+        windows = Windows(packed, rows, zeros, zeros, is_max_context, is_first=is_max_context)
         return entities(texts, windows, logits, BIO)
 
     logits = np.zeros((2, 3, 5), np.float32)

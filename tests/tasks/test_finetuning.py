@@ -21,10 +21,10 @@ from bert_tf.run import Run
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map
-from tasks.catalog import task_from_dict
 from tasks.classification import Classification
 from tasks.finetuning import finetune
-from tasks.trained import Trained
+from tasks.registry import task_from_dict
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.corpus import ENTRIES, config_of, write_shards
@@ -83,7 +83,7 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
     monkeypatch.setattr(encoder, "infer_layout", spy)
     run = finetune(dataclasses.replace(settings, epochs=1))
     in_training = len(is_flat)
-    Trained.open(run.path).pipeline.answer(text=tf.constant(["the bill"]))
+    TrainedModel.open(run.path).pipeline.predict(text=tf.constant(["the bill"]))
     assert 2 <= in_training < len(is_flat) and all(is_flat)
 
 
@@ -262,7 +262,7 @@ def test_sst2_is_known_by_name(settings, tmp_path):
         "dev": (str(small.same_rows(tmp_path / "train.tsv")),),
     }
     run = finetune(dataclasses.replace(settings, **changes))
-    assert (run.task["labels"], run.task["form"]) == (["0", "1"], "sst2")
+    assert (run.task["labels"], run.task["file_format"]) == (["0", "1"], "sst2")
     assert {"dev_accuracy", "dev_f1", "dev_loss"} <= set(run.checkpoints.info(2)["metrics"])
     assert read(run.checkpoints.path(2))["classifier/kernel"].shape == (12, 1)
 

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.catalog import DATA_SETS, task_class
 from tasks.finetuning import finetune
 from tasks.prediction import submit
-from tasks.trained import Trained
+from tasks.registry import DATASETS, task_class
+from tasks.trained_model import TrainedModel
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
@@ -111,14 +111,16 @@ def write_test(path, name):
 
 
 def task_of(path, name):
-    data_set = DATA_SETS[name]
-    return task_class(data_set.kind).from_data(path, max_seq_length=12, **data_set.options)
+    dataset = DATASETS[name]
+    return task_class(dataset.kind).from_data(path, max_seq_length=12, **dataset.options)
 
 
 def answering(task, outputs):
     """A trained run that gives these outputs to whatever it is asked."""
     pipeline = types.SimpleNamespace(
-        signatures=lambda: {"serving_default": lambda *texts: task.answer({}, None, outputs)}
+        signatures=lambda: {
+            "serving_default": lambda *texts: task.serving_outputs({}, None, outputs)
+        }
     )
     run = types.SimpleNamespace(path="run")
     return types.SimpleNamespace(task=task, pipeline=pipeline, run=run)
@@ -133,8 +135,8 @@ def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name)
     *_, labels, metrics = FORMS[name]
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
-    examples = task.read(path)
-    assert len(examples.left_out) == (name == "qqp")
+    examples = task.load_examples(path)
+    assert len(examples.skipped_rows) == (name == "qqp")
     texts = list(zip(*examples.texts.values(), strict=True))
     assert texts == [texts[: len(task.input_names)] for texts in TEXTS]
     if task.kind == "regression":
@@ -221,7 +223,7 @@ def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
     assert set(metrics) >= {f"{dev}_{metric}" for dev in both for metric in wanted}
     assert ("dev2_loss" in metrics) == (name == "mnli")
     path, output = write_test(tmp_path / "test.tsv", name), tmp_path / "submission.tsv"
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert write_submission(trained, path, output) == 2
     header, *lines = output.read_text().splitlines()
     assert header == "index\tprediction" and [line[:3] for line in lines] == ["10\t", "11\t"]

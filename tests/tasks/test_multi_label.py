@@ -12,7 +12,7 @@ from bert_tf import UserError
 from tasks.classification import Classification
 from tasks.finetuning import finetune
 from tasks.prediction import predict
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 
 
@@ -30,8 +30,8 @@ def test_a_row_may_have_several_labels_or_none(tmp_path):
     for path in (table, lines):
         task = from_data(path, multi_label=True)
         assert task.labels == ("a", "b", "c")
-        assert task.read(path).labels == [(1, 0), (), (2,), (0, 2)]
-        targets, weights = task.targets(task.read(path), None)
+        assert task.load_examples(path).labels == [(1, 0), (), (2,), (0, 2)]
+        targets, weights = task.targets(task.load_examples(path), None)
         assert targets["label"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]]
         assert weights["label"].tolist() == [1] * 4
 
@@ -56,7 +56,7 @@ def test_rows_of_several_labels_that_cannot_be(tmp_path, rows, message):
 def test_unknown_labels_among_several_are_named(tmp_path):
     path = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "a|x")])
     with pytest.raises(UserError, match="a.csv:3: label 'x' is none of the task's: a, b"):
-        from_data(path, multi_label=True, labels=("a", "b")).read(path)
+        from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
 def test_figures_of_several_labels_are_scikit_learns():
@@ -66,7 +66,7 @@ def test_figures_of_several_labels_are_scikit_learns():
     task = Classification(
         labels=tuple("wxyz"),
         multi_label=True,
-        aim="recall=0.6",
+        threshold_objective="recall=0.6",
         temperature=2.0,
         thresholds=(0.3, 0.5, 0.7, 0.5),
         max_seq_length=8,
@@ -135,7 +135,7 @@ def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_
         files,
         tmp_path / "run",
         multi_label=True,
-        aim="f1",
+        threshold_objective="f1",
         calibrate=True,
         prior_bias=True,
         global_batch_size=32,
@@ -146,7 +146,7 @@ def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_
     (decided,) = [line for line in said if line.startswith("decided on dev: temperature ")]
     assert "dev_exact_match 1.0000" in decided
     assert not [line for line in said if line.startswith("warning")]
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert len(trained.task.thresholds) == 3 and 0.05 <= trained.task.temperature <= 20
     answers = tmp_path / "answers.jsonl"
     assert predict(trained, path, answers, 5, said.append) == (16, 0)

@@ -13,14 +13,14 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.packing import to_flat, to_padded
-from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
 from tasks.multiple_choice import MultipleChoice
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
-from tasks.trained import Trained
+from tasks.registry import task_from_dict
+from tasks.trained_model import TrainedModel
 from tests import small
 
 # The right choice names what the prompt does; it stands in any place, among two to four.
@@ -74,13 +74,13 @@ def test_the_answer_by_hand():
             [0.0, math.log(4.5) + 1e-7, math.log(4.5)],
         ]
     )
-    answer = MultipleChoice(max_seq_length=12).answer(None, None, {"choice": scores})
+    answer = MultipleChoice(max_seq_length=12).serving_outputs(None, None, {"choice": scores})
     np.testing.assert_allclose(
         answer["probabilities"], [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]], 1e-5
     )
     # The last two are equal but for rounding: the first of them, whichever way that goes.
     assert answer["choice"].numpy().tolist() == [1, -1, 1, 1]
-    swapped = MultipleChoice(max_seq_length=12).answer(
+    swapped = MultipleChoice(max_seq_length=12).serving_outputs(
         None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
     )
     assert swapped["choice"].numpy().tolist() == [2, -1, 2, 1]
@@ -194,7 +194,7 @@ def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
     for model, strategy in ((pipeline.model, tf.distribute.get_strategy()), (copy, mirrored)):
         evaluator = Evaluator(pipeline.task, model, strategy, 3)
         outputs = evaluator.outputs(encoded)
-        found = pipeline.task.answer(None, None, outputs)
+        found = pipeline.task.serving_outputs(None, None, outputs)
         np.testing.assert_allclose(found["probabilities"], served["probabilities"], atol=1e-6)
         metrics = evaluator.metrics(encoded)
         of_label = served["probabilities"].numpy()[range(8), [label for *_, label in QUESTIONS]]
@@ -226,9 +226,9 @@ def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir
     assert "multiple_choice: 16 rows, 8 dev rows" in said
     best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
     assert best["dev_accuracy"] == 1.0 and best["dev_loss"] < 0.3
-    assert run.task == {"kind": "multiple_choice", "form": "rows", "max_seq_length": 12}
+    assert run.task == {"kind": "multiple_choice", "file_format": "rows", "max_seq_length": 12}
 
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert trained.task == task_from_dict(run.task)
     output = tmp_path / "answers.jsonl"
     with open(files["dev"], "a") as file:
@@ -252,12 +252,12 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     ]
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(rows)
-    task = MultipleChoice.from_data(path, form="arc", max_seq_length=12)
-    examples = task.read(path)
+    task = MultipleChoice.from_data(path, file_format="arc", max_seq_length=12)
+    examples = task.load_examples(path)
     assert examples.labels == [0, 1]
-    assert [row.where for row in examples.left_out] == [f"{path}:2", f"{path}:3"]
+    assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
     line = f"2 bad rows left out, the first {path}:2: no choices, wanted two or more"
-    assert examples.told_left_out() == examples.where(bool).told_left_out() == line
+    assert examples.skipped_rows_message() == examples.filter(bool).skipped_rows_message() == line
     assert [len(choices) for choices in examples.texts["choices"]] == [4, 3]
 
     said = []
@@ -268,16 +268,17 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     assert said[:3] == [line, of_dev, "multiple_choice: 2 rows, 2 dev rows"]
     path.write_text("Q,a,b,C\n")
     with pytest.raises(UserError, match=r"arc.csv: no rows but bad ones, the first .*:1: the ans"):
-        task.read(path)
+        task.load_examples(path)
     path.write_text("Q,a,b,A\nQ,a,b,A or B\n")
     with pytest.raises(UserError, match="arc.csv:2: the answer is 'A or B', wanted one of the 2"):
-        task.read(path)
+        task.load_examples(path)
     with pytest.raises(UserError, match="arc.csv: wanted a file that ends in .jsonl"):
-        MultipleChoice(max_seq_length=12).read(path)
+        MultipleChoice(max_seq_length=12).load_examples(path)
 
 
 @pytest.mark.parametrize(
-    "flag", [{"text_column": "a"}, {"labels": ("a", "b")}, {"stride": 4}, {"html_entities": True}]
+    "flag",
+    [{"text_column": "a"}, {"labels": ("a", "b")}, {"doc_stride": 4}, {"unescape_html": True}],
 )
 def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path, flag):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
@@ -289,11 +290,11 @@ def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path,
 def test_published_questions_are_encoded_whole(data_dir, pretrained_dir):
     from bert_tf import read_pretrained
 
-    task = MultipleChoice(max_seq_length=128, form="arc")
-    examples = task.read(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
-    assert (len(examples), len(examples.left_out)) == (1_096, 23)
+    task = MultipleChoice(max_seq_length=128, file_format="arc")
+    examples = task.load_examples(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
+    assert (len(examples), len(examples.skipped_rows)) == (1_096, 23)
     tokenizer = Tokenizer(read_pretrained(str(pretrained_dir), None).vocabulary, True)
     encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)
-    counts = np.diff(encoded.unit_splits)
+    counts = np.diff(encoded.sample_splits)
     assert counts.tolist() == [len(choices) for choices in examples.texts["choices"]]
     assert set(counts) == {3, 4}

@@ -14,7 +14,9 @@ from tests import small
 
 
 def stub(answer, **changes):
-    """What `predict` needs of a Trained, with `answer` for a model: {name: [B, ...]} of strings."""
+    """What `predict` needs of a TrainedModel, with `answer` for a model: {name: [B,
+    ...]} of strings.
+    """
     task = Classification(labels=("a", "b"), max_seq_length=12, **changes)
     pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": answer})
     return types.SimpleNamespace(task=task, pipeline=pipeline)
@@ -32,15 +34,15 @@ def answers(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("rows_at_a_time", [1, 3, 64])
-def test_rows_are_answered_in_order(tmp_path, rows_at_a_time):
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_rows_are_answered_in_order(tmp_path, batch_size):
     texts = ["é", "", "中 x", "a,b", 'quo"te', "line\nend", " "]
     path = small.write_rows(tmp_path / "in.csv", [(text, "") for text in texts])
     said, output = [], tmp_path / "out.jsonl"
-    counts = predict(stub(lengths), path, output, rows_at_a_time, said.append)
+    counts = predict(stub(lengths), path, output, batch_size, said.append)
     assert counts == (7, 0)
     assert answers(output) == [{"length": len(text), "text": text} for text in texts]
-    assert said[-1] == "7 rows" and len(said) == -(-7 // rows_at_a_time)
+    assert said[-1] == "7 rows" and len(said) == -(-7 // batch_size)
     assert '"é"' in output.read_text(encoding="utf-8")  # To be read by people too.
 
 
@@ -51,13 +53,13 @@ def test_pairs_go_in_as_the_columns_are_named(tmp_path):
     assert [answer["text"] for answer in answers(tmp_path / "out.jsonl")] == ["22|1", "|x"]
 
 
-@pytest.mark.parametrize("rows_at_a_time", [1, 2, 64])
-def test_a_bad_row_has_its_error_in_its_place(tmp_path, rows_at_a_time):
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_a_bad_row_has_its_error_in_its_place(tmp_path, batch_size):
     lines = ['{"text": "a"}', "{", '{"words": "b"}', '{"text": null}', '{"text": "cc"}', "[]"]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(lines))
     output = tmp_path / "out.jsonl"
-    assert predict(stub(lengths), path, output, rows_at_a_time, lambda line: None) == (6, 4)
+    assert predict(stub(lengths), path, output, batch_size, lambda line: None) == (6, 4)
     first, *bad, good, last = answers(output)
     assert (first["text"], good["text"]) == ("a", "cc")
     for number, (line, message) in enumerate(

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.catalog import task_from_dict
 from tasks.finetuning import finetune
 from tasks.prediction import predict
+from tasks.registry import task_from_dict
 from tasks.regression import Regression
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 
 
@@ -29,7 +29,7 @@ def test_what_is_no_number_is_refused_with_its_line(tmp_path, text):
     path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
     task = Regression.from_data(path, max_seq_length=12)
     with pytest.raises(UserError, match=f"train.csv:3: label '{text}', wanted a number"):
-        task.read(path)
+        task.load_examples(path)
 
 
 def test_metrics_and_answer_by_hand():
@@ -43,7 +43,7 @@ def test_metrics_and_answer_by_hand():
             "mean_squared_error": (1 + 4 + 9 + 1) / 4,
         }
     )
-    answer = task.answer({}, None, {"value": tf.constant(outputs["value"])})
+    answer = task.serving_outputs({}, None, {"value": tf.constant(outputs["value"])})
     assert {name: value.numpy().tolist() for name, value in answer.items()} == {
         "value": [2.0, 4.0, 6.0, 5.0]
     }
@@ -72,7 +72,7 @@ def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
     # Equal labels share a rank, their predictions do not: 0.949 is the most for nine in threes.
     assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
     assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
     output = tmp_path / "answers.jsonl"
     assert predict(trained, files["dev"], output, 5, lambda line: None) == (9, 0)

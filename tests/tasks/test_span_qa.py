@@ -11,21 +11,21 @@ import tensorflow as tf
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
 from bert_tf.text.packing import to_flat, to_padded
 from tasks import span_qa
-from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
+from tasks.registry import task_from_dict
 from tasks.settings import FinetuneSettings
 from tasks.span_qa import SpanQA
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import WORDS
 
 NAMES = {"answer", "start", "end", "score", "no_answer_score"}
 NAMES |= {"nbest_answer", "nbest_start", "nbest_end", "nbest_score"}
-SIZES = {"max_seq_length": 10, "max_query_length": 2, "stride": 2, "max_answer_length": 3}
+SIZES = {"max_seq_length": 10, "max_query_length": 2, "doc_stride": 2, "max_answer_length": 3}
 # Without the words that the published figures pass over, as "the" and "!".
 PLAIN = [word for word in WORDS if word.isalnum() and word not in ("a", "the")]
 
@@ -122,7 +122,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     assert encoded.labels["start"].tolist() == [0, 5, 0, 5, 7, 0, 0]
     assert encoded.labels["end"].tolist() == [0, 7, 0, 6, 7, 0, 0]
     short = dataclasses.replace(pipeline.task, max_answer_length=2)
-    assert short.remarks(encoded) == [
+    assert short.label_warnings(encoded) == [
         "1 of 4 answers are in no window, or not where they are said to be",
         "1 of 4 answers have over 2 tokens",
     ]
@@ -144,7 +144,7 @@ def test_the_tokens_of_answers_as_loops_find_them(pipeline):
         ]
         of_all.append(inside)
     wanted = []
-    for w, owner in enumerate(windows.owner_W.numpy()):
+    for w, owner in enumerate(windows.example_W.numpy()):
         begin, offset = int(windows.begin_W[w]), int(windows.offset_W[w])
         end = begin + windows.packed.input_ids[w].shape[0] - offset - 1
         inside = of_all[owner]
@@ -159,12 +159,12 @@ def test_the_tokens_of_answers_as_loops_find_them(pipeline):
 
 def answers_of(task, encoded, outputs):
     texts = {name: tf.constant(values) for name, values in encoded.examples.texts.items()}
-    answer = task.answer(texts, encoded.windows, outputs)["answer"]
+    answer = task.serving_outputs(texts, encoded.windows, outputs)["answer"]
     return [text.decode() for text in answer.numpy()]
 
 
 def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
-    monkeypatch.setattr(span_qa, "MEASURED_AT_A_TIME", 7)
+    monkeypatch.setattr(span_qa, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
     encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
     shape = len(encoded), task.max_seq_length
@@ -178,7 +178,7 @@ def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     assert metrics["no_answer_exact_match"] == metrics["no_answer_f1"] == np.mean(silent)
     assert 0 < np.mean(silent) < 1
 
-    decided = task.tuned(encoded, outputs)
+    decided = task.tune(encoded, outputs)
     after = decided.metrics(encoded, outputs)
     assert decided.null_threshold == metrics["best_null_threshold"]
     assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
@@ -191,7 +191,7 @@ def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     told = answers_of(always, encoded, outputs)
     labels[:] = [((text, 0),) for text in told[:10]] + [(("no such word", 0),)] * (len(told) - 10)
     assert always.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
-    assert always.to_decide == () and always.tuned(encoded, outputs) is always
+    assert always.tunable_fields == () and always.tune(encoded, outputs) is always
 
 
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
@@ -227,7 +227,7 @@ def test_answers_that_no_window_holds_are_told(pipeline):
     ]
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
     told = ["2 of 3 answers are in no window, or not where they are said to be"]
-    assert pipeline.task.remarks(encoded) == told
+    assert pipeline.task.label_warnings(encoded) == told
 
 
 @pytest.mark.slow
@@ -249,13 +249,13 @@ def test_what_is_served(pipeline):
             assert context[start:end] == text.decode() != ""
         tokens = signatures["tokenize"](questions, tf.constant(contexts, tf.string))
         assert tokens["start"].shape[0] == count and tokens["start"].shape.rank == 3
-    empty = pipeline.answer(question=tf.constant([""]), context=tf.constant([""]))
+    empty = pipeline.predict(question=tf.constant([""]), context=tf.constant([""]))
     assert (empty["answer"][0], empty["start"][0], empty["score"][0]) == (b"", -1, 1)
 
 
 def test_a_context_of_20000_words(pipeline):
-    always = SpanQA(**{**SIZES, "stride": 4})
-    answer = Pipeline(always, pipeline.tokenizer, pipeline.model).answer(
+    always = SpanQA(**{**SIZES, "doc_stride": 4})
+    answer = Pipeline(always, pipeline.tokenizer, pipeline.model).predict(
         question=tf.constant(["my bill"] * 2),
         context=tf.constant(["the app is broken " * 5000, "a"]),
     )
@@ -270,9 +270,9 @@ def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
     task = SpanQA.from_data(some, **SIZES)
     assert task.may_be_impossible and not SpanQA.from_data(none, **SIZES).may_be_impossible
     assert SpanQA.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
-    assert task.read(some).labels == [(("b", 2),), ()]
+    assert task.load_examples(some).labels == [(("b", 2),), ()]
     with pytest.raises(UserError, match="some.json: question q1: has no answer, .*--task=squad2"):
-        SpanQA.from_data(some, may_be_impossible=False, **SIZES).read(some)
+        SpanQA.from_data(some, may_be_impossible=False, **SIZES).load_examples(some)
     decided = SpanQA(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
@@ -281,7 +281,7 @@ def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
 def test_no_place_for_the_context_is_told():
     with pytest.raises(UserError, match="--max_seq_length=67: .*--max_query_length=64 .* least 68"):
         SpanQA(max_seq_length=67)
-    assert SpanQA(max_seq_length=68).stride == 128
+    assert SpanQA(max_seq_length=68).doc_stride == 128
 
 
 def test_only_answers_that_stand_in_the_context_are_learned_from():
@@ -292,11 +292,11 @@ def test_only_answers_that_stand_in_the_context_are_learned_from():
         ("a", "a b", [("c", -1)]),
         ("a", "b", ["b"]),
     ]
-    assert task.to_learn_from(examples_of(*rows)).labels == [(), (("b", 0),)]
+    assert task.select_training_examples(examples_of(*rows)).labels == [(), (("b", 0),)]
     with pytest.raises(
         UserError, match="no answer of the training questions stands in its context"
     ):
-        task.to_learn_from(examples_of(rows[0]))
+        task.select_training_examples(examples_of(rows[0]))
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_it_learns(tmp_path, vocabulary):
             output_dir=str(tmp_path / "run"),
             max_seq_length=12,
             max_query_length=2,
-            stride=3,
+            doc_stride=3,
             max_answer_length=3,
             epochs=4,
             learning_rate=1e-2,
@@ -343,9 +343,9 @@ def test_it_learns(tmp_path, vocabulary):
         "span_qa: 400 rows in 700 windows, 1 more whose answer does not stand"
     )
     assert run.task["may_be_impossible"] and run.task["null_threshold"] is None
-    assert Trained.open(run.path).task.null_threshold is not None
+    assert TrainedModel.open(run.path).task.null_threshold is not None
 
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     count, bad = predict(trained, dev, tmp_path / "answers.jsonl", 5, said.append)
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert (count, bad) == (16, 0)
@@ -356,7 +356,7 @@ def test_it_learns(tmp_path, vocabulary):
         for line, (_, _, answers) in zip(lines, rows, strict=True)
     ]
     assert np.mean(right) > 0.9
-    encoded = EncodedExamples.encode(trained.task.read(dev), trained.pipeline, to_flat)
+    encoded = EncodedExamples.encode(trained.task.load_examples(dev), trained.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
 
@@ -364,11 +364,11 @@ def test_it_learns(tmp_path, vocabulary):
 def test_the_answers_of_squad_are_tokens(data_dir):
     """Of 1,770 all are in a window; 28 begin or end inside a token ("Sky" in "BSky")."""
     task = SpanQA.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
-    examples = task.read(data_dir / "squad/dev-v1.1.json")
-    assert len(task.to_learn_from(examples)) == len(examples) == 1770
+    examples = task.load_examples(data_dir / "squad/dev-v1.1.json")
+    assert len(task.select_training_examples(examples)) == len(examples) == 1770
     tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)
     encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)
-    packed, owner_W = encoded.windows.packed, encoded.windows.owner_W.numpy()
+    packed, example_W = encoded.windows.packed, encoded.windows.example_W.numpy()
     splits = packed.input_ids.row_splits.numpy()
     first_W, last_W = (splits[:-1] + encoded.labels[name] for name in ("start", "end"))
     start_W, end_W = (
@@ -377,11 +377,11 @@ def test_the_answers_of_squad_are_tokens(data_dir):
     )
     found, exact = set(), set()
     for w in np.flatnonzero(encoded.labels["start"]):
-        text, _ = examples.labels[owner_W[w]][0]
-        found.add(owner_W[w])
-        if examples.texts["context"][owner_W[w]][start_W[w] : end_W[w]] == text:
-            exact.add(owner_W[w])
+        text, _ = examples.labels[example_W[w]][0]
+        found.add(example_W[w])
+        if examples.texts["context"][example_W[w]][start_W[w] : end_W[w]] == text:
+            exact.add(example_W[w])
         else:
-            assert text in examples.texts["context"][owner_W[w]][start_W[w] : end_W[w]]
+            assert text in examples.texts["context"][example_W[w]][start_W[w] : end_W[w]]
     assert (len(found), len(exact)) == (1770, 1742)
-    assert task.remarks(encoded) == []
+    assert task.label_warnings(encoded) == []

@@ -11,15 +11,15 @@ from bert_tf import Tokenizer, UserError
 from bert_tf.text.packing import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
-from tasks.catalog import task_from_dict
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
 from tasks.metrics.entities import entities_of
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
+from tasks.registry import task_from_dict
 from tasks.tagging import Tagging
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
 
@@ -56,7 +56,7 @@ def write_spans(path, rows):
 
 
 def from_data(path, **changes):
-    return Tagging.from_data(path, **{"max_seq_length": 6, "stride": 2, **changes})
+    return Tagging.from_data(path, **{"max_seq_length": 6, "doc_stride": 2, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def encoded_of(tiny):
     def encoded(path, layout=to_flat, **changes):
         task = from_data(path, **changes)
         pipeline = Pipeline(task, Tokenizer(VOCABULARY, True), task.build_model(tiny))
-        return EncodedExamples.encode(task.read(path), pipeline, layout), pipeline
+        return EncodedExamples.encode(task.load_examples(path), pipeline, layout), pipeline
 
     return encoded
 
@@ -91,7 +91,7 @@ def settings(tiny, tmp_path):
         tmp_path / "run",
         task="conll",
         max_seq_length=6,
-        stride=2,
+        doc_stride=2,
     )
 
 
@@ -106,8 +106,8 @@ def test_the_task_that_a_file_shows(tmp_path):
         assert from_data(path, labels=given).labels == given
         assert task_from_dict(json.loads(json.dumps(from_data(path).to_dict()))) == from_data(path)
     # Half of the 126 places of a text; and never none.
-    assert from_data(columns, max_seq_length=128, stride=None).stride == 63
-    assert from_data(columns, max_seq_length=3, stride=None).stride == 1
+    assert from_data(columns, max_seq_length=128, doc_stride=None).doc_stride == 63
+    assert from_data(columns, max_seq_length=3, doc_stride=None).doc_stride == 1
 
 
 def test_what_is_no_task_is_refused(tmp_path):
@@ -117,10 +117,10 @@ def test_what_is_no_task_is_refused(tmp_path):
     with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC; wanted O first, then B- and"):
         from_data(columns, labels=("O", "B-PER", "I-LOC"))
     with pytest.raises(UserError, match="a.conll:1: entity type 'PER' is none of the task's: LOC"):
-        from_data(columns, labels=("LOC",)).read(columns)
+        from_data(columns, labels=("LOC",)).load_examples(columns)
     spans = write_spans(tmp_path / "dev.jsonl", [("in", []), ("Anna met", [(5, 8, "VERB")])])
     with pytest.raises(UserError, match="jsonl:2: entity type 'VERB' is none of the task's: LOC,"):
-        from_data(columns).read(spans)
+        from_data(columns).load_examples(spans)
     with pytest.raises(UserError, match="tags come in a column file or in .jsonl, not in .csv"):
         from_data(small.write_rows(tmp_path / "a.csv", [("a", "b")]))
 
@@ -137,7 +137,7 @@ def test_targets_by_hand(tmp_path, encoded_of):
         ["[CLS]", "u", ".", "s", "met", "[SEP]"],
         ["[CLS]", "anna", "[SEP]"],
     ]
-    assert data.windows.owner_W.numpy().tolist() == [0, 0, 0, 1]
+    assert data.windows.example_W.numpy().tolist() == [0, 0, 0, 1]
     # "u" has a neighbour on either side in the second window alone, "." in the third.
     assert data.labels["tag"].to_list() == [
         [0, 0, 3, 0, 0, 0],
@@ -166,16 +166,18 @@ def test_what_labels_cannot_say_is_told(tmp_path, encoded_of):
         tmp_path / "a.conll", [[("Anna", "B-PER"), ("\u200b", "O")], [("in", "O")]]
     )
     data, pipeline = encoded_of(path)
-    assert pipeline.task.remarks(data) == ["1 of 3 words leave no token; they are answered with O"]
+    assert pipeline.task.label_warnings(data) == [
+        "1 of 3 words leave no token; they are answered with O"
+    ]
     spans = [("Berliners and  Anna", [(0, 6, "LOC"), (6, 9, "LOC"), (13, 15, "LOC")])]
     spans.append(("Anna", [(0, 4, "LOC")]))
     data, pipeline = encoded_of(write_spans(tmp_path / "a.jsonl", spans))
-    assert pipeline.task.remarks(data) == [
+    assert pipeline.task.label_warnings(data) == [
         "1 of 4 entities begin or end inside a token; they are taken to hold all of it",
         "2 of 4 entities hold no token of their own; they are left out",
     ]
     data, pipeline = encoded_of(write_columns(tmp_path / "b.conll"))
-    assert pipeline.task.remarks(data) == []
+    assert pipeline.task.label_warnings(data) == []
 
 
 def test_metrics_by_hand(tmp_path, encoded_of):
@@ -190,7 +192,7 @@ def test_metrics_by_hand(tmp_path, encoded_of):
     # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S do not count), Paris O.
     labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
     outputs = {"tag": logits_of(data.windows, labels_T, 5)}
-    metrics = pipeline.task.metrics(data, pipeline.task.to_measure(outputs))
+    metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
     assert metrics == pytest.approx(
         {
             "f1": 6 / 7,
@@ -228,7 +230,7 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
     ids = [pipeline.task.labels.index(tag) for tags in predicted for tag in tags]
     outputs = {"tag": logits_of(data.windows, np.array(ids, np.int32), 5)}
 
-    metrics = pipeline.task.metrics(data, pipeline.task.to_measure(outputs))
+    metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval, f"{name}_score")(gold, predicted, zero_division=0)
         assert metrics[name] == pytest.approx(theirs)
@@ -241,7 +243,7 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
         assert metrics[f"f1_{name}"] == pytest.approx(report[name]["f1-score"])
 
     texts = {"text": tf.constant(data.examples.texts["text"])}
-    answer = found(pipeline.task.answer(texts, data.windows, outputs))
+    answer = found(pipeline.task.serving_outputs(texts, data.windows, outputs))
     assert [
         [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in answer
     ] == [entities_of(tags) for tags in predicted]
@@ -287,9 +289,11 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
     assert metrics["dev2_precision"] == pytest.approx(3 / 5) and metrics["dev2_recall"] == 1
     assert any(line.startswith("tagging: 16 rows in 44 windows, 16 dev rows") for line in said)
 
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert trained.task == from_data(settings.train)
-    data = EncodedExamples.encode(trained.task.read(settings.train), trained.pipeline, to_flat)
+    data = EncodedExamples.encode(
+        trained.task.load_examples(settings.train), trained.pipeline, to_flat
+    )
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     assert evaluator.metrics(data)["f1"] == 1
 
@@ -354,13 +358,13 @@ def test_wnut17_is_learned(data_dir, pretrained_dir):
     task = Tagging.from_data(folder / "wnut17train.conll", max_seq_length=32)
     assert len(task.labels) == 13
     for name in ("emerging.dev.conll", "emerging.test.annotated"):
-        assert len(task.read(folder / name)) > 1000
+        assert len(task.load_examples(folder / name)) > 1000
     source = read_pretrained(str(pretrained_dir))
     model = task.build_model(source.config)
     source.assign_to(model)
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
-    examples = task.read(folder / "wnut17train.conll")
-    some = examples.where(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
+    examples = task.load_examples(folder / "wnut17train.conll")
+    some = examples.filter(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
     data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), to_padded)
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())
     before = evaluator.metrics(data)

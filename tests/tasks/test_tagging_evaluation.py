@@ -17,7 +17,7 @@ tiny, encoded_of = test_tagging.tiny, test_tagging.encoded_of  # Fixtures.
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
 def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout, monkeypatch):
     """Batches of windows of different lengths; each window as if it were alone."""
-    monkeypatch.setattr(Tagging, "to_measure", lambda self, outputs: outputs)
+    monkeypatch.setattr(Tagging, "metric_inputs", lambda self, outputs: outputs)
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), layout)
     lengths = data.windows.packed.input_ids.row_lengths().numpy()
     assert len(set(lengths)) > 2
@@ -41,7 +41,7 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     assert kept.dtype == np.int16 and kept.shape == (len(data), 6)
 
     # The same of all logits at once.
-    monkeypatch.setattr(Tagging, "to_measure", lambda self, outputs: outputs)
+    monkeypatch.setattr(Tagging, "metric_inputs", lambda self, outputs: outputs)
     logits = evaluator.outputs(data)["tag"]
     monkeypatch.undo()
     labels, weights = (
@@ -49,4 +49,4 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     )
     losses = task.losses["tag"](labels, logits).numpy()
     assert metrics.pop("loss") == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
-    assert metrics == task.metrics(data, task.to_measure({"tag": logits}))
+    assert metrics == task.metrics(data, task.metric_inputs({"tag": logits}))

@@ -17,7 +17,7 @@ from tasks.anomaly import Anomaly
 from tasks.classification import Classification
 from tasks.finetuning import finetune
 from tasks.span_qa import SpanQA
-from tasks.trained import Trained
+from tasks.trained_model import TrainedModel
 from tasks.tuning import task_at, tuned_at
 from tests import small
 
@@ -36,7 +36,7 @@ def settings(tmp_path_factory, config, vocabulary):
         small.write_huggingface(folder / "huggingface", config, vocabulary),
         files,
         folder / "run",
-        aim="f1",
+        threshold_objective="f1",
         calibrate=True,
     )
 
@@ -65,7 +65,9 @@ TUNED = {
 @pytest.fixture
 def run(tmp_path, config, vocabulary):
     """A run without training: steps 3 and 6, of which 6 is the best and tuned."""
-    task = Classification(labels=("no", "yes"), aim="f1", calibrate=True, max_seq_length=8)
+    task = Classification(
+        labels=("no", "yes"), threshold_objective="f1", calibrate=True, max_seq_length=8
+    )
     train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
     run = Run.create(tmp_path / "run", config, vocabulary, train, task.to_dict())
     variables = model_variables(task.build_model(config))
@@ -99,27 +101,27 @@ def test_the_values_are_in_the_best_checkpoint_with_their_metrics_and_file(train
     assert set(tuned["values"]) == {"temperature", "thresholds"}
     assert tuned["file"] == settings.dev[0]
     assert tuned["sha256"] == run.train["data"][settings.dev[0]]
-    assert Trained.open(run.path).task.temperature == tuned["values"]["temperature"] != 1.0
-    logged = [line for line in run.metrics() if "decided_dev_f1" in line][-1]
-    assert tuned["metrics"]["dev_f1"] == logged["decided_dev_f1"]
+    assert TrainedModel.open(run.path).task.temperature == tuned["values"]["temperature"] != 1.0
+    logged = [line for line in run.metrics() if "tuned_dev_f1" in line][-1]
+    assert tuned["metrics"]["dev_f1"] == logged["tuned_dev_f1"]
 
 
 def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert (trained.task.temperature, trained.task.thresholds) == (1.7, (0.2436649203300476,))
     assert trained.untuned is None and trained.tuned == TUNED
-    other = Trained.open(run.path, "step-00000003")
+    other = TrainedModel.open(run.path, "step-00000003")
     assert (other.task.temperature, other.task.thresholds, other.tuned) == (None, None, None)
     with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; leave out"):
         publishing.publish(other, tmp_path / "models")
     assert not (tmp_path / "models").exists()
     with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
-        Trained.open(run.path, "step-3")
+        TrainedModel.open(run.path, "step-3")
     # What is written and removed later leaves them there.
     run.checkpoints.annotate(6, 7.0, {"dev_pr_auc": 0.7})
     run.checkpoints.save(9, {"step": 9})
     run.checkpoints.save(12, {"step": 12})
-    assert Trained.open(run.path).tuned == TUNED
+    assert TrainedModel.open(run.path).tuned == TUNED
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_evaluate_and_predict_say_that_a_checkpoint_is_untuned(
 def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
     untune(run)
     with pytest.raises(UserError, match="was never fitted.* the same tasks.finetune command"):
-        publishing.publish(Trained.open(run.path), tmp_path / "models")
+        publishing.publish(TrainedModel.open(run.path), tmp_path / "models")
 
 
 @pytest.mark.slow
@@ -175,9 +177,9 @@ def as_earlier(run):
 
 def test_values_in_task_json_are_those_of_the_best_step(run):
     run = as_earlier(run)
-    trained = Trained.open(run.path)
+    trained = TrainedModel.open(run.path)
     assert (trained.task.temperature, trained.tuned, trained.untuned) == (1.7, TUNED, None)
-    assert task_at(run, 3).undecided == ("temperature", "thresholds")
+    assert task_at(run, 3).untuned_fields == ("temperature", "thresholds")
 
 
 @pytest.mark.slow
@@ -189,7 +191,7 @@ def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
 
 def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
     def card():
-        return model_card.model_card("name", Trained.open(run.path), "float32")
+        return model_card.model_card("name", TrainedModel.open(run.path), "float32")
 
     assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
     assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()
@@ -206,7 +208,7 @@ def opened(folder, config, vocabulary, task, **settings):
     """A Trained without its model, of a run with these settings."""
     run = Run.create(folder, config, vocabulary, {"settings": settings}, task.to_dict())
     run.checkpoints.save(6, {"step": 6})
-    return Trained(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
+    return TrainedModel(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
 
 
 def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(
@@ -221,7 +223,7 @@ def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(
 def test_what_cannot_answer_untuned_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
     task = Anomaly(max_seq_length=8)
     trained = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
-    monkeypatch.setattr(Trained, "open", lambda *arguments: trained)
+    monkeypatch.setattr(TrainedModel, "open", lambda *arguments: trained)
     rows, output = small.write_rows(tmp_path / "rows.csv", ROWS), tmp_path / "answers.jsonl"
     with pytest.raises(UserError, match="untuned: threshold was never fitted"):
         predict.main(predict.PredictSettings(trained.run.path, str(rows), str(output)))

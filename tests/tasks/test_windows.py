@@ -21,11 +21,11 @@ def with_offsets(*rows):
     )
 
 
-def looped_spans(length, room, stride):
+def looped_spans(length, room, doc_stride):
     """(start, length) of each window, by a loop; an empty text has one."""
     spans, start = [(0, min(length, room))], 0
     while sum(spans[-1]) < length:
-        start += min(spans[-1][1], stride)
+        start += min(spans[-1][1], doc_stride)
         spans.append((start, min(length - start, room)))
     return spans
 
@@ -52,12 +52,12 @@ def test_windows_of_a_text_alone(vocabulary):
     ]
     assert windows.packed.segment_ids.to_list() == [[0] * 6, [0] * 6, [0, 0], [0, 0, 0]]
     assert windows.packed.starts is None and windows.packed.ends is None
-    assert windows.owner_W.numpy().tolist() == [0, 0, 1, 2]
+    assert windows.example_W.numpy().tolist() == [0, 0, 1, 2]
     assert windows.begin_W.numpy().tolist() == [0, 2, 0, 0]
     assert windows.offset_W.numpy().tolist() == [1, 1, 1, 1]
     # 7 has one token left and two right of it in the first window, none left in the second; 8 has
     # one on its shorter side in the second, none in the first.
-    assert windows.is_best.to_list() == [
+    assert windows.is_max_context.to_list() == [
         [False, True, True, True, False, False],
         [False, False, True, True, True, False],
         [False, False],
@@ -88,10 +88,10 @@ def test_windows_behind_a_question_that_is_cut(vocabulary):
         [-1, 2, 5, -1, 11, 14, -1],
         [-1, -1, 2, -1],
     ]
-    assert windows.owner_W.numpy().tolist() == [0, 0, 1]
+    assert windows.example_W.numpy().tolist() == [0, 0, 1]
     assert windows.begin_W.numpy().tolist() == [0, 3, 0]
     assert windows.offset_W.numpy().tolist() == [4, 4, 2]
-    assert windows.is_best.to_list() == [
+    assert windows.is_max_context.to_list() == [
         [False] * 4 + [True] * 3 + [False],
         [False] * 4 + [True] * 2 + [False],
         [False, False, True, False],
@@ -100,12 +100,12 @@ def test_windows_behind_a_question_that_is_cut(vocabulary):
     assert uncut.packed.input_ids[0].numpy().tolist() == [2, 20, 21, 22, 3, 5, 6, 3]
 
 
-def check(windows, questions, texts, max_seq_length, stride, max_first):
+def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
     """Compares every window, place by place, with what the loops say."""
     wanted = []
     for owner, text in enumerate(texts):
         head = [] if questions is None else [*questions[owner][:max_first], 3]
-        spans = looped_spans(len(text), max_seq_length - len(head) - 2, stride)
+        spans = looped_spans(len(text), max_seq_length - len(head) - 2, doc_stride)
         best = [looped_best(spans, token) for token in range(len(text))]
         for number, (start, length) in enumerate(spans):
             inside = range(start, start + length)
@@ -128,9 +128,9 @@ def check(windows, questions, texts, max_seq_length, stride, max_first):
     found = zip(
         windows.packed.input_ids.to_list(),
         windows.packed.segment_ids.to_list(),
-        windows.is_best.to_list(),
+        windows.is_max_context.to_list(),
         starts,
-        windows.owner_W.numpy(),
+        windows.example_W.numpy(),
         windows.begin_W.numpy(),
         windows.offset_W.numpy(),
         strict=True,
@@ -141,7 +141,7 @@ def check(windows, questions, texts, max_seq_length, stride, max_first):
 def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):
     rng = np.random.default_rng(0)
     for case in range(25):
-        max_seq_length, stride = int(rng.integers(8, 40)), int(rng.integers(1, 30))
+        max_seq_length, doc_stride = int(rng.integers(8, 40)), int(rng.integers(1, 30))
         max_first = int(rng.integers(0, max_seq_length - 3))
         rows = [
             [rng.integers(5, 30, size).tolist() for size in rng.integers(0, most, 80)]
@@ -153,10 +153,10 @@ def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):
             with_offsets(*texts),
             vocabulary,
             max_seq_length,
-            stride,
+            doc_stride,
             max_first,
         )
-        check(windows, questions, texts, max_seq_length, stride, max_first)
+        check(windows, questions, texts, max_seq_length, doc_stride, max_first)
 
 
 def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
@@ -182,7 +182,7 @@ def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
     [
         ((20, 8, 17), "max_seq_length 20: .* beside 17 of a question and 3 .* wanted 21 or more"),
         ((3, 8), "max_seq_length 3: .* beside 3 of \\[CLS\\] and \\[SEP\\]; wanted 4 or more"),
-        ((20, 0), "stride 0: .* wanted 1 or more"),
+        ((20, 0), "doc_stride 0: .* wanted 1 or more"),
     ],
 )
 def test_windows_without_place_or_step_are_refused(vocabulary, arguments, message):

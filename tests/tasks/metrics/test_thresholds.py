@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError
-from tasks.metrics.thresholds import best_threshold, parse_aim, threshold_for_false_alarms
+from tasks.metrics.thresholds import best_threshold, parse_objective, threshold_for_false_alarms
 
 SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.2])
 IS_POSITIVE = np.array([1, 0, 1, 1, 0], bool)
 
 
 @pytest.mark.parametrize(
-    ("aim", "threshold", "precision", "recall"),
+    ("objective", "threshold", "precision", "recall"),
     [
         ("f1", 0.4, 3 / 4, 1),
         ("precision=0.75", 0.4, 3 / 4, 1),
@@ -21,12 +21,12 @@ IS_POSITIVE = np.array([1, 0, 1, 1, 0], bool)
         ("recall=0.1", 0.85, 1, 1 / 3),
     ],
 )
-def test_each_aim_by_hand(aim, threshold, precision, recall):
-    if aim == "recall=0.6":  # With 0.6 a positive, it would have the higher precision.
+def test_each_aim_by_hand(objective, threshold, precision, recall):
+    if objective == "recall=0.6":  # With 0.6 a positive, it would have the higher precision.
         is_positive = np.array([1, 0, 1, 0, 1], bool)
     else:
         is_positive = IS_POSITIVE
-    found, achieved = best_threshold(is_positive, SCORES, aim)
+    found, achieved = best_threshold(is_positive, SCORES, objective)
     assert found == pytest.approx(threshold)
     assert achieved["reached"]
     assert achieved["precision"] == pytest.approx(precision)
@@ -63,7 +63,7 @@ def test_against_every_threshold():
         every = [figures_at(t, is_positive, scores) for t in np.unique(scores)[::-1]]
         wanted = rng.choice([0.3, 0.5, 0.8, 0.95, 1.0])
         precise = [figures for figures in every if figures[0] >= wanted]
-        for aim, best in (
+        for objective, best in (
             ("f1", max(every, key=lambda figures: figures[2])),
             (
                 f"precision={wanted}",
@@ -74,12 +74,12 @@ def test_against_every_threshold():
                 max([f for f in every if f[1] >= wanted], key=lambda figures: figures[0]),
             ),
         ):
-            threshold, achieved = best_threshold(is_positive, scores, aim)
-            reached = bool(precise) or "precision" not in aim
+            threshold, achieved = best_threshold(is_positive, scores, objective)
+            reached = bool(precise) or "precision" not in objective
             missed += not reached
             assert achieved.pop("reached") is reached
-            assert tuple(achieved.values()) == pytest.approx(best), aim
-            assert figures_at(threshold, is_positive, scores) == pytest.approx(best), aim
+            assert tuple(achieved.values()) == pytest.approx(best), objective
+            assert figures_at(threshold, is_positive, scores) == pytest.approx(best), objective
     assert missed
 
 
@@ -107,16 +107,20 @@ def test_neighbours_in_float32_are_parted_there_too():
 
 def test_without_positives_nothing_is_chosen():
     for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
-        for aim in ("f1", "precision=0.5", "recall=0.5"):
-            found, achieved = best_threshold(np.zeros(len(scores), bool), np.array(scores), aim)
+        for objective in ("f1", "precision=0.5", "recall=0.5"):
+            found, achieved = best_threshold(
+                np.zeros(len(scores), bool), np.array(scores), objective
+            )
             assert found > max(scores)
             assert achieved == {"precision": 0, "recall": 0, "f1": 0, "reached": False}
 
 
 def test_positives_alone_are_all_chosen():
     for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
-        for aim in ("f1", "precision=0.5", "recall=1"):
-            found, achieved = best_threshold(np.ones(len(scores), bool), np.array(scores), aim)
+        for objective in ("f1", "precision=0.5", "recall=1"):
+            found, achieved = best_threshold(
+                np.ones(len(scores), bool), np.array(scores), objective
+            )
             assert found < min(scores)
             assert achieved == {"precision": 1, "recall": 1, "f1": 1, "reached": True}
 
@@ -146,18 +150,20 @@ def test_false_alarms_are_as_many_as_allowed():
 
 
 @pytest.mark.parametrize(
-    "aim",
+    "objective",
     "F1 f1=0.5 precision precision= precision=0 precision=1.5 recall=nan recall=9% a=1 =1".split(),
 )
-def test_an_aim_that_is_none_is_refused(aim):
-    with pytest.raises(UserError, match="^--aim: got '.*', wanted f1, precision=P or recall=R"):
-        parse_aim(aim)
+def test_an_aim_that_is_none_is_refused(objective):
+    with pytest.raises(
+        UserError, match="^--threshold_objective: got '.*', wanted f1, precision=P or recall=R"
+    ):
+        parse_objective(objective)
 
 
 def test_aims_are_parsed():
-    assert parse_aim("f1") == ("f1", None)
-    assert parse_aim("precision=0.9") == ("precision", 0.9)
-    assert parse_aim("recall=1") == ("recall", 1.0)
+    assert parse_objective("f1") == ("f1", None)
+    assert parse_objective("precision=0.9") == ("precision", 0.9)
+    assert parse_objective("recall=1") == ("recall", 1.0)
 
 
 def test_what_cannot_have_a_threshold_is_refused():

@@ -1,0 +1,115 @@
+"""A pretrained run as it is: what stands at a [MASK], and whether one text follows another.
+
+Legend: B texts, N of them in a part, T tokens of a part, L tokens of its longest text, H hidden
+size, V vocabulary, K answers.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.text.byte_limit import truncate_utf8
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, token_budget
+from tasks.decisions import top2_gap
+from tasks.examples import Example
+from tasks.masked_text import MASK, tokenize_masked
+from tasks.pipeline import Pipeline
+from tasks.readers.records import BadRow
+from tasks.readers.tables import read_rows
+from tasks.task import Task
+from tasks.windows import one_window_each
+
+NUM_PREDICTIONS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLm(Task):
+    """Masked language model: the likeliest entries at a text's first [MASK]."""
+
+    kind = "pretrained"
+    input_names = ("text",)
+
+    def iter_examples(self, path, labelled):
+        if labelled:
+            raise UserError(
+                f"{path}: the run is pretrained only, and has no task to be measured in; "
+                "bert_tf.pretrain --eval_shards measures it"
+            )
+        for row in read_rows(path, ("text",)):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield Example({"text": row.values["text"]}, None, row.location)
+
+    def encode(self, texts, tokenize, vocabulary):
+        def with_masks(texts):
+            return tokenize_masked(texts, tokenize, vocabulary)
+
+        tokens = tokenize_ends(with_masks, texts["text"], token_budget(1, self.max_seq_length))
+        return one_window_each(pack([tokens], vocabulary, self.max_seq_length))
+
+    def build_model(self, config, dtype="float32"):
+        return PretrainingModel(config, dtype=dtype)
+
+    def serving_outputs(self, texts, windows, outputs):
+        return outputs
+
+    def margin(self, predictions, windows, outputs):
+        """Of the first entry; without a [MASK] nothing is decided."""
+        margin_N = top2_gap(predictions["score"])
+        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
+
+
+class MaskedLmPipeline(Pipeline):
+    """Serves both heads: masked_lm, which is the default, and next_sentence."""
+
+    def signatures(self):
+        signatures = super().signatures()
+        return {
+            **signatures,
+            "masked_lm": signatures["serving_default"],
+            "next_sentence": self._served(self.next_sentence, ("text_a", "text_b")),
+        }
+
+    def next_sentence(self, text_a, text_b):
+        """[B] string each -> {"is_next": [B]}, the probability that B goes on where A ends."""
+        room = token_budget(2, self.task.max_seq_length)
+        segments = [
+            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
+            for text in (text_a, text_b)
+        ]
+        packed = pack(segments, self.vocabulary, self.task.max_seq_length)
+
+        def is_next(inputs):
+            pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]
+            return {"is_next": tf.nn.softmax(self.model.next_sentence(pooled_NH))[:, 0]}
+
+        return self._run_in_chunks(is_next, packed)
+
+    def _outputs(self, windows, texts):
+        """{"token" string, "score" float32} [B, K]; "" and 0 where a text shows no [MASK]."""
+        outputs = self._run_in_chunks(self._at_first_mask, windows.packed)
+        entries_V = tf.constant(self.vocabulary.entries)
+        has_mask_B1 = outputs["score"][:, :1] > 0
+        return {
+            "token": tf.where(has_mask_B1, tf.gather(entries_V, outputs["id"]), ""),
+            "score": outputs["score"],
+        }
+
+    def _at_first_mask(self, inputs):
+        """Flat inputs -> {"id" int32, "score" float32} [N, K], the scores 0 without a [MASK]."""
+        splits, ids_T = inputs["row_splits"], inputs["input_ids"]
+        count = tf.size(splits) - 1
+        (mask_M,) = tf.unstack(tf.where(ids_T[: splits[-1]] == self.vocabulary[MASK]), axis=1)
+        text_M = tf.searchsorted(splits, tf.cast(mask_M, tf.int32), side="right") - 1
+        # A text without a mask is asked at its [CLS], and what comes out is not looked at.
+        first_N = tf.math.unsorted_segment_min(mask_M, text_M, count)
+        has_mask_N = first_N < tf.size(ids_T, tf.int64)
+        position_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])
+        logits_NV = self.model({**inputs, "masked_lm_positions": position_N[:, tf.newaxis]})
+        probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
+        score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_PREDICTIONS)
+        return {"id": id_NK, "score": tf.where(has_mask_N[:, tf.newaxis], score_NK, 0.0)}

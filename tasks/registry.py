@@ -1,0 +1,106 @@
+"""The kinds of task, and data sets known by name. A new kind is a module and an entry here.
+
+Free of TensorFlow, so that flags can be checked before it is imported.
+"""
+
+import dataclasses
+import importlib
+
+from bert_tf.errors import UserError
+from bert_tf.strict_json import field
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskType:
+    """Where a kind's class stands, and which flags it knows beside those of all kinds.
+
+    `defaults` are its own for flags that otherwise have DEFAULTS. With `needs_dev` there is
+    something to decide on dev data, always.
+    """
+
+    class_path: str
+    options: tuple[str, ...] = ()
+    defaults: dict = dataclasses.field(default_factory=dict)
+    needs_dev: bool = False
+
+
+# Of the paper and the released code (Devlin et al. 2019, A.3).
+DEFAULTS = {"max_seq_length": 128, "global_batch_size": 32, "epochs": 3, "learning_rate": 5e-5}
+_TEXT = ("text_column", "text_b_column", "label_column", "unescape_html", "truncation")
+_RARE = (
+    "class_weights",
+    "balanced_sampling",
+    "focal_gamma",
+    "prior_bias",
+    "rare_label",
+    "threshold_objective",
+    "calibrate",
+)
+TASK_TYPES = {
+    "classification": TaskType(
+        "tasks.classification:Classification", (*_TEXT, "labels", "multi_label", *_RARE)
+    ),
+    "regression": TaskType("tasks.regression:Regression", _TEXT),
+    "tagging": TaskType("tasks.tagging:Tagging", ("text_column", "labels", "doc_stride")),
+    "span_qa": TaskType(
+        "tasks.span_qa:SpanQA",
+        ("doc_stride", "max_query_length", "max_answer_length"),
+        {"max_seq_length": 384},
+    ),
+    "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoice"),
+    "anomaly": TaskType(
+        "tasks.anomaly:Anomaly",
+        (
+            "text_column",
+            "label_column",
+            "unescape_html",
+            "truncation",
+            "normal_labels",
+            "false_alarm_rate",
+            "latent_dim",
+        ),
+        {"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
+        needs_dev=True,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A published data set: its kind, and what its files' form decides."""
+
+    kind: str
+    options: dict
+
+
+DATASETS = {
+    # GLUE (Wang et al. 2019): columns, labels and metrics stand in tasks/readers/glue.py.
+    **{
+        name: Dataset("classification", {"file_format": name})
+        for name in ("cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli")
+    },
+    "stsb": Dataset("regression", {"file_format": "stsb"}),
+    "conll": Dataset("tagging", {}),
+    "squad": Dataset("span_qa", {"may_be_impossible": False}),
+    "squad2": Dataset("span_qa", {"may_be_impossible": True}),
+    "swag": Dataset("multiple_choice", {"file_format": "swag"}),
+    "arc": Dataset("multiple_choice", {"file_format": "arc"}),
+}
+NAMES = (*TASK_TYPES, *DATASETS)
+OPTIONS = tuple(dict.fromkeys(name for kind in TASK_TYPES.values() for name in kind.options))
+
+
+def task_class(kind):
+    """The class of a kind of task. Raises UserError for a kind that there is not."""
+    if kind not in TASK_TYPES:
+        raise UserError(f"task kind {kind!r:.80}: wanted one of {', '.join(TASK_TYPES)}")
+    module, name = TASK_TYPES[kind].class_path.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def task_from_dict(values):
+    """The task that a run's task.json describes."""
+    values = dict(values)
+    kind = field(values, "kind", str, "task.json")
+    del values["kind"]
+    return task_class(kind).from_dict(values)

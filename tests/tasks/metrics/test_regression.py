@@ -1,0 +1,55 @@
+"""Metrics of numbers: by hand, at the edges, and against scipy."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from bert_tf import UserError
+from tasks.metrics.regression import mean_squared_error, pearson, spearman
+
+
+def test_by_hand():
+    labels, predictions = np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 40])
+    assert mean_squared_error(labels, predictions) == (0 + 1 + 1 + 36**2) / 4
+    assert spearman(labels, predictions) == pytest.approx(1 - 6 * 2 / (4 * 15))
+    assert pearson(labels, 5 - 3 * labels) == pytest.approx(-1)
+    # Ranks 1, 2.5, 2.5 and 1, 2, 3: 1.5 / sqrt(1.5 * 2).
+    assert spearman([1, 2, 2], [1, 2, 3]) == pytest.approx(1.5 / np.sqrt(3))
+
+
+def test_against_scipy():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        size, decimals = rng.integers(3, 50), rng.integers(0, 4)
+        labels = np.round(rng.normal(size=size), decimals)
+        predictions = np.round(labels * rng.normal() + rng.normal(size=size), decimals)
+        labels[:2] = predictions[:2] = 0, 1
+        assert pearson(labels, predictions) == pytest.approx(
+            scipy.stats.pearsonr(labels, predictions).statistic, abs=1e-12
+        )
+        assert spearman(labels, predictions) == pytest.approx(
+            scipy.stats.spearmanr(labels, predictions).statistic, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("figure", [pearson, spearman])
+def test_a_constant_side_correlates_with_nothing(figure):
+    slope = np.arange(7.0)
+    constant = np.full(7, 0.1)  # Its mean is not quite 0.1.
+    for pair in ((slope, constant), (constant, slope), (constant, constant), ([1.0], [2.0])):
+        assert figure(*pair) == 0.0
+    assert figure([], []) == 0.0
+    assert mean_squared_error([], []) == 0.0
+
+
+def test_tiny_and_distant_numbers_do_correlate():
+    slope = np.arange(5.0)
+    assert pearson(slope, slope * 1e-200) == pytest.approx(1)
+    assert pearson(slope, slope + 1e9) == pytest.approx(1)
+
+
+def test_numbers_that_are_none_are_refused():
+    with pytest.raises(UserError, match="predictions: 1 of 2 are NaN or infinite"):
+        mean_squared_error([1.0, 2.0], [1.0, np.inf])
+    with pytest.raises(ValueError, match="shapes"):
+        pearson(np.arange(3), np.arange(3)[:, np.newaxis])

@@ -1,0 +1,176 @@
+"""Multiple choice in its three forms; answers as letters and numbers."""
+
+import json
+
+import pytest
+
+from bert_tf import UserError
+from tasks.readers.choices import Choice, read_choices
+from tasks.readers.records import BadRow, raise_bad_rows
+
+
+def read_json(path, *values, labelled=True):
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return list(read_choices(path, "rows", labelled))
+
+
+def test_swag(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text(
+        ",sent1,sent2,ending0,ending1,ending2,ending3,label\n"
+        '0,She sits.,She,"plays, then rests.",b,c,d,0\n1,He.,,a,b,c,d,3\n2,He.,He,a,b,c,d,4\n'
+        "3,He.,He,a,,c,d,1\n4,He.,He,a,b,c,d,\n"
+    )
+    first, second, *bad = read_choices(path, "swag")
+    choices = ["She plays, then rests.", "She b", "She c", "She d"]
+    assert first == Choice("She sits.", choices, 0, f"{path}:2")
+    assert second == Choice("He.", ["a", "b", "c", "d"], 3, f"{path}:3")
+    assert [(row.location, row.message.partition(",")[0]) for row in bad] == [
+        (f"{path}:4", "the answer is '4'"),
+        (f"{path}:5", "column 'ending1' is empty"),
+        (f"{path}:6", "the answer is ''"),
+    ]
+    test = tmp_path / "test.csv"
+    test.write_text("sent1,sent2,ending0,ending1,ending2,ending3\nHe.,He,a,b,c,d\n")
+    (row,) = read_choices(test, "swag", labelled=False)
+    assert row == Choice("He.", ["He a", "He b", "He c", "He d"], None, f"{test}:2")
+    with pytest.raises(UserError, match="test.csv:2: no column 'label'"):
+        list(read_choices(test, "swag"))
+
+
+def test_arc_counts_from_one_and_takes_letters(tmp_path):
+    path = tmp_path / "arc.csv"
+    path.write_text(
+        '"What, then?",a,"b\nb",c,d,C\nQ,a,b,2\nQ,a,b,c,a\nQ,a,b,c,E\nQ,a,b,c,0\nQ,a,b,c,4\n'
+        "Q,,,,,1\nQ,a,A\nQ,a,b,,,B\nQ,a,b,,,C\nQ,a,,c,d,A\nQ,a,b,c,Ⅲ\n"
+    )
+    rows = list(read_choices(path, "arc"))
+    assert rows[:3] == [
+        Choice("What, then?", ["a", "b\nb", "c", "d"], 2, f"{path}:1"),
+        Choice("Q", ["a", "b"], 1, f"{path}:3"),
+        Choice("Q", ["a", "b", "c"], 0, f"{path}:4"),
+    ]
+    wanted = "wanted one of the 3 choices: a letter from A, or a number from 1"
+    assert rows[3:] == [
+        BadRow(f"{path}:5", f"the answer is 'E', {wanted}", is_known=True),
+        BadRow(f"{path}:6", f"the answer is '0', {wanted}"),
+        BadRow(f"{path}:7", f"the answer is '4', {wanted}"),
+        BadRow(f"{path}:8", "no choices, wanted two or more", is_known=True),
+        BadRow(f"{path}:9", "3 fields, wanted a question, two or more choices and the answer"),
+        Choice("Q", ["a", "b"], 1, f"{path}:10"),
+        BadRow(f"{path}:11", f"the answer is 'C', {wanted.replace('3', '2')}", is_known=True),
+        BadRow(f"{path}:12", "choice 2 is empty, wanted text"),
+        BadRow(f"{path}:13", f"the answer is 'Ⅲ', {wanted}"),
+    ]
+    unlabelled = list(read_choices(path, "arc", labelled=False))
+    assert unlabelled[3] == Choice("Q", ["a", "b", "c"], None, f"{path}:5")
+    assert unlabelled[6] == BadRow(f"{path}:8", "0 choices, wanted two or more")
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ({"label": 0}, 0),
+        ({"label": 2}, 2),
+        ({"label": "2"}, 2),
+        ({"label": "B"}, 1),
+        ({"answerKey": "B"}, 1),
+        ({"answerKey": "1"}, 0),
+        ({"answerKey": 3}, 2),
+        ({"label": 3}, None),
+        ({"label": -1}, None),
+        ({"label": "D"}, None),
+        ({"label": ""}, None),
+        ({"label": True}, None),
+        ({"label": 1.0}, None),
+        ({"label": None}, None),
+        ({"label": "9" * 5000}, None),
+        ({"answerKey": 0}, None),
+        ({"answerKey": "4"}, None),
+        ({}, None),
+        ({"label": 0, "answerKey": "A"}, None),
+    ],
+)
+def test_answers_in_json(tmp_path, answer, label):
+    path = tmp_path / "a.jsonl"
+    (row,) = read_json(path, {"prompt": "Q", "choices": ["a", "b", "c"], **answer})
+    if label is None:
+        assert isinstance(row, BadRow) and row.location == f"{path}:1"
+    else:
+        assert row == Choice("Q", ["a", "b", "c"], label, f"{path}:1")
+
+
+def test_rows_may_differ_in_their_number_of_choices(tmp_path):
+    arc = {
+        "question": {
+            "stem": "Q?",
+            "choices": [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}],
+        },
+        "answerKey": "2",
+    }
+    path = tmp_path / "a.jsonl"
+    rows = read_json(
+        path,
+        {"prompt": "P", "choices": ["a", "b"], "label": 0},
+        {"question": "P", "choices": list("abcdefg"), "label": "G"},
+        arc,
+        {"prompt": "P", "choices": ["a"], "label": 0},
+        {"prompt": "P", "choices": ["a", ""], "label": 0},
+        {"prompt": "P", "choices": ["a", 1], "label": 0},
+        {"prompt": "P", "choices": "ab", "label": 0},
+        {"prompt": " ", "choices": ["a", "b"], "label": 0},
+        {"prompt": 1, "choices": ["a", "b"], "label": 0},
+        {"choices": ["a", "b"], "label": 0},
+        {"prompt": "P", "choices": ["a", "\ud800"], "label": 0},
+        {**arc, "question": {"stem": "Q?", "choices": arc["question"]["choices"][::-1]}},
+    )
+    assert rows[:3] == [
+        Choice("P", ["a", "b"], 0, f"{path}:1"),
+        Choice("P", list("abcdefg"), 6, f"{path}:2"),
+        Choice("Q?", ["a", "b"], 1, f"{path}:3"),
+    ]
+    assert [row.message for row in rows[3:]] == [
+        "1 choices, wanted two or more",
+        "choice 2 is empty, wanted text",
+        "choice 2 holds 1, wanted text",
+        "'choices' holds 'ab', wanted a list of texts",
+        "the prompt is empty, wanted text",
+        "the prompt holds 1, wanted text",
+        "no 'prompt' and no 'question', there are: choices, label",
+        "choice 2 holds half of a surrogate pair, which is no character",
+        "choice 1 has the label '2', wanted A, B, ... in order",
+    ]
+    (row,) = read_json(path, {"prompt": "P", "choices": ["a", "b"]}, labelled=False)
+    assert row.label is None
+
+
+def test_forms_and_files_that_there_are_not(tmp_path):
+    (tmp_path / "a.csv").write_text("")
+    (tmp_path / "a.jsonl").write_text("\n")
+    for name, form, message in (
+        ("a.csv", "race", "form 'race' of multiple choice: wanted one of swag, arc, rows"),
+        ("b.csv", "arc", "b.csv: no such file"),
+        ("a.csv", "rows", "a.csv: wanted a file that ends in .jsonl"),
+        ("a.jsonl", "arc", "a.jsonl: wanted a file that ends in .csv"),
+        ("a.csv", "arc", "a.csv: no rows in it"),
+        ("a.jsonl", "rows", "a.jsonl: no rows in it"),
+        ("a.csv", "swag", "a.csv: no rows in it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(read_choices(tmp_path / name, form))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "of_three", "without_choices", "answer_is_none"),
+    [("arc_easy_dev.csv", 2_147, 5, 102, 2), ("arc_challenge_dev.csv", 1_096, 1, 23, 0)],
+)
+def test_arc_is_read_whole(data_dir, name, good, of_three, without_choices, answer_is_none):
+    """The rows answered 1 to 4 have no choices in these files, so there is nothing to map."""
+    rows = list(read_choices(data_dir / "multiple_choice" / name, "arc"))
+    messages = [row.message for row in rows if isinstance(row, BadRow)]
+    assert len(rows) - len(messages) == good
+    assert sum(len(row.choices) == 3 for row in rows if isinstance(row, Choice)) == of_three
+    assert messages.count("no choices, wanted two or more") == without_choices
+    assert sum(message.startswith("the answer is 'E'") for message in messages) == answer_is_none
+    assert len(messages) == without_choices + answer_is_none
+    assert len(list(raise_bad_rows(rows))) == good

@@ -1,0 +1,203 @@
+"""GLUE's published files: a few lines of each as they are laid out, labelled, unlabelled, test."""
+
+import pytest
+
+from bert_tf import UserError
+from tasks.readers.glue import GLUE, read_glue, submission_lines
+from tasks.readers.records import BadRow, raise_bad_rows
+
+NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
+STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+PAIR = "index\tsentence1\tsentence2"
+
+# Of each task: train or dev file, what it holds, test file, what that holds.
+FILES = {
+    "cola": (
+        'gj04\t1\t\t"Our friends.\ncj99\t0\t*\tThe more.\n',
+        [{"text": '"Our friends.', "label": "1"}, {"text": "The more.", "label": "0"}],
+        "index\tsentence\n0\tBill.\n",
+        [{"text": "Bill.", "index": "0"}],
+    ),
+    "sst2": (
+        "sentence\tlabel\nhide new \t0\n",
+        [{"text": "hide new ", "label": "0"}],
+        "index\tsentence\n0\tuneasy .\n",
+        [{"text": "uneasy .", "index": "0"}],
+    ),
+    "mrpc": (
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t70\t71\tAmrozi "x\tReferring\r\n',
+        [{"text_a": 'Amrozi "x', "text_b": "Referring", "label": "1"}],
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tPCCW\tCurrent\n",
+        [{"text_a": "PCCW", "text_b": "Current", "index": "0"}],
+    ),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n13\t21\t22\tHow?\tWhy?\t0\n",
+        [{"text_a": "How?", "text_b": "Why?", "label": "0"}],
+        "id\tquestion1\tquestion2\n7\tWould?\tHas?\n",
+        [{"text_a": "Would?", "text_b": "Has?", "index": "7"}],
+    ),
+    "stsb": (
+        f"{STSB}\tscore\n0\tg\tf\t12\t1\tnone\tnone\tA plane.\tAn air plane.\t4.750\n",
+        [{"text_a": "A plane.", "text_b": "An air plane.", "label": "4.750"}],
+        f"{STSB}\n0\tg\tf\t12\t1\tnone\tnone\tA girl.\tA boy.\n",
+        [{"text_a": "A girl.", "text_b": "A boy.", "index": "0"}],
+    ),
+    "mnli": (
+        f"{NLI}\tlabel1\tgold_label\n0\t1\t1n\tg\t(\t(\tq\tq\tSkims.\tProducts.\tentailment\tneutral\n",
+        [{"text_a": "Skims.", "text_b": "Products.", "label": "neutral"}],
+        f"{NLI}\n0\t1\t1n\tg\t(\t(\tq\tq\tHe.\tShe.\n",
+        [{"text_a": "He.", "text_b": "She.", "index": "0"}],
+    ),
+    "qnli": (
+        "index\tquestion\tsentence\tlabel\n0\tWhen?\tSoon.\tnot_entailment\n",
+        [{"text_a": "When?", "text_b": "Soon.", "label": "not_entailment"}],
+        "index\tquestion\tsentence\n0\tWhat?\tThat.\n",
+        [{"text_a": "What?", "text_b": "That.", "index": "0"}],
+    ),
+    "rte": (
+        f"{PAIR}\tlabel\n0\tNo weapons.\tWeapons.\tentailment\n",
+        [{"text_a": "No weapons.", "text_b": "Weapons.", "label": "entailment"}],
+        f"{PAIR}\n0\ta\tb\n",
+        [{"text_a": "a", "text_b": "b", "index": "0"}],
+    ),
+    "wnli": (
+        f"{PAIR}\tlabel\n0\tI stuck a pin.\tIt had a hole.\t1\n",
+        [{"text_a": "I stuck a pin.", "text_b": "It had a hole.", "label": "1"}],
+        f"{PAIR}\n0\ta\tb\n",
+        [{"text_a": "a", "text_b": "b", "index": "0"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_task_is_read_in_its_three_ways(tmp_path, name):
+    labelled, wanted, unlabelled, wanted_of_test = FILES[name]
+    dev, test = tmp_path / "dev.tsv", tmp_path / "test.tsv"
+    dev.write_bytes(labelled.encode())
+    test.write_bytes(unlabelled.encode())
+    rows = list(read_glue(name, dev, labelled=True))
+    assert [row.values for row in rows] == wanted
+    assert rows[0].location == f"{dev}:{1 if name == 'cola' else 2}"
+    without = [{k: v for k, v in values.items() if k != "label"} for values in wanted]
+    assert [row.values for row in read_glue(name, dev, labelled=False)] == without
+    assert [row.values for row in read_glue(name, test, labelled=False)] == wanted_of_test
+    with pytest.raises(UserError, match=f"test.tsv:1: no column '{GLUE[name].label_column}' of"):
+        list(read_glue(name, test, labelled=True))
+
+
+def test_the_diagnostic_set_has_no_labels(tmp_path):
+    path = tmp_path / "diagnostic.tsv"
+    path.write_text(f"{PAIR}\n3\ta\tb\n")
+    (row,) = read_glue("ax", path, labelled=False)
+    assert row.values == {"text_a": "a", "text_b": "b", "index": "3"}
+    with pytest.raises(UserError, match="ax has no published labels"):
+        list(read_glue("ax", path, labelled=True))
+
+
+def test_malformed_lines_of_qqp_are_known_where_there_are_labels(tmp_path):
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    path = tmp_path / "train.tsv"
+    path.write_text(f"{header}\n1\t1\t2\ta\n b\tc\t0\n2\t3\t4\td\te\t1\n3\t4\t5\tf\tg\th\t1\n")
+    rows = read_glue("qqp", path, labelled=True)
+    for _ in range(2):  # Read anew each time.
+        assert [row.location for row in raise_bad_rows(rows)] == [f"{path}:4"]
+    assert [isinstance(row, BadRow) and row.is_known for row in rows] == [True, True, False, True]
+    rows = list(read_glue("qqp", path, labelled=False))  # An answer is due to each.
+    assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
+    assert rows[0].message.startswith("4 fields, wanted 6: id, qid1") and not rows[0].is_known
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("mnli", "0\t1\t1\tg\t(\t(\tq\tq\ta\tb\tneutral\t-", "label '-' is none of mnli's: contra"),
+        ("rte", "0\ta\tb\t1", "label '1' is none of rte's: entailment, not_entailment"),
+        ("rte", "0\ta\tentailment", "3 fields, wanted 4: index, sentence1"),
+        ("sst2", "a\0\t1", "column 'text' holds a NUL"),
+        ("stsb", "a\tb", "2 fields, wanted 10"),
+        *(
+            ("stsb", f"0\tg\tf\t12\t1\tn\tn\ta\tb\t{score}", f"label '{score}', wanted a number")
+            for score in ("5.001", "-0.1", "nan", "high", "")
+        ),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, name, line, message):
+    header = FILES[name][0].splitlines()[0]
+    path = tmp_path / "dev.tsv"
+    path.write_text(f"{header}\n{line}\n")
+    (row,) = read_glue(name, path, labelled=True)
+    assert (
+        isinstance(row, BadRow) and row.location == f"{path}:2" and row.message.startswith(message)
+    )
+
+
+def test_columns_of_stsb_count_from_the_end(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text(
+        f"{STSB}\tscore\n0\tg\tf\t12\t1\ta\tb\t2.5\n1\tg\tf\t1\t2\tn\tn\tmore\tc\td\t3\n"
+    )
+    assert [
+        tuple(row.values.values()) for row in raise_bad_rows(read_glue("stsb", path, True))
+    ] == [
+        ("a", "b", "2.5"),
+        ("c", "d", "3"),
+    ]
+
+
+def test_mistakes_in_names_and_files(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\n")
+    (tmp_path / "a.csv").write_text("sentence,label\n")
+    for name, file, message in (
+        ("cola", "b.tsv", "b.tsv: no such file"),
+        ("sst2", "a.csv", "a.csv: wanted a file that ends in .tsv, .txt"),
+        ("sst2", "a.tsv", "a.tsv: no rows in it"),
+        ("mnli", "a.tsv", "a.tsv:1: no column 'sentence1' of mnli, there are: sentence, label"),
+        ("xnli", "a.tsv", "GLUE task 'xnli': wanted one of cola, "),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(read_glue(name, tmp_path / file, labelled=True))
+
+
+def test_the_table_as_published():
+    labels = {name: task.labels for name, task in GLUE.items()}
+    binary, entailment = ("0", "1"), ("entailment", "not_entailment")
+    nli = ("contradiction", "entailment", "neutral")
+    assert labels == {
+        **dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "wnli"), binary),
+        **dict.fromkeys(("qnli", "rte"), entailment),
+        **dict.fromkeys(("mnli", "ax"), nli),
+        "stsb": (),
+    }
+    assert {name: task.metrics for name, task in GLUE.items() if task.metrics != ("accuracy",)} == {
+        "cola": ("matthews",),
+        "ax": ("matthews",),
+        "mrpc": ("accuracy", "f1"),
+        "qqp": ("accuracy", "f1"),
+        "stsb": ("pearson", "spearman"),
+    }
+    assert [name for name, task in GLUE.items() if task.kind == "regression"] == ["stsb"]
+    assert sorted(file for task in GLUE.values() for file in task.submissions) == sorted(
+        "CoLA.tsv SST-2.tsv MRPC.tsv QQP.tsv STS-B.tsv MNLI-m.tsv MNLI-mm.tsv QNLI.tsv RTE.tsv "
+        "WNLI.tsv AX.tsv".split()
+    )
+
+
+def test_submissions():
+    assert list(submission_lines("rte", [("0", "entailment"), (1, "not_entailment")])) == [
+        "index\tprediction",
+        "0\tentailment",
+        "1\tnot_entailment",
+    ]
+    assert list(submission_lines("cola", [(0, "1")])) == ["index\tprediction", "0\t1"]
+    values = enumerate([2.71828, -0.5, 5.5, 5, 0.0004])
+    assert list(submission_lines("stsb", values))[1:] == [
+        "0\t2.718",
+        "1\t0.000",
+        "2\t5.000",
+        "3\t5.000",
+        "4\t0.000",
+    ]
+    with pytest.raises(UserError, match="mnli: row 3 is answered '1', wanted one of contradiction"):
+        list(submission_lines("mnli", [(3, "1")]))
+    with pytest.raises(UserError, match="stsb: row 0 is answered nan, wanted a number"):
+        list(submission_lines("stsb", [(0, float("nan"))]))

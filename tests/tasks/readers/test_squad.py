@@ -1,0 +1,194 @@
+"""Questions: SQuAD's JSON in both versions, rows, and one line that says where a file is broken."""
+
+import copy
+import json
+
+import pytest
+
+from bert_tf import UserError
+from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.squad import Question, read_questions
+
+CONTEXT = "caf\u00e9 \U0001f600 opened in 1997"
+SQUAD = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Cafe",
+            "paragraphs": [
+                {
+                    "context": CONTEXT,
+                    "qas": [
+                        {
+                            "id": "q0",
+                            "question": "When?",
+                            "answers": [
+                                {"text": "1997", "answer_start": 17},
+                                {"text": "in 1997", "answer_start": 14},
+                            ],
+                            "is_impossible": False,
+                        },
+                        {"id": "q1", "question": "Why?", "answers": [], "is_impossible": True},
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_both_versions_are_read(tmp_path):
+    path = write(tmp_path / "dev.json", "\ufeff" + json.dumps(SQUAD))
+    first, second = read_questions(path)
+    answers = [("1997", 17), ("in 1997", 14)]
+    location = f"{path}: question q0"
+    assert first == Question("q0", "When?", CONTEXT, answers, False, "Cafe", location)
+    assert first.is_exact and second.is_impossible and second.answers == []
+
+    version1 = copy.deepcopy(SQUAD)
+    qas = version1["data"][0]["paragraphs"][0]["qas"]
+    del qas[1], qas[0]["is_impossible"]
+    assert list(read_questions(write(path, version1))) == [first]
+    del qas[0]["answers"]
+    (unlabelled,) = read_questions(write(path, version1), labelled=False)
+    assert unlabelled.answers == [] and not unlabelled.is_impossible
+
+
+def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
+    path = tmp_path / "dev.json"
+    for start in (16, -1, 1000):
+        data = copy.deepcopy(SQUAD)
+        data["data"][0]["paragraphs"][0]["qas"][0]["answers"][1]["answer_start"] = start
+        first, _ = read_questions(write(path, data))
+        assert first.answers[1] == ("in 1997", start) and not first.is_exact
+
+    data["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "1", "answer_start": -4}]
+    assert CONTEXT[-4:-3] == "1" and not next(read_questions(write(path, data))).is_exact
+
+
+# Where something is put, what (None: taken away), the line it makes.
+BROKEN = [
+    ("data", None, 'dev.json: no "data"'),
+    ("data", {}, 'dev.json: "data" holds {}, wanted a list'),
+    ("data", [], "dev.json: no questions in it"),
+    ("data 0", "x", "dev.json: data[0]: holds 'x', wanted an object"),
+    ("data 0 title", 7, 'dev.json: data[0]: "title" holds 7, wanted text'),
+    ("data 0 paragraphs 0 context", None, 'data[0].paragraphs[0]: no "context"'),
+    ("data 0 paragraphs 0 qas", None, 'dev.json: data[0].paragraphs[0]: no "qas"'),
+    ("data 0 paragraphs 0 qas 1 question", None, 'data[0].paragraphs[0].qas[1]: no "question"'),
+    ("data 0 paragraphs 0 qas 1 id", 5, '.qas[1]: "id" holds 5, wanted text'),
+    ("data 0 paragraphs 0 qas 0 answers", None, '.qas[0]: no "answers"'),
+    ("data 0 paragraphs 0 qas 0 answers 1 text", None, '.qas[0].answers[1]: no "text"'),
+    (
+        "data 0 paragraphs 0 qas 0 answers 1 answer_start",
+        "14",
+        ".qas[0].answers[1]: \"answer_start\" holds '14', wanted a whole number",
+    ),
+    (
+        "data 0 paragraphs 0 qas 0 answers 0 answer_start",
+        True,
+        'answers[0]: "answer_start" holds True, wanted a whole number',
+    ),
+    ("data 0 paragraphs 0 qas 1 is_impossible", "yes", "holds 'yes', wanted true or false"),
+    ("data 0 paragraphs 0 qas 1 id", "q0", "question q0: its id 'q0' stands twice"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), BROKEN)
+def test_a_broken_file_is_told_by_the_place_inside(tmp_path, place, value, message):
+    data = copy.deepcopy(SQUAD)
+    *way, last = (int(key) if key.isdecimal() else key for key in place.split())
+    node = data
+    for key in way:
+        node = node[key]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    with pytest.raises(UserError) as raised:
+        list(read_questions(write(tmp_path / "dev.json", data)))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_files_that_are_no_squad(tmp_path):
+    for content, message in (
+        (b'{"data":\n [}', "dev.json:2: not JSON: Expecting value"),
+        (b'{"data": "\xff"}', "dev.json: not UTF-8"),
+        (b"[]", "dev.json: holds a JSON list, wanted an object"),
+        (b"[" * 100_000, "dev.json: not JSON"),
+    ):
+        (tmp_path / "dev.json").write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            list(read_questions(tmp_path / "dev.json"))
+    with pytest.raises(UserError, match="absent.json: no such file"):
+        list(read_questions(tmp_path / "absent.json"))
+    with pytest.raises(UserError, match=r"dev.txt: wanted a file that ends in .json, .csv"):
+        list(read_questions(write(tmp_path / "dev.txt", "")))
+
+
+def test_a_bad_question_stops_nobody(tmp_path):
+    data = copy.deepcopy(SQUAD)
+    qas = data["data"][0]["paragraphs"][0]["qas"]
+    qas[0]["question"] = "\ud83d"
+    qas[1]["is_impossible"] = False
+    qas.append({"id": "q2", "question": "\0", "answers": [], "is_impossible": True})
+    qas.append({"id": "q4", "question": "?", "answers": [{"text": "", "answer_start": 0}]})
+    qas.append({"id": "q5", "question": "?", "answers": qas[0]["answers"], "is_impossible": True})
+    qas.append({"id": "q3", "question": "Who?", "answers": [], "is_impossible": True})
+    path = write(tmp_path / "dev.json", data)
+    *bad, good = read_questions(path)
+    assert [str(row)[len(str(path)) :] for row in bad] == [
+        ': question q0: "question" holds half of a surrogate pair, which is no character',
+        ': question q1: no answer, though "is_impossible" is not true',
+        ': question q2: "question" holds a NUL, which is no character of a text',
+        ": question q4: an answer is empty, wanted text",
+        ': question q5: answers, though "is_impossible" is true',
+    ]
+    assert good.id == "q3"
+
+
+def test_rows(tmp_path):
+    path = write(
+        tmp_path / "a.csv",
+        'id,question,context,answer,answer_start\nx,When?,"in 1997, 1997",1997,9\n'
+        ",When?,in 1997,1997,\n,Why?,in 1997,,\n,Who?,in 1997,Ann,\n,Who?,in 1997,Ann,first\n",
+    )
+    *questions, bad = read_questions(path)
+    assert [(q.id, q.answers, q.is_impossible, q.is_exact) for q in questions] == [
+        ("x", [("1997", 9)], False, True),
+        ("3", [("1997", 3)], False, True),
+        ("4", [], True, True),
+        ("5", [("Ann", -1)], False, False),
+    ]
+    assert questions[0].location == f"{path}:2" and questions[0].context == "in 1997, 1997"
+    assert bad == BadRow(f"{path}:6", "column 'answer_start' holds 'first', wanted a whole number")
+    path = write(
+        tmp_path / "a.jsonl", '{"question": "When?", "context": "in 1997"}\n{"context": 1}'
+    )
+    question, bad = read_questions(path, labelled=False)
+    assert question.answers == [] and not question.is_impossible
+    assert bad == BadRow(f"{path}:2", "no column 'question', there are: context")
+    with pytest.raises(UserError, match="a.jsonl:1: no column 'answer'"):
+        list(raise_bad_rows(read_questions(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "has_impossible"),
+    [
+        ("train-v1.1.json", 7_539, False),
+        ("dev-v1.1.json", 1_770, False),
+        ("train-v2.0.json", 8_506, True),
+        ("dev-v2.0.json", 1_389, True),
+    ],
+)
+def test_squad_is_read_whole(data_dir, name, count, has_impossible):
+    questions = list(raise_bad_rows(read_questions(data_dir / "squad" / name)))
+    assert len(questions) == count
+    assert any(question.is_impossible for question in questions) == has_impossible
+    assert all(question.is_exact for question in questions)
+    assert all(question.is_impossible != bool(question.answers) for question in questions)

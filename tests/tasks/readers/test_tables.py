@@ -1,0 +1,258 @@
+"""Readers of labelled text: each form, and one clear line for each way a file can be wrong."""
+
+import csv
+import random
+import subprocess
+import sys
+
+import pytest
+
+from bert_tf import UserError
+from tasks.readers import records
+from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.tables import Row, read_rows
+from tests.conftest import ROOT
+
+
+def read(path, columns=("text", "label"), **options):
+    return [
+        tuple(row.values.values()) for row in raise_bad_rows(read_rows(path, columns, **options))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("a.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n', [('a, "b"\nc', "x"), ("d", "y")]),
+        ("a.csv", "\ufefftext,label\r\na,x\r\n", [("a", "x")]),
+        ("a.csv", "id,label,text\n1,x,a\n", [("a", "x")]),
+        ("a.csv", "text,label\ra,x\rb,y", [("a", "x"), ("b", "y")]),
+        ("a.tsv", 'text\tlabel\na "b\tx\n"c"\ty\n', [('a "b', "x"), ('"c"', "y")]),
+        (
+            "a.jsonl",
+            '{"text": "a\\u00e9", "label": 1, "more": [2]}\n\n{"label": "y", "text": "b"}\n',
+            [("aé", "1"), ("b", "y")],
+        ),
+    ],
+)
+def test_each_form_is_read_by_column_name(tmp_path, name, content, wanted):
+    (tmp_path / name).write_bytes(content.encode())
+    assert read(tmp_path / name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", "a.csv: no rows in it"),
+        ("a.csv", b"text,label\n", "a.csv: no rows in it"),
+        ("a.csv", b"words,label\na,x\n", "a.csv:2: no column 'text', there are: words, label"),
+        ("a.csv", b"text,label\na,x\nb\n", "a.csv:3: column 'label' holds None"),
+        ("a.csv", b"text,label\na,x,z\n", "a.csv:2: 1 more fields than the header's 2"),
+        ("a.csv", b'text,label\n"a,x\n', "a.csv: in the row after line 1: unexpected end of data"),
+        ("a.csv", b"text,label\n\xff,x\n", "a.csv: not UTF-8"),
+        ("a.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: holds a JSON list, wanted an object"),
+        ("a.jsonl", b'{"text": ["a"], "label": "x"}\n', r"a.jsonl:1: column 'text' holds \['a'\]"),
+        (
+            "a.csv",
+            b"text,label,text\na,x,b\n",
+            "a.csv: two columns have one name: text, label, text",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "\\ud83d", "label": "x"}\n',
+            "a.jsonl:1: column 'text' holds half of a surr",
+        ),
+        ("a.txt", b"a\n", "wanted a file that ends in .csv, .tsv, .jsonl"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="absent.csv: no such file"):
+        read(tmp_path / "absent.csv")
+
+
+def test_a_field_may_hold_a_megabyte(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'a ' * 500_000},x\n")
+    assert len(read(tmp_path / "a.csv")[0][0]) == 1_000_000
+
+
+def test_a_row_knows_the_line_it_begins_in_and_a_bad_one_stops_nobody(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(
+        b'\xef\xbb\xbftext,label\r\n"two\r\nlines",x\r\n\r\na,x,more\r\nb\r\n"c"d,x\r\nno\0text,x\r\n'
+        b'"e ""f""",y'
+    )
+    assert list(read_rows(path, ("label", "text"))) == [
+        Row({"label": "x", "text": "two\r\nlines"}, f"{path}:2"),
+        BadRow(f"{path}:5", "1 more fields than the header's 2"),
+        BadRow(f"{path}:6", "column 'label' holds None: 1 fields, but the header has 2"),
+        BadRow(f"{path}:7", "',' expected after '\"'; a quote in a quoted field is written twice"),
+        BadRow(f"{path}:8", "column 'text' holds a NUL, which is no character of a text"),
+        Row({"label": "y", "text": 'e "f"'}, f"{path}:9"),
+    ]
+
+
+def test_a_short_row_is_bad_though_its_missing_column_is_not_wanted(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tlabel\na text with\na line end\tx\n")  # One row, were it not for .tsv.
+    assert [str(row) for row in read_rows(path, ("text",))] == [
+        f"{path}:2: column 'label' holds None: 1 fields, but the header has 2",
+        str(Row({"text": "a line end"}, f"{path}:3")),
+    ]
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_blank_line_is_an_empty_text_where_a_text_is_all_there_is(tmp_path, suffix, ending):
+    path = tmp_path / f"a{suffix}"
+    path.write_text(f"\ntext\n\na\n\n\nb{ending}")
+    rows = [
+        (row.values["text"], row.location.rpartition(":")[2]) for row in read_rows(path, ["text"])
+    ]
+    wanted = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
+    assert rows == wanted[: 6 if ending == "\n\n" else 5]
+    # Beside other columns it is no row, as it would have to be a bad one.
+    path.write_text("text,label\n\na,x\n\n".replace(",", "," if suffix == ".csv" else "\t"))
+    assert [row.location for row in read_rows(path, ["text"])] == [f"{path}:3"]
+
+
+def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path):
+    (tmp_path / "a.tsv").write_bytes("text\tlabel\r\na\rb\u2028c\x85\tx\r\n\r\nd\ty".encode())
+    assert read(tmp_path / "a.tsv") == [("a\rb\u2028c\x85", "x"), ("d", "y")]
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n \r\n{"text": "b"}')
+    rows = list(read_rows(tmp_path / "a.jsonl", ("text",)))
+    assert [(row.values["text"], row.location[-2:]) for row in rows] == [("a", ":1"), ("b", ":3")]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ('"a"', "a"),
+        ("1", "1"),
+        ("1.50", "1.50"),
+        ("-2e400", "-2e400"),
+        ("9" * 5000, "9" * 5000),
+        ("true", "column 'text' holds True, wanted text"),
+        ("null", "column 'text' holds None, wanted text"),
+        ("{}", "column 'text' holds {}, wanted text"),
+        ("NaN", "not JSON: NaN is no number"),
+        ("[" * 100_000, "not JSON: "),
+        (r'"\u0000"', "column 'text' holds a NUL, which is no character of a text"),
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'"\ude00\ud83d"', "column 'text' holds half of a surrogate pair, which is no character"),
+    ],
+)
+def test_what_a_json_value_may_be(tmp_path, value, wanted):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": {value}}}\n')
+    (row,) = read_rows(path, ("text",))
+    if isinstance(row, Row):
+        assert row.values["text"] == wanted
+    else:
+        assert row.location == f"{path}:1" and row.message.startswith(wanted)
+
+
+def test_lists_of_labels_optional_columns_and_entities(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"text": "a &amp; b &#8220;", "label": ["x", "&amp;"], "id": 7}\n'
+        '{"text": "c", "label": []}\n{"text": "d", "label": "&lt;", "id": null}\n'
+        '{"text": "e", "label": ["x", null]}\n'
+    )
+    rows = list(
+        read_rows(
+            path, ("text", "label"), unescape_html=True, lists=("label",), optional=("id", "no")
+        )
+    )
+    assert [row.values for row in rows[:3]] == [
+        {"text": "a & b \u201c", "label": ["x", "&amp;"], "id": "7"},
+        {"text": "c", "label": []},
+        {"text": "d", "label": "&lt;"},
+    ]
+    assert rows[3] == BadRow(
+        f"{path}:4", "column 'label' holds ['x', None], wanted text or a list of texts"
+    )
+    assert next(read_rows(path, ("text",))).values == {"text": "a &amp; b &#8220;"}
+
+
+def test_bytes_that_are_no_utf_8_are_named_with_their_line(tmp_path):
+    for content in (b"text\na\n\xc3\xa9 \xff\n", b"text\na\n\xff", b"text\na\nb \xff\xc3"):
+        for name in ("a.csv", "a.tsv"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(UserError, match=f"{name}: not UTF-8: byte 0xff in line 3"):
+                read(tmp_path / name, ("text",))
+    (tmp_path / "a.csv").write_bytes("text\na\n".encode("utf-16"))
+    with pytest.raises(UserError, match="not UTF-8: byte 0xff in line 1"):
+        read(tmp_path / "a.csv", ("text",))
+
+
+def test_a_file_without_line_ends_is_not_taken_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MAX_LINE_LENGTH", 100)
+    (tmp_path / "a.tsv").write_text("text\n" + "a" * 101)
+    with pytest.raises(UserError, match="a.tsv:2: a line of over 100 characters"):
+        read(tmp_path / "a.tsv", ("text",))
+    (tmp_path / "a.csv").write_text('text\n"open\n' + "a\n" * 100)
+    with pytest.raises(UserError, match="in the row after line 1: field larger than field limit"):
+        read(tmp_path / "a.csv", ("text",))
+
+
+def test_rows_are_read_as_they_are_asked_for(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 20_000 + "{")
+    rows = read_rows(tmp_path / "a.jsonl", ("text",))
+    assert next(rows).location.endswith(":1") and next(rows).location.endswith(":2")
+    *_, last = rows
+    assert last.location.endswith(":20001") and last.message.startswith("not JSON")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_random_tables_come_back_and_begin_where_they_were_written(tmp_path, line_end):
+    rng = random.Random(0)
+    alphabet = ['"', ",", "\n", "\r\n", "\t", " ", "a", "é", "\u2028", "\U0001f600", "'"]
+    table = [
+        ["".join(rng.choices(alphabet, k=rng.randrange(6))) for _ in "abc"] for _ in range(500)
+    ]
+    path = tmp_path / "a.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator=line_end)
+        writer.writerow("abc")
+        lines = []
+        for row in table:
+            file.flush()
+            lines.append(path.read_bytes().count(b"\n") + 1)
+            writer.writerow(row)
+    found = list(raise_bad_rows(read_rows(path, ("a", "b", "c"))))
+    assert [list(row.values.values()) for row in found] == table
+    assert [row.location for row in found] == [f"{path}:{line}" for line in lines]
+
+
+def test_the_readers_import_no_tensorflow():
+    code = (
+        "import sys, tasks.readers.tables, tasks.readers.glue, tasks.readers.tagged, "
+        "tasks.readers.squad, "
+        "tasks.readers.choices; print('tensorflow' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "count"),
+    [
+        ("banking77/train.csv", ("text", "category"), 10_003),
+        ("banking77/test.csv", ("text", "category"), 3_080),
+        ("hate_speech/train.csv", ("tweet", "class"), 17_348),
+        ("hate_speech/dev.csv", ("tweet", "class"), 3_717),
+    ],
+)
+def test_published_rows_are_all_read(data_dir, name, columns, count):
+    rows = list(raise_bad_rows(read_rows(data_dir / name, columns, unescape_html=True)))
+    assert len(rows) == count
+    assert not any("&amp;" in row.values[columns[0]] for row in rows[:1000])

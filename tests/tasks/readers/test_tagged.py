@@ -1,0 +1,219 @@
+"""Tagged words and spans: five schemes into one, spans that hold, bad sentences."""
+
+import json
+import random
+
+import pytest
+from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
+
+from bert_tf import UserError
+from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, scheme_of, to_bio
+
+
+def write_column_file(path, sentences):
+    blocks = ("".join(f"w\t{tag}\n" for tag in tags) + "\n" for tags in sentences)
+    path.write_text("".join(blocks))
+    return path
+
+
+def random_entities(rng, length):
+    """Entities [(start, end, type)] of a sentence, many of them touching."""
+    entities, place = [], 0
+    while place < length:
+        if rng.random() < 0.6:
+            end = min(length, place + rng.randint(1, 3))
+            entities.append((place, end, rng.choice(["PER", "creative-work"])))
+            place = end
+        else:
+            place += 1
+    return entities
+
+
+def tags_of(entities, length, scheme):
+    """The same entities in a scheme, by its definition."""
+    tags = ["O"] * length
+    for number, (start, end, kind) in enumerate(entities):
+        before = entities[number - 1] if number else None
+        touches = before is not None and before[1:] == (start, kind)
+        first = {"IOB1": "B" if touches else "I"}.get(scheme, "B")
+        last = {"BIOES": "E", "BILOU": "L"}.get(scheme, "I")
+        alone = {"BIOES": "S", "BILOU": "U"}.get(scheme, first)
+        for place in range(start, end):
+            prefix = first if place == start else last if place == end - 1 else "I"
+            tags[place] = f"{alone if end - start == 1 else prefix}-{kind}"
+    return tags
+
+
+@pytest.mark.parametrize(
+    ("scheme", "seqeval_scheme"),
+    [("IOB1", IOB1), ("BIO", IOB2), ("BIOES", IOBES), ("BILOU", BILOU)],
+)
+def test_each_scheme_is_told_and_read_as_bio(tmp_path, scheme, seqeval_scheme):
+    rng = random.Random(scheme)
+    sentences = [random_entities(rng, 12) for _ in range(200)]
+    tagged = [tags_of(entities, 12, scheme) for entities in sentences]
+    path = write_column_file(tmp_path / "a.conll", tagged)
+    assert scheme_of(path) == scheme
+    found = [sentence.tags for sentence in raise_bad_rows(read_tagged(path))]
+    assert found == [tags_of(entities, 12, "BIO") for entities in sentences]
+
+    def spans(tags, scheme):
+        return [[e.to_tuple()[1:] for e in row] for row in Entities(tags, scheme).entities]
+
+    assert spans(found, IOB2) == spans(tagged, seqeval_scheme)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "wanted"),
+    [
+        ("IO", "I-a I-a O I-b I-a", "B-a I-a O B-b B-a"),
+        ("IO", "O O", "O O"),
+        ("IOB1", "I-a B-a I-a I-b", "B-a B-a I-a B-b"),
+        ("BIO", "B-a I-a B-a I-b O I-a", "B-a I-a B-a B-b O B-a"),
+        ("BIO", "I-a B-b I-b", "B-a B-b I-b"),
+        ("BIOES", "B-a I-a E-a S-a I-a E-a", "B-a I-a I-a B-a B-a I-a"),
+        ("BIOES", "O S-a", "O B-a"),
+        ("BILOU", "B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
+    ],
+)
+def test_tags_by_hand(tmp_path, scheme, tags, wanted):
+    assert to_bio(tags.split()) == wanted.split()
+    assert scheme_of(write_column_file(tmp_path / "a.iob", [tags.split()])) == scheme
+
+
+def test_tags_of_two_schemes_and_bad_ones_are_refused(tmp_path):
+    path = write_column_file(tmp_path / "a.conll", [["S-a"], ["U-a"]])
+    with pytest.raises(UserError, match="a.conll: tags of two schemes"):
+        scheme_of(path)
+    for tag in ("person", "B-", "b-a", "X-a", "BI-a", "-a", "B-a,I-b", "O-a"):
+        path = write_column_file(tmp_path / "a.conll", [["O"], ["O", tag]])
+        good, bad = read_tagged(path)
+        assert good.tags == ["O"] and bad.location == f"{path}:4" and repr(tag) in bad.message
+        with pytest.raises(UserError, match="a.conll:4: tag"):
+            scheme_of(path)
+
+
+def test_four_columns_documents_line_ends_and_a_missing_last_one(tmp_path):
+    path = tmp_path / "eng.train"
+    path.write_bytes(
+        '\ufeff-DOCSTART- -X- O O\r\n\r\nEU NNP I-NP I-ORG\r\n" " O O\r\n\t\r\n\r\n'
+        "-DOCSTART- -X- O O\r\n\u00a0 NN  I-NP   O\r\nbad line\r\nc NN I-NP O\r\n\r\n\r\n"
+        "Rome NNP I-NP I-LOC".encode()
+    )
+    assert list(read_tagged(path)) == [
+        TaggedSentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
+        BadRow(f"{path}:9", "2 columns, but the file's first line has 4"),
+        TaggedSentence(["Rome"], ["B-LOC"], f"{path}:13"),
+    ]
+    unlabelled = next(read_tagged(path, labelled=False))
+    assert unlabelled == TaggedSentence(["EU", '"'], None, f"{path}:3")
+
+
+def test_words_between_tabs_keep_their_spaces_and_have_to_be_there(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
+    good, empty, null = read_tagged(path)
+    assert good.words == ["New York"]
+    assert empty == BadRow(f"{path}:3", "1 columns, but the file's first line has 2")
+    assert null.message == "the first column holds a NUL, which is no character of a text"
+
+
+def test_spans_come_in_order(tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = {
+        "text": "\U0001f600 Ann met Bob",
+        "entities": [
+            {"start": 10, "end": 13, "type": "PER", "note": 1},
+            {"start": 2, "end": 5, "type": "PER"},
+        ],
+    }
+    path.write_text(json.dumps(record) + '\n{"text": "", "entities": []}\n')
+    (first, second) = raise_bad_rows(read_tagged(path))
+    assert first == TaggedText(record["text"], [(2, 5, "PER"), (10, 13, "PER")], f"{path}:1")
+    assert [first.text[start:end] for start, end, _ in first.entities] == ["Ann", "Bob"]
+    assert second.entities == [] and second.location == f"{path}:2"
+    assert [item.entities for item in read_tagged(path, labelled=False)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "entities", "message"),
+    [
+        (
+            '"abc"',
+            '[{"start": 0, "end": 4, "type": "x"}]',
+            "entity 0..4 x: wanted 0 <= start < end",
+        ),
+        (
+            '"abc"',
+            '[{"start": 1, "end": 1, "type": "x"}]',
+            "entity 1..1 x: wanted 0 <= start < end",
+        ),
+        ('"abc"', '[{"start": -1, "end": 1, "type": "x"}]', "entity -1..1 x: wanted 0 <= start"),
+        ('"abc"', '[{"start": true, "end": 2, "type": "x"}]', "wanted whole numbers for start and"),
+        ('"abc"', '[{"start": 0, "end": 2.0, "type": "x"}]', "wanted whole numbers for start and"),
+        ('"abc"', '[{"start": 0, "end": 1}]', "wanted a name for its type"),
+        ('"abc"', '[{"start": 0, "end": 1, "type": ""}]', "wanted a name for its type"),
+        ('"abc"', "[[0, 1]]", 'entity [0, 1], wanted {"start", "end", "type"}'),
+        ('"abc"', "null", "column 'entities' holds None, wanted a list"),
+        ("1", "[]", "column 'text' holds 1, wanted text"),
+        (r'"\udc00"', "[]", "column 'text' holds half of a surrogate pair"),
+        (
+            '"abc"',
+            '[{"start": 1, "end": 3, "type": "x"}, {"start": 0, "end": 2, "type": "y"}]',
+            "entities (0, 2, 'y') and (1, 3, 'x') overlap",
+        ),
+    ],
+)
+def test_spans_that_do_not_hold(tmp_path, text, entities, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": {text}, "entities": {entities}}}\n')
+    (bad,) = read_tagged(path)
+    assert isinstance(bad, BadRow) and bad.location == f"{path}:1" and message in bad.message
+
+
+def test_text_without_tags_comes_in_rows_or_words(tmp_path):
+    (tmp_path / "a.csv").write_text('text,id\n"Ann, met",1\nx\n')
+    (tmp_path / "a.tsv").write_text("text\tid\nAnn\t1\n")
+    (tmp_path / "words.tsv").write_text("Ann\nmet\n\nBob\n")
+    good, bad = read_tagged(tmp_path / "a.csv", labelled=False)
+    assert good == TaggedText("Ann, met", None, f"{tmp_path}/a.csv:2") and bad.location[-2:] == ":3"
+    (row,) = read_tagged(tmp_path / "a.tsv", labelled=False)
+    assert row.text == "Ann"
+    (row,) = read_tagged(tmp_path / "a.tsv", labelled=False, text_column="id")
+    assert row.text == "1"
+    words = [sentence.words for sentence in read_tagged(tmp_path / "words.tsv", labelled=False)]
+    assert words == [["Ann", "met"], ["Bob"]]
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.csv").write_text("text\na\n")
+    (tmp_path / "a.conll").write_text("-DOCSTART- O\n\n")
+    (tmp_path / "b.conll").write_text("word\n")
+    (tmp_path / "c.conll").write_bytes(b"a\tO\n\xff\tO\n")
+    for name, message in (
+        ("absent.conll", "absent.conll: no such file"),
+        ("a.csv", "a.csv: tags come in a column file or in .jsonl, not in .csv"),
+        ("a.conll", "a.conll: no rows in it"),
+        ("b.conll", "b.conll:1: one column, wanted a word and its tag"),
+        ("c.conll", "c.conll: not UTF-8: byte 0xff in line 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(read_tagged(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences", "words"),
+    [
+        ("wnut17train.conll", 3_394, 62_730),
+        ("emerging.dev.conll", 1_009, 15_733),
+        ("emerging.test.annotated", 1_287, 23_394),
+    ],
+)
+def test_wnut17_is_read_whole(data_dir, name, sentences, words):
+    path = data_dir / "ner" / "wnut17" / name
+    found = list(raise_bad_rows(read_tagged(path)))
+    assert len(found) == sentences
+    assert sum(len(sentence.words) for sentence in found) == words
+    assert scheme_of(path) == "BIO"
+    assert len({tag for sentence in found for tag in sentence.tags}) == 13

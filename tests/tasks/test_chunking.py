@@ -1,0 +1,136 @@
+"""A model over parts of a batch gives what it gives of the whole."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.packing import Packed
+from tasks import chunking
+
+
+def packed_of(lengths):
+    """Sequences with the tokens 1, 2, 3, ..., the same ids in segment_ids."""
+    total = sum(lengths)
+    ids = tf.RaggedTensor.from_row_lengths(tf.range(1, total + 1), lengths)
+    return Packed(ids, tf.ones_like(ids))
+
+
+def sums(inputs):
+    """A text's sum and length, and a number a token: what a model does without weights."""
+    splits = inputs["row_splits"]
+    ids = tf.cast(inputs["input_ids"][: splits[-1]], tf.float32)
+    ragged = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+    return {"sum": tf.reduce_sum(ragged, axis=1), "tokens": ragged.to_tensor()[..., tf.newaxis]}
+
+
+def run(lengths, names):
+    def function(inputs):
+        return {name: sums(inputs)[name] for name in names}
+
+    traced = tf.function(
+        lambda: chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0}),
+        autograph=False,
+    )
+    return {name: values.numpy() for name, values in traced().items()}
+
+
+@pytest.mark.parametrize("lengths", [[], [8], [3, 8, 1, 1, 8], [2] * 33])
+def test_parts_give_what_the_whole_gives(lengths, monkeypatch):
+    wanted = run(lengths, ["sum"])["sum"]
+    tokens = run(lengths, ["tokens"])["tokens"]
+    monkeypatch.setattr(chunking, "TOKENS_PER_CHUNK", 8)
+    np.testing.assert_array_equal(run(lengths, ["sum"])["sum"], wanted)
+    got = run(lengths, ["tokens"])["tokens"]
+    assert got.shape == tokens.shape == (len(lengths), max(lengths, default=0), 1)
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(got[row, :length], tokens[row, :length])
+        # Behind a row's end stands nothing, or what fills a part up.
+        assert set(got[row, length:].flat) <= {0.0, np.float32(MASKED_SCORE)}
+
+
+def test_a_part_holds_no_more_than_it_may_with_its_padding(monkeypatch):
+    monkeypatch.setattr(chunking, "TOKENS_PER_CHUNK", 16)
+    seen = []
+
+    def function(inputs):
+        tf.py_function(lambda splits: seen.append(np.diff(splits)), [inputs["row_splits"]], [])
+        return {"sum": sums(inputs)["sum"]}
+
+    lengths = [1, 9, 1, 1, 8, 1, 8, 1]
+    got = chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0})["sum"]
+    np.testing.assert_array_equal(got, run(lengths, ["sum"])["sum"])
+    # The longest first; what is shorter than MIN_TOKENS counts as those.
+    assert [lengths.tolist() for lengths in seen] == [[9], [1, 1], [1, 8], [1, 8], [1]]
+
+
+SEEN = []
+
+
+def letters(text):
+    """{"count" [b], "letters", "places" [b, L]} of strings, [b] or [b, C] which are joined."""
+    if text.shape.rank == 2:
+        text = tf.strings.reduce_join(text, axis=1)
+    tf.py_function(lambda text: SEEN.append(text.numpy().tolist()), [text], [])
+    letters = tf.strings.bytes_split(text)
+    return {
+        "count": tf.cast(letters.row_lengths(), tf.int32),
+        "letters": letters.to_tensor("", shape=[None, None]),
+        "places": tf.ragged.range(tf.cast(letters.row_lengths(), tf.int32)).to_tensor(-7),
+    }
+
+
+def letters_of(text, rank=1):
+    SEEN.clear()
+    traced = tf.function(
+        lambda text: chunking.run_texts_in_chunks(letters, {"text": text}, {"places": -9}),
+        input_signature=[tf.TensorSpec([None] * rank, tf.string)],
+    )
+    return {name: values.numpy() for name, values in traced(tf.constant(text, tf.string)).items()}
+
+
+@pytest.mark.parametrize(
+    ("texts", "seen"),
+    [
+        ([], [[]]),
+        (["", "abc"], [["", "abc"]]),
+        (["ab", "abcdefgh", "", "abcdefghijklmnopqrstu"], None),
+        (["a"] * 9, [["a"] * 4, ["a"] * 4, ["a"]]),
+        (["a", "abcdefg", "b"], [["abcdefg", "a"], ["b"]]),
+    ],
+)
+def test_texts_in_parts_give_what_the_whole_gives(texts, seen, monkeypatch):
+    monkeypatch.setattr(chunking, "BYTES_PER_CHUNK", 16)
+    monkeypatch.setattr(chunking, "MIN_BYTES", 4)
+    found = letters_of(texts)
+    longest = max(map(len, texts), default=0)
+    assert found["count"].tolist() == [len(text) for text in texts]
+    assert found["letters"].shape == found["places"].shape == (len(texts), longest)
+    for row, text in enumerate(texts):
+        behind = longest - len(text)
+        assert found["letters"][row].tolist() == [*map(str.encode, text), *[b""] * behind]
+        # Padded by the part, or where other parts are wider.
+        places = found["places"][row].tolist()
+        assert places[: len(text)] == list(range(len(text)))
+        assert set(places[len(text) :]) <= {-7, -9}
+    if seen:
+        assert [[text.decode() for text in part] for part in SEEN] == seen
+
+
+def test_a_row_of_choices_counts_with_all_of_them(monkeypatch):
+    monkeypatch.setattr(chunking, "BYTES_PER_CHUNK", 16)
+    monkeypatch.setattr(chunking, "MIN_BYTES", 4)
+    found = letters_of([["a", "b"], ["c", "d"], ["efghijkl", ""]], rank=2)
+    assert found["count"].tolist() == [2, 2, 8]
+    assert SEEN == [[b"efghijkl"], [b"ab", b"cd"]]
+
+
+@pytest.mark.parametrize("max_values", [8, 9])
+def test_an_output_of_too_many_values_is_an_error_that_says_so(max_values, monkeypatch):
+    monkeypatch.setattr(chunking, "MAX_VALUES", max_values)
+    if max_values == 9:
+        assert letters_of(["abc", "", "a"])["letters"].shape == (3, 3)
+        return
+    message = "an output of 3 rows of 3 values has more than the 8 that are allowed; send fewer"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        letters_of(["abc", "", "a"])

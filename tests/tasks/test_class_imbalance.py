@@ -1,0 +1,409 @@
+"""Rare classes: options, losses, figures, what is decided on dev, whole runs."""
+
+import dataclasses
+import json
+import math
+import types
+
+import numpy as np
+import pytest
+import sklearn.utils.class_weight
+import tensorflow as tf
+
+from bert_tf import UserError
+from bert_tf.text.packing import Packed, to_flat
+from bert_tf.train import losses
+from tasks import evaluate
+from tasks.classification import Classification
+from tasks.examples import EncodedExamples, Examples
+from tasks.finetuning import finetune
+from tasks.registry import task_from_dict
+from tasks.windows import one_window_each
+from tests import small
+
+# Eight rows: 4 a, 3 b, 1 c.
+ROWS = [("the bill", "a")] * 4 + [("my screen", "b")] * 3 + [("the app", "c")]
+
+
+@pytest.fixture
+def train(tmp_path):
+    return small.write_rows(tmp_path / "train.csv", ROWS)
+
+
+def from_data(path, **options):
+    return Classification.from_data(path, max_seq_length=12, **options)
+
+
+def data_of(labels):
+    return types.SimpleNamespace(labels={"label": np.array(labels, np.int32)})
+
+
+# Options.
+
+
+def test_weights_are_those_given_or_make_all_classes_count_alike(train):
+    task = from_data(train, class_weights=("balanced",))
+    assert task.class_weights == pytest.approx((8 / 12, 8 / 9, 8 / 3))
+    weights = task.sample_weights(task.load_examples(train), None)
+    np.testing.assert_allclose(weights, [8 / 12] * 4 + [8 / 9] * 3 + [8 / 3])
+    sklearns = sklearn.utils.class_weight.compute_class_weight(
+        "balanced", classes=np.array(list("abc")), y=[label for _, label in ROWS]
+    )
+    np.testing.assert_allclose(task.class_weights, sklearns)
+    task = from_data(train, class_weights=("1", "2.5", "1e1"), labels=("c", "b", "a"))
+    np.testing.assert_allclose(
+        task.sample_weights(task.load_examples(train), None), [10] * 4 + [2.5] * 3 + [1]
+    )
+    assert from_data(train).sample_weights(task.load_examples(train), None) is None
+
+
+def test_every_class_is_drawn_equally_often(train):
+    task = from_data(train, balanced_sampling=True)
+    odds = task.sampling_weights(task.load_examples(train), None)
+    np.testing.assert_allclose(odds / odds.sum(), [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3])
+    assert from_data(train).sampling_weights(task.load_examples(train), None) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "multi_label", "rows", "shares"),
+    [
+        ("a b c", False, [0] * 4 + [1] * 3 + [2], [4 / 8, 3 / 8, 1 / 8]),
+        ("a b", False, [0] * 6 + [1] * 2, [6 / 8, 2 / 8]),
+        ("a b c", True, [(0,), (0, 1), (), (0, 1, 2)], [3 / 4, 2 / 4, 1 / 4]),
+        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # Always, never: half a row.
+    ],
+)
+def test_training_begins_with_the_shares_as_the_answer(config, labels, multi_label, rows, shares):
+    """What the head says of a text of which it knows nothing: hidden values of 0."""
+    task = Classification(
+        labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
+    )
+    model = task.build_model(config)
+    rows = Examples({"text": [""] * len(rows)}, rows)
+    windows = one_window_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
+    encoded = EncodedExamples(task, rows, windows, None, to_flat)
+    task.init_head(model, encoded)
+    answer = task.serving_outputs(
+        {}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))}
+    )
+    np.testing.assert_allclose(answer["probabilities"], [shares], rtol=1e-5)
+    plain = dataclasses.replace(task, prior_bias=False)
+    model = plain.build_model(config)
+    plain.init_head(model, encoded)
+    assert not model.head.bias.numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("labels", "multi_label", "focal"),
+    [
+        ("a b", False, losses.focal_sigmoid_cross_entropy),
+        ("a b c", False, losses.focal_softmax_cross_entropy),
+        ("a b c", True, losses.focal_multi_label_cross_entropy),
+    ],
+)
+def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
+    task = Classification(
+        labels=tuple(labels.split()), multi_label=multi_label, focal_gamma=2.0, max_seq_length=8
+    )
+    loss = task.losses["label"]
+    assert (loss.func, loss.keywords) == (focal, {"gamma": 2.0})
+    plain = dataclasses.replace(task, focal_gamma=0.0).losses["label"]
+    assert f"focal_{plain.__name__}" == focal.__name__
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"class_weights": ("1", "2")},
+            "--class_weights=1,2: 2 of them, wanted 3, in the order of",
+        ),
+        (
+            {"class_weights": ("1", "2", "x")},
+            "--class_weights=1,2,x: got 'x', wanted a number over",
+        ),
+        (
+            {"class_weights": ("1", "2", "0")},
+            "--class_weights=1,2,0: got '0', wanted a number over",
+        ),
+        ({"class_weights": ("inf", "2", "1")}, "got 'inf', wanted a number over 0"),
+        ({"class_weights": ("balanced", "1")}, "got 'balanced', wanted a number over 0"),
+        (
+            {"class_weights": ("balanced",), "balanced_sampling": True},
+            "--balanced_sampling: with --class_weights=balanced",
+        ),
+        ({"rare_label": "d"}, "--rare_label=d: none of the labels a, b, c"),
+        (
+            {"threshold_objective": "f1"},
+            "--threshold_objective=f1: there are 3 labels and only --rare_label has a threshold",
+        ),
+        (
+            {"threshold_objective": "f2", "rare_label": "c"},
+            "--threshold_objective: got 'f2', wanted f1, precision=P or recall=R",
+        ),
+        (
+            {"multi_label": True, "class_weights": ("balanced",)},
+            "--class_weights: not with --multi",
+        ),
+        ({"multi_label": True, "balanced_sampling": True}, "--balanced_sampling: not with --multi"),
+        ({"multi_label": True, "rare_label": "c"}, "--rare_label: not with --multi_label"),
+        (
+            {"multi_label": True, "file_format": "sst2"},
+            "--multi_label: rows of sst2 have one label each",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_one_clear_line(train, options, message):
+    with pytest.raises(UserError, match=message) as raised:
+        from_data(train, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
+    path = small.write_rows(tmp_path / "two.csv", [("the bill", "x"), ("my app", "a")])
+    with pytest.raises(UserError, match="--rare_label=a: .* give --labels=x,a"):
+        from_data(path, rare_label="a")
+    assert from_data(path, rare_label="a", labels=("x", "a")).threshold_objective == "f1"
+    assert from_data(path, threshold_objective="recall=0.5").tunable_fields == ("thresholds",)
+
+
+def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
+    for changes, message in (
+        ({"class_weights": ("1", "x")}, "got 'x', wanted a number"),
+        (
+            {"threshold_objective": "precision=2", "rare_label": "billing"},
+            "--threshold_objective: got 'precision=2'",
+        ),
+        ({"multi_label": True, "rare_label": "billing"}, "--rare_label: not with --multi_label"),
+        ({"rare_label": "billing", "dev": ()}, "--rare_label: wants --dev"),
+    ):
+        with pytest.raises(UserError, match=message):
+            small.settings(huggingface_dir, complaints, tmp_path / "run", **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        ({}, "accuracy"),
+        ({"prior_bias": True, "calibrate": True}, "accuracy"),
+        ({"focal_gamma": 2.0}, "macro_f1"),
+        ({"class_weights": (1.0, 2.0, 3.0)}, "macro_f1"),
+        ({"balanced_sampling": True}, "macro_f1"),
+        ({"rare_label": "c", "threshold_objective": "f1", "focal_gamma": 2.0}, "rare_pr_auc"),
+        ({"file_format": "mnli"}, "accuracy"),
+        ({"file_format": "cola"}, "matthews"),
+        ({"file_format": "cola", "focal_gamma": 2.0}, "macro_f1"),
+        ({"multi_label": True}, "micro_f1"),
+        ({"multi_label": True, "threshold_objective": "f1"}, "pr_auc"),
+    ],
+)
+def test_what_chooses_the_checkpoint_is_among_the_metrics(options, best):
+    task = Classification(labels=("a", "b", "c"), max_seq_length=8, **options)
+    assert task.best_metric == best
+    rows = np.eye(3) if task.multi_label else [0, 1, 2]
+    assert best in task.metrics(data_of(rows), {"label": np.eye(3, dtype=np.float32)})
+    assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
+
+
+# Figures.
+
+
+def test_figures_of_a_rare_class_by_hand():
+    """p(c) of four rows is 0.7, 0.38, 0.4, 0.1; from 0.35 on it is c."""
+    task = Classification(
+        labels=("a", "b", "c"),
+        rare_label="c",
+        threshold_objective="f1",
+        thresholds=(0.35,),
+        max_seq_length=8,
+    )
+    logits = np.log([[0.2, 0.1, 0.7], [0.5, 0.12, 0.38], [0.1, 0.5, 0.4], [0.8, 0.1, 0.1]])
+    figures = task.metrics(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)})
+    confidence = [0.7, 0.5, 0.5, 0.8]  # Right by the highest: yes, no, yes, yes.
+    wanted = {
+        "accuracy": 3 / 4,
+        "f1_a": 1,
+        "f1_b": 0,
+        "f1_c": 4 / 5,
+        "macro_f1": (1 + 0 + 4 / 5) / 3,
+        "matthews": 5 / math.sqrt(10 * 6),  # (3 * 4 - (1 + 0 + 2 * 3)) of 16 - 10 and 16 - 6.
+        "rare_f1": 4 / 5,
+        "rare_precision": 2 / 3,
+        "rare_recall": 1,
+        "rare_pr_auc": 1 / 2 + 1 / 2 * 2 / 3,
+        "rare_roc_auc": 3 / 4,
+        "ece": (abs(confidence[0] - 1) + abs(0.5 + 0.5 - 1) + abs(0.8 - 1)) / 4,
+        "degenerate": 0,
+    }
+    assert figures == pytest.approx(wanted, abs=1e-6)
+    assert task.report(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)}) == {
+        "labels": ["a", "b", "c"],
+        "per_label": {
+            "precision": [1.0, 0.0, 2 / 3],
+            "recall": [1.0, 0.0, 1.0],
+            "f1": [1.0, 0.0, 0.8],
+            "support": [1, 1, 2],
+            # p(a) is 0.2, 0.5, 0.1, 0.8 and its row the last; of p(b) its row has the most.
+            "pr_auc": [1.0, 1.0, 1 / 2 + 1 / 2 * 2 / 3],
+        },
+        "confusion_matrix": [[1, 0, 0], [0, 0, 1], [0, 0, 2]],
+    }
+
+
+def test_of_many_labels_none_has_a_curve_of_its_own():
+    labels = tuple(f"intent {number}" for number in range(21))
+    task = Classification(labels=labels, max_seq_length=8)
+    figures = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
+    assert set(figures) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
+
+
+def test_one_answer_for_all_is_told_in_words():
+    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
+    same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
+    figures = task.metrics(data_of([0, 1]), same)
+    assert figures["degenerate"] == 1.0
+    assert task.warning(figures).startswith("every row was given the same label, whatever its text")
+    figures = task.metrics(data_of([0, 0]), same)  # As is right.
+    assert figures["degenerate"] == 0.0 and task.warning(figures) is None
+    several = dataclasses.replace(task, multi_label=True)
+    figures = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
+    assert figures["degenerate"] == 1.0 and "the same labels" in several.warning(figures)
+
+
+# Decided on dev.
+
+
+def test_the_threshold_is_tuned_on_calibrated_probabilities():
+    """Logits twice too sure: temperature 2 makes 80% of those with odds of 16 right."""
+    sure = math.log(16)
+    logits = np.array([[sure]] * 10 + [[-sure]] * 10, np.float32)
+    labels = [1] * 8 + [0] * 2 + [0] * 8 + [1] * 2
+    task = Classification(
+        labels=("no", "yes"), calibrate=True, threshold_objective="recall=1", max_seq_length=8
+    )
+    assert task.tunable_fields == ("temperature", "thresholds")
+    tuned = task.tune(data_of(labels), {"label": logits})
+    assert tuned.temperature == pytest.approx(2.0, rel=1e-4)
+    # Probabilities 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half of
+    # their distance.
+    assert tuned.thresholds == pytest.approx((-0.1,), abs=1e-5)
+    figures = tuned.metrics(data_of(labels), {"label": logits})
+    assert (figures["recall"], figures["precision"]) == (1.0, 0.5)
+    assert figures["ece"] < 1e-4 < task.metrics(data_of(labels), {"label": logits})["ece"]
+    assert tuned.warning({**figures, "degenerate": 0.0}) is None
+    only = dataclasses.replace(task, threshold_objective=None).tune(
+        data_of(labels), {"label": logits}
+    )
+    assert only.thresholds is None and only.temperature == tuned.temperature
+    assert task_from_dict(json.loads(json.dumps(tuned.to_dict()))) == tuned
+
+
+@pytest.mark.parametrize("threshold_objective", ["f1", "precision=0.8", "recall=0.7"])
+@pytest.mark.parametrize("form", ["binary", "rare", "multi"])
+def test_tuned_thresholds_reach_the_aim_where_they_decide(form, threshold_objective):
+    """Against trying all thresholds; no other reaches a better F1."""
+    rng = np.random.default_rng(7)
+    options = {
+        "binary": {"labels": ("no", "yes")},
+        "rare": {"labels": ("a", "b", "c"), "rare_label": "b"},
+        "multi": {"labels": ("a", "b", "c"), "multi_label": True},
+    }[form]
+    task = Classification(max_seq_length=8, threshold_objective=threshold_objective, **options)
+    if form == "multi":
+        labels = (rng.random((80, 3)) < 0.3).astype(np.int32)
+        logits = rng.normal(0, 1, (80, 3)) + 2.5 * labels
+    else:
+        labels = rng.integers(0, len(task.labels), 80)
+        logits = rng.normal(0, 1, (80, len(task.labels)))
+        logits += 2.0 * np.eye(len(task.labels))[labels]
+        logits = logits[:, 1:] - logits[:, :1] if form == "binary" else logits
+    outputs, data = {"label": logits.astype(np.float32)}, data_of(labels)
+    tuned = task.tune(data, outputs)
+    assert len(tuned.thresholds) == (3 if form == "multi" else 1)
+    names = task._objective_metrics()
+    figures = tuned.metrics(data, outputs)
+    assert tuned.warning(figures) is None
+    if threshold_objective == "f1":
+        for number, name in enumerate(names):
+            for threshold in np.linspace(0.01, 0.99, 50):
+                others = list(tuned.thresholds)
+                others[number] = threshold
+                other = dataclasses.replace(tuned, thresholds=tuple(others))
+                assert other.metrics(data, outputs)[name] <= figures[name] + 1e-12
+    else:
+        wanted = float(threshold_objective.split("=")[1])
+        assert all(figures[name] >= wanted for name in names)
+
+
+def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
+    task = Classification(labels=("no", "yes"), calibrate=True, max_seq_length=8)
+    outputs = {"label": np.array([[2.0], [1.0], [-3.0]], np.float32)}
+    tuned = task.tune(data_of([1, 1, 0]), outputs)
+    assert tuned.temperature == 1.0
+    (warning,) = task.tuning_warnings(data_of([1, 1, 0]), outputs)
+    assert warning.startswith("--calibrate: this file has too few errors to fit a temperature")
+    (warning,) = task.tuning_warnings(data_of([0, 0, 1]), outputs)
+    assert warning.startswith("--calibrate: this file shows no relation of the logits")
+    assert task.tuning_warnings(data_of([1, 0, 0]), outputs) == []
+    assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
+
+
+def test_an_aim_that_is_not_reached_is_told():
+    task = Classification(
+        labels=("no", "yes"), threshold_objective="precision=0.9", max_seq_length=8
+    )
+    data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}
+    tuned = task.tune(data, outputs)
+    warning = tuned.warning(tuned.metrics(data, outputs))
+    assert warning == "--threshold_objective=precision=0.9 is not reached: precision is 0.5000"
+    nothing = data_of([0, 0, 0])
+    tuned = dataclasses.replace(task, threshold_objective="f1").tune(nothing, outputs)
+    assert not tuned.decision(outputs).label.numpy().any()
+    assert "--threshold_objective=f1 is not reached: f1 is 0.0000" in tuned.warning(
+        tuned.metrics(nothing, outputs)
+    )
+
+
+# Whole runs.
+
+
+def imbalanced(path):
+    """60 rows of one label to 4 of another, which differ by a word."""
+    fillers = ("the app", "my app", "the bill", "my bill", "the cafe", "my cafe")
+    rows = [
+        (f"{fillers[number % 6]} is {'too ' * (number % 3)}high", "ordinary")
+        for number in range(60)
+    ]
+    rows += [(f"{text} is {how}broken", "rare") for text in fillers[:2] for how in ("", "too ")]
+    return small.write_rows(path, rows)
+
+
+@pytest.mark.slow
+def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir, tmp_path, capsys):
+    path = imbalanced(tmp_path / "rows.csv")
+    changes = {"epochs": 2, "learning_rate": 2e-3, "global_batch_size": 16, "log_every": 100}
+    files, said = {"train": path, "dev": small.same_rows(path)}, []
+    plain = finetune(
+        small.settings(huggingface_dir, files, tmp_path / "plain", **changes), said.append
+    )
+    before = plain.checkpoints.info(plain.checkpoints.best_step())["metrics"]
+    assert (before["dev_degenerate"], before["dev_f1"]) == (1.0, 0.0)
+    assert [line for line in said if line.startswith("warning: every row was given the same label")]
+
+    changes |= {"balanced_sampling": True, "focal_gamma": 1.0, "rare_label": "rare"}
+    kit = finetune(small.settings(huggingface_dir, files, tmp_path / "kit", **changes))
+    report, told = evaluated(kit, path, capsys)
+    assert report["degenerate"] == 0.0 and report["f1"] > 0.5 and "warning" not in told
+    assert report["labels"] == ["ordinary", "rare"] and np.sum(report["confusion_matrix"]) == 64
+    assert report["f1"] == kit.metrics()[-1]["tuned_dev_f1"]
+    report, told = evaluated(plain, path, capsys)
+    assert "warning: every row was given the same label" in told
+    assert report["confusion_matrix"] == [[60, 0], [4, 0]]
+
+
+def evaluated(run, path, capsys):
+    """What tasks.evaluate prints, and says beside."""
+    capsys.readouterr()
+    evaluate.main(evaluate.EvaluateSettings(run.path, str(path)))
+    printed = capsys.readouterr()
+    return json.loads(printed.out.splitlines()[-1]), printed.err

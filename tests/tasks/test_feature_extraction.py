@@ -1,0 +1,160 @@
+"""Vectors of texts in files: each option against the encoder by hand, order, bad rows."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bert_tf import Encoder, UserError, files
+from bert_tf.weights.sources import read_pretrained
+from tasks.extract import ExtractSettings
+from tasks.feature_extraction import LAYERS, FeatureExtractor, extract
+from tests import small
+
+TEXTS = ["the bill is too high", "the", "", "my app does not open ! the app", "the screen"]
+CLS, SEP = 2, 3
+
+
+@pytest.fixture
+def pretrained(tmp_path, config, vocabulary):
+    """Five layers, so that the last four are not all of them."""
+    config = dataclasses.replace(config, num_hidden_layers=5)
+    return read_pretrained(small.write_huggingface(tmp_path / "five", config, vocabulary))
+
+
+@pytest.fixture
+def encoder(pretrained):
+    encoder = Encoder(pretrained.config)
+    encoder.build()
+    pretrained.assign_to(encoder)
+    return encoder
+
+
+def by_hand(encoder, ids, segment_ids, layers, pooling):
+    """One text at a time, by numpy."""
+    inputs = {"input_ids": [ids], "input_mask": [[1] * len(ids)], "segment_ids": [segment_ids]}
+    inputs = {name: np.array(values, np.int32) for name, values in inputs.items()}
+    outputs = [
+        np.array(output)[0]
+        for output in encoder(inputs, output_hidden_states=True)["hidden_states"]
+    ]
+    assert len(outputs) == 6  # The embeddings' too.
+    vectors = {
+        "last": outputs[5],
+        "second_to_last": outputs[4],
+        "sum_last_4": outputs[2] + outputs[3] + outputs[4] + outputs[5],
+        "concat_last_4": np.concatenate(outputs[2:], axis=1),
+    }[layers]
+    return vectors[0] if pooling == "cls" else vectors.mean(axis=0)
+
+
+def run(extractor, source, output, columns=("text",), batch_size=2, unescape_html=False):
+    return extract(extractor, source, columns, output, unescape_html, batch_size, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pooling"), [*((name, "mean") for name in LAYERS), ("last", "cls")]
+)
+def test_each_option_is_that_of_the_encoder(
+    pretrained, encoder, vocabulary, tmp_path, layers, pooling
+):
+    extractor = FeatureExtractor(pretrained, layers, pooling, max_seq_length=8)
+    source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
+    assert run(extractor, source, tmp_path / "out.npy") == (5, 0)
+    vectors = np.load(tmp_path / "out.npy")
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (5, 48 if layers == "concat_last_4" else 12)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = [CLS, *[vocabulary[word] for word in text.split()][:6], SEP]
+        wanted = by_hand(encoder, ids, [0] * len(ids), layers, pooling)
+        np.testing.assert_allclose(vector, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+
+
+def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
+    extractor = FeatureExtractor(pretrained, "last", "mean", 16, num_texts=2)
+    source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))
+    run(extractor, source, tmp_path / "out.npy", ["first", "second"])
+    ids = [CLS, *(vocabulary[w] for w in ("the", "bill")), SEP, vocabulary["my"], vocabulary["app"]]
+    wanted = by_hand(encoder, [*ids, SEP], [0] * 4 + [1] * 3, "last", "mean")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], wanted, atol=1e-5)
+
+
+def test_lines_are_in_order_whatever_the_batch_and_bad_rows_keep_their_place(pretrained, tmp_path):
+    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    source = tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": text}) for text in TEXTS]
+    source.write_text("\n".join([rows[0], '{"words": "x"}', "not JSON", *rows[1:]]))
+    small.write_rows(tmp_path / "good.csv", [(text, "x") for text in TEXTS])
+    run(extractor, tmp_path / "good.csv", tmp_path / "good.npy", batch_size=64)
+    for batch_size in (1, 2, 64):
+        output = tmp_path / "out.jsonl"
+        assert run(extractor, source, output, batch_size=batch_size) == (7, 2)
+        lines = [json.loads(line) for line in output.read_text().splitlines()]
+        vectors = [line["vector"] for line in lines if "vector" in line]
+        np.testing.assert_allclose(vectors, np.load(tmp_path / "good.npy"), atol=1e-5)
+        assert [list(line) for line in lines[:4]] == [["vector"], ["error"], ["error"], ["vector"]]
+        assert "rows.jsonl:2: no column 'text'" in lines[1]["error"]
+    with pytest.raises(UserError, match="rows.jsonl:2: no column 'text'"):
+        run(extractor, source, tmp_path / "bad.npy")
+    assert not (tmp_path / "bad.npy").exists()
+
+
+def test_vectors_go_to_a_remote_path(pretrained, tmp_path):
+    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
+    for output in (tmp_path / "out.npy", "ram://extraction/out.npy"):
+        run(extractor, source, output)
+    with files.open_file("ram://extraction/out.npy") as stream:
+        assert stream.readall() == (tmp_path / "out.npy").read_bytes()
+
+
+def test_html_entities(pretrained, tmp_path):
+    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    for number, text in enumerate(("the &#98;ill", "the bill")):
+        small.write_rows(tmp_path / f"{number}.csv", [(text, "x")])
+        run(extractor, tmp_path / f"{number}.csv", tmp_path / f"{number}.npy", unescape_html=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "1.npy"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "length", "texts", "message"),
+    [
+        ("sum_last_4", 16, 1, "--layers=sum_last_4: wants 4 layers, .* has 2"),
+        ("last", 17, 1, "--max_seq_length: wants 17 positions, .* has 16"),
+        ("last", 16, 3, "--text_b_column: wants 3 segments, .* has 2"),
+    ],
+)
+def test_what_the_encoder_has_not_is_one_clear_line(
+    huggingface_dir, layers, length, texts, message
+):
+    with pytest.raises(UserError, match=message):
+        FeatureExtractor(read_pretrained(huggingface_dir), layers, "cls", length, texts)
+
+
+def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
+    good = {"model": "x", "input": str(complaints["dev"]), "output": str(tmp_path / "out.npy")}
+    ExtractSettings(**good)
+    for changes, message in (
+        ({"input": "absent.csv"}, "--input=absent.csv: no such file"),
+        ({"output": "out.txt"}, "--output=out.txt: wanted a file that ends in .npy or .jsonl"),
+        ({"output": "absent/out.npy"}, "--output=absent/out.npy: wanted a file in a folder that"),
+        ({"max_seq_length": 3}, "--max_seq_length=3: wanted at least 4"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ExtractSettings(**{**good, **changes})
+
+
+@pytest.mark.slow
+def test_the_command(huggingface_dir, complaints, run_command, tmp_path):
+    flags = [
+        f"--model={huggingface_dir}",
+        f"--input={complaints['dev']}",
+        "--max_seq_length=16",
+        "--layers=second_to_last",
+        "--pooling=cls",
+    ]
+    done = run_command("tasks.extract", *flags, f"--output={tmp_path / 'out.npy'}")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "out.npy: 9 rows of 12 numbers" in done.stderr
+    assert np.load(tmp_path / "out.npy").shape == (9, 12)
