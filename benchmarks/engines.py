@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from export import probe
+from export import isolated_runner
 from tests.export import engines
 
 TEXTS = (b"Where is Caf\xc3\xa9 Anna? My bill is too high.", b"the [MASK] is broken", b"")
@@ -31,10 +31,10 @@ def main(models):
         print(f"\n{model}, TensorFlow {tf.__version__}\n")
         print("| signature | output | engine | answer | equal |\n|---|---|---|---|---|")
         cases = [case for case in engines.cases_of(model, TEXTS) if _has_rows(case)]
-        answers = {"tf.saved_model.load": probe.ask(model, cases)}
+        answers = {"tf.saved_model.load": isolated_runner.run_cases(model, cases)}
         with tempfile.TemporaryDirectory() as scratch:
             for engine, command in commands.items():
-                answers[engine] = engines.ask(command, os.path.abspath(model), cases, scratch)
+                answers[engine] = engines.run_cases(command, os.path.abspath(model), cases, scratch)
         wanted = answers["tf.saved_model.load"]
         differing = {engine: engines.differences(wanted, of) for engine, of in answers.items()}
         for name in wanted:

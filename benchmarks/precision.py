@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import UserError
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.examples import as_tensor
 from tasks.trained_model import TrainedModel
 

@@ -129,7 +129,7 @@ def export(directory, vocab):
     from bert_tf import BertConfig, Vocabulary
     from bert_tf.checkpoints import model_variables
     from bert_tf.run import Run
-    from export.signatures import write_saved_model
+    from export.saved_model import write_saved_model
     from tasks.classification import Classification
     from tasks.multiple_choice import MultipleChoice
     from tasks.span_qa import SpanQA

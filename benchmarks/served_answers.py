@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from export.served import ServedDirectory
+from export.local_client import LocalClient
 from tasks.examples import as_tensor
 from tasks.prediction import in_batches, jsonable
 from tasks.readers.records import BadRow
@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 
 
 def main(run, model_dir, data, num_rows):
-    trained, served = TrainedModel.open(run), ServedDirectory(model_dir)
+    trained, served = TrainedModel.open(run), LocalClient(model_dir)
     rows = [
         row
         for row in trained.task.iter_examples(data, labelled=False)
@@ -45,7 +45,7 @@ def main(run, model_dir, data, num_rows):
     different = []
     for batch in in_batches(order, 17):
         texts = texts_of([rows[number] for number in batch], trained.task)
-        for number, row in zip(batch, by_rows(served.ask(texts)), strict=True):
+        for number, row in zip(batch, by_rows(served.predict(texts)), strict=True):
             if not is_same(
                 trained.task.strip_padding(row), trained.task.strip_padding(predicted[number])
             ):
@@ -53,12 +53,12 @@ def main(run, model_dir, data, num_rows):
 
     begin = time.perf_counter()
     for batch in in_batches(rows, 32):
-        served.ask(texts_of(batch, trained.task))
+        served.predict(texts_of(batch, trained.task))
     seconds = time.perf_counter() - begin
     alone = []
     for row in [rows[number] for number in order[:300]]:
         begin = time.perf_counter()
-        served.ask(texts_of([row], trained.task))
+        served.predict(texts_of([row], trained.task))
         alone.append(1000 * (time.perf_counter() - begin))
     print(
         json.dumps(

@@ -22,7 +22,7 @@ from serving_process import plan_of_this_process
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.classification import Classification
 from tasks.trained_model import TrainedModel
 

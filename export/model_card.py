@@ -5,8 +5,8 @@ import re
 from importlib import metadata
 
 from bert_tf.text import unicode_tables
-from export import meanings
-from export.server_files import printable
+from export import field_docs
+from export.tf_serving_config import printable
 
 NOT_RECORDED = "not recorded"
 PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
@@ -138,7 +138,7 @@ def without_paths(origin):
 
 def _task(trained):
     task = trained.task
-    lines = [f"{task.kind}: {meanings.TASKS.get(task.kind, '')}".rstrip(": ")]
+    lines = [f"{task.kind}: {field_docs.TASKS.get(task.kind, '')}".rstrip(": ")]
     labels = getattr(task, "labels", ())
     if labels:
         lines.append(f"{len(labels)} labels, in order: {', '.join(labels)}.")
@@ -172,12 +172,12 @@ def _evaluation(trained):
     """The figures of the exported checkpoint; with what was tuned afterwards, where it was."""
     checkpoints = trained.run.checkpoints
     step = checkpoints.step_of(_base(trained.checkpoint))
-    figures = dict(checkpoints.info(step).get("metrics") or {})
+    metrics = dict(checkpoints.info(step).get("metrics") or {})
     tuned = (trained.tuned or {}).get("metrics", {})
-    figures |= {f"tuned_{name}": value for name, value in tuned.items()}
-    if not figures:
+    metrics |= {f"tuned_{name}": value for name, value in tuned.items()}
+    if not metrics:
         return "The exported checkpoint was not evaluated in its run."
-    lines = [f"| {name} | {_plain(value)} |" for name, value in figures.items()]
+    lines = [f"| {name} | {_plain(value)} |" for name, value in metrics.items()]
     before = f"Of step {step}; the files are those under Training data."
     if tuned:
         before += " `tuned_...`: with thresholds and temperature as they are served."

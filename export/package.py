@@ -12,10 +12,10 @@ import pathlib
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from export import warmup
-from export.interface import read_signatures
 from export.model_card import model_card
-from export.server_files import BATCHING, batching_parameters, models_config
+from export.signature_defs import read_signatures
 from export.signature_page import signature_page
+from export.tf_serving_config import BATCHING, batching_parameters, models_config
 
 
 def prepare(directory, trained, log=lambda line: None):
@@ -26,13 +26,13 @@ def prepare(directory, trained, log=lambda line: None):
     return signatures
 
 
-def write_documents(directory, name, trained, precision, signatures, answers):
-    """Adds the files for people; `answers` {signature: {output: array}} are to the examples."""
+def write_documents(directory, name, trained, precision, signatures, predictions):
+    """Adds the files for people; `predictions` {signature: {output: array}} are to the examples."""
     directory = pathlib.Path(directory)
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),
         ("models.config", models_config(name)),
-        ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, answers)),
+        ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, predictions)),
         ("MODEL_CARD.md", model_card(name, trained, precision)),
     ):
         if text is not None:

@@ -1,4 +1,4 @@
-"""The parity gate: does a SavedModel, on its own, answer as the trained model does?"""
+"""The parity check: does a SavedModel, on its own, answer as the trained model does?"""
 
 import base64
 import json
@@ -13,14 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from export import probe, warmup
+from export import isolated_runner, warmup
 
 # In bfloat16 an answer may be another where another one was so little of probability short.
 MARGIN = 0.04
 # Outputs that are differences of logits: of any size, and next to nothing where they are large.
 LOG_ODDS = ("no_answer_score",)
 
-NASTY = (
+ADVERSARIAL_TEXTS = (
     b"",
     b" ",
     b" \t\r\n ",
@@ -47,8 +47,8 @@ NASTY = (
 )
 # What goes through windows: 20,000 characters of a text are work enough.
 LONGEST_OF_WINDOWS = 20_000
-ROWS_AT_A_TIME = 8
-WORDS_AT_A_TIME = 4096
+ROWS_PER_BATCH = 8
+WORDS_PER_BATCH = 4096
 
 
 class Tolerance(NamedTuple):
@@ -82,26 +82,26 @@ def check(directory, trained, precision="float32", questions=()):
     """
     functions, tolerance = trained.pipeline.signatures(), TOLERANCES[precision]
     cases = [*questions, *_cases(trained, functions)]
-    answers = _served(directory, cases)
+    predictions = _served(directory, cases)
     for number, (signature, inputs) in enumerate(cases):
         function, margins = functions[signature], None
         tensors = {
             spec.name: tf.constant(inputs[spec.name], tf.string)
             for spec in function.input_signature
         }
-        wanted = function(*tensors.values())
+        expected = function(*tensors.values())
         if tolerance.margin and signature in ("serving_default", "masked_lm"):
             margins = trained.pipeline.margin(**tensors).numpy()
-        for name, tensor in wanted.items():
+        for name, tensor in expected.items():
             _compare(
                 _Case(signature, inputs, name, tolerance, margins),
                 tensor.numpy(),
-                answers.get(f"{number}/{name}"),
+                predictions.get(f"{number}/{name}"),
             )
     return {
         signature: {
-            name.partition("/")[2]: answer
-            for name, answer in answers.items()
+            name.partition("/")[2]: prediction
+            for name, prediction in predictions.items()
             if name.startswith(f"{number}/")
         }
         for number, (signature, _) in enumerate(questions)
@@ -128,10 +128,10 @@ def _served(directory, cases):
                 ),
                 encoding="ascii",
             )
-            _run_probe(moved, scratch)
+            _run_isolated(moved, scratch)
         finally:
             _set_writable(moved, True)
-        return probe.load(scratch / "results.npz")
+        return isolated_runner.load(scratch / "results.npz")
 
 
 def _cases(trained, functions):
@@ -139,13 +139,15 @@ def _cases(trained, functions):
     cases = []
     for signature, function in functions.items():
         inputs = [spec.name for spec in function.input_signature]
-        nasty = NASTY
+        adversarial = ADVERSARIAL_TEXTS
         if trained.task.has_windows and signature != "embed":
-            nasty = [text[:LONGEST_OF_WINDOWS] for text in NASTY]
-        cases += _batches(signature, _columns(trained.task, inputs, (nasty, nasty[::-1])))
+            adversarial = [text[:LONGEST_OF_WINDOWS] for text in ADVERSARIAL_TEXTS]
+        cases += _batches(
+            signature, _columns(trained.task, inputs, (adversarial, adversarial[::-1]))
+        )
     words = _vocabulary_words(trained.run.vocabulary)
     columns = _columns(trained.task, trained.task.input_names, (words, words))
-    return cases + _batches("tokenize", columns, WORDS_AT_A_TIME)
+    return cases + _batches("tokenize", columns, WORDS_PER_BATCH)
 
 
 def _columns(task, names, orders):
@@ -156,7 +158,7 @@ def _columns(task, names, orders):
     }
 
 
-def _batches(signature, columns, size=ROWS_AT_A_TIME):
+def _batches(signature, columns, size=ROWS_PER_BATCH):
     return [
         (signature, {name: values[start : start + size] for name, values in columns.items()})
         for start in range(0, len(next(iter(columns.values()))), size)
@@ -186,12 +188,12 @@ def _vocabulary_words(vocabulary):
     return [word.encode("utf-8") for word in words]
 
 
-def _run_probe(moved, scratch):
+def _run_isolated(moved, scratch):
     done = subprocess.run(
         [
             sys.executable,
             "-I",
-            probe.__file__,
+            isolated_runner.__file__,
             str(moved),
             str(scratch / "cases.json"),
             str(scratch / "results.npz"),
@@ -217,35 +219,35 @@ class _Case(NamedTuple):
     margins: np.ndarray | None = None
 
 
-def _compare(case, wanted, served):
+def _compare(case, expected, served):
     if served is None:
         raise UserError(f"not published: signature {case.signature} has no output {case.name!r}")
-    if wanted.shape != served.shape:
+    if expected.shape != served.shape:
         # Rows are padded to the longest of the batch. Where that may be another row, too close to
         # tell, they are filled up as the graph fills them (texts "", numbers -1), so that none but
         # that one differs; else with what no graph gives.
         may_be_longer = case.margins is not None
         of_text, of_number = (b"", -1) if may_be_longer else (b"\xff", -2)
-        shape = np.maximum(wanted.shape, served.shape)
-        wanted, served = (
+        shape = np.maximum(expected.shape, served.shape)
+        expected, served = (
             np.pad(
                 array,
                 [(0, size - own) for size, own in zip(shape, array.shape, strict=True)],
                 constant_values=of_text if array.dtype == object else of_number,
             )
-            for array in (wanted, served)
+            for array in (expected, served)
         )
-    for row in range(len(wanted)):
-        want, got = wanted[row : row + 1], served[row : row + 1]
-        if not _is_same(case, row, want, got):
+    for row in range(len(expected)):
+        expected_row, actual_row = expected[row : row + 1], served[row : row + 1]
+        if not _is_same(case, row, expected_row, actual_row):
             texts = ", ".join(f"{key}={_shown(values[row])}" for key, values in case.inputs.items())
             raise UserError(
-                f"not published: {case.signature} of {texts}: {case.name} is {_shown(got[0])}, the "
-                f"trained model gives {_shown(want[0])}"
+                f"not published: {case.signature} of {texts}: {case.name} is "
+                f"{_shown(actual_row[0])}, the trained model gives {_shown(expected_row[0])}"
             )
 
 
-def _is_same(case, row, want, got):
+def _is_same(case, row, expected, actual):
     tolerance = case.tolerance
     if case.margins is not None:
         # Of the next best nothing is said but how probable they are.
@@ -253,16 +255,16 @@ def _is_same(case, row, want, got):
             return True
         if case.margins[row] <= tolerance.margin and case.name != "probabilities":
             return True
-    if not np.issubdtype(want.dtype, np.floating):
+    if not np.issubdtype(expected.dtype, np.floating):
         if case.name == "token" and tolerance.margin:
-            want, got = want[:, :1], got[:, :1]
-        return np.array_equal(want, got)
+            expected, actual = expected[:, :1], actual[:, :1]
+        return np.array_equal(expected, actual)
     if case.name in LOG_ODDS and tolerance.margin:
-        want, got = ((1 + np.tanh(odds / 2)) / 2 for odds in (want, got))
-    largest = np.max(np.abs(want), initial=0.0)
+        expected, actual = ((1 + np.tanh(log_odds / 2)) / 2 for log_odds in (expected, actual))
+    largest = np.max(np.abs(expected), initial=0.0)
     is_probability = largest <= 1 and case.signature != "embed"
     allowed = tolerance.probability if is_probability else tolerance.number * largest
-    return np.allclose(want, got, rtol=0, atol=allowed)
+    return np.allclose(expected, actual, rtol=0, atol=allowed)
 
 
 def _shown(value):

@@ -9,8 +9,8 @@ import tensorflow as tf
 from bert_tf import paths
 from bert_tf.errors import UserError
 from bert_tf.files import sync
-from export import package, parity, unpublished
-from export.signatures import write_saved_model
+from export import package, parity, staging
+from export.saved_model import write_saved_model
 
 
 def publish(
@@ -23,7 +23,7 @@ def publish(
     """Publishes a trained run as the next version under `output_dir`; returns its path.
 
     `write(trained, directory, precision)` makes the files. They come to stand under a name that no
-    server reads, on the same file system, pass the parity gate, and are renamed. Raises UserError,
+    server reads, on the same file system, pass the parity check, and are renamed. Raises UserError,
     with nothing published, if they do not pass, or if the run asked for thresholds or a temperature
     that were not tuned for this checkpoint.
     """
@@ -34,15 +34,15 @@ def publish(
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
     try:
-        with unpublished.folder(output_dir, log) as temporary:
+        with staging.staging_directory(output_dir, log) as temporary:
             log(f"writing the SavedModel of {trained.checkpoint}")
             write(trained, temporary, precision)
             signatures = package.prepare(temporary, trained, log)
             log("asking it in a process of its own, and comparing")
             examples = [(signature.name, signature.example()) for signature in signatures]
-            answers = parity.check(temporary, trained, precision, examples)
+            predictions = parity.check(temporary, trained, precision, examples)
             package.write_documents(
-                temporary, _name(output_dir), trained, precision, signatures, answers
+                temporary, _name(output_dir), trained, precision, signatures, predictions
             )
             for path in (*temporary.rglob("*"), temporary):
                 path.chmod(0o755 if path.is_dir() else 0o644)  # The server may be another user.

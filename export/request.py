@@ -57,23 +57,23 @@ class RequestSettings:
 
 
 def main(settings):
-    answer = opened(settings).ask(settings.inputs(), settings.signature)
-    print(json.dumps(answer, ensure_ascii=False, indent=2))
+    outputs = opened(settings).predict(settings.inputs(), settings.signature)
+    print(json.dumps(outputs, ensure_ascii=False, indent=2))
 
 
 def opened(settings):
     """The one model that the settings say; --url does without TensorFlow."""
     if settings.url:
-        from export.served_rest import ServedRest
+        from export.rest_client import RestClient
 
-        return ServedRest(settings.url, settings.timeout)
+        return RestClient(settings.url, settings.timeout)
     if settings.grpc:
-        from export.served_grpc import ServedGrpc
+        from export.grpc_client import GrpcClient
 
-        return ServedGrpc(settings.grpc, settings.model, settings.timeout)
-    from export.served import ServedDirectory
+        return GrpcClient(settings.grpc, settings.model, settings.timeout)
+    from export.local_client import LocalClient
 
-    return ServedDirectory(settings.model_dir)
+    return LocalClient(settings.model_dir)
 
 
 if __name__ == "__main__":

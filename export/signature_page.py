@@ -6,8 +6,8 @@ import urllib.parse
 
 import numpy as np
 
-from export import meanings
-from export.server_files import printable
+from export import field_docs
+from export.tf_serving_config import printable
 
 SHOWN = 4  # Numbers of a longer list that are shown.
 DIGITS = 4
@@ -59,7 +59,7 @@ REST, rows:
 curl {url} -d {rows}
 ```
 ```json
-{rows_answer}
+{rows_response}
 ```
 
 REST, columns:
@@ -68,7 +68,7 @@ REST, columns:
 curl {url} -d {columns}
 ```
 ```json
-{columns_answer}
+{columns_response}
 ```
 
 gRPC:
@@ -84,43 +84,45 @@ answer = {{name: tf.make_ndarray(tensor) for name, tensor in response.outputs.it
 """
 
 
-def signature_page(name, signatures, kind, answers):
-    """The page of a model called `name`; `answers` {signature: {output: array}} are to examples."""
+def signature_page(name, signatures, kind, predictions):
+    """The page of a model called `name`; `predictions` {signature: {output: array}}
+    are to examples.
+    """
     sections = [
-        _section(name, signature, kind, answers[signature.name]) for signature in signatures
+        _section(name, signature, kind, predictions[signature.name]) for signature in signatures
     ]
     return _PAGE.format(
         name=printable(name), digits=DIGITS, shown=SHOWN, sections="".join(sections)
     )
 
 
-def _section(name, signature, kind, answer):
+def _section(name, signature, kind, prediction):
     inputs = signature.example()
-    known = meanings.of_outputs(kind, signature.name)
+    known = field_docs.of_outputs(kind, signature.name)
     order = {output: number for number, output in enumerate(known)}
     given = sorted(signature.outputs, key=lambda output: order.get(output.name, len(order)))
-    outputs = {output.name: _shown(answer[output.name].tolist()) for output in given}
+    outputs = {output.name: _shown(prediction[output.name].tolist()) for output in given}
     named = {} if signature.name == "serving_default" else {"signature_name": signature.name}
     # One input or output goes without its name.
     rows = _rows(inputs) if len(inputs) > 1 else next(iter(inputs.values()))
-    answer_rows = _rows(outputs) if len(outputs) > 1 else next(iter(outputs.values()))
-    answer_columns = outputs if len(outputs) > 1 else next(iter(outputs.values()))
-    about = meanings.SIGNATURES.get(signature.name)
+    output_rows = _rows(outputs) if len(outputs) > 1 else next(iter(outputs.values()))
+    output_columns = outputs if len(outputs) > 1 else next(iter(outputs.values()))
+    about = field_docs.SIGNATURES.get(signature.name)
     if signature.name == "serving_default":
-        about = meanings.TASKS.get(kind, about)
+        about = field_docs.TASKS.get(kind, about)
     return _SECTION.format(
         name=name,
         signature=signature.name,
         about=f"\n{about}\n" if about else "",
-        inputs=_table(signature.inputs, meanings.INPUTS),
+        inputs=_table(signature.inputs, field_docs.INPUTS),
         outputs=_table(given, known),
         url=shlex.quote(
             f"http://localhost:8501/v1/models/{urllib.parse.quote(name, safe='')}:predict"
         ),
         rows=_as_argument({**named, "instances": rows}),
-        rows_answer=_json({"predictions": answer_rows}),
+        rows_response=_json({"predictions": output_rows}),
         columns=_as_argument({**named, "inputs": inputs}),
-        columns_answer=_json({"outputs": answer_columns}),
+        columns_response=_json({"outputs": output_columns}),
         assignments="\n".join(
             f'request.inputs["{key}"].CopyFrom(tf.make_tensor_proto({_python(values)}, tf.string))'
             for key, values in inputs.items()

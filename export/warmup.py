@@ -11,7 +11,7 @@ import pathlib
 
 import tensorflow as tf
 
-PLACE = "assets.extra/tf_serving_warmup_requests"  # The one at which TF Serving looks.
+RELATIVE_PATH = "assets.extra/tf_serving_warmup_requests"  # The one at which TF Serving looks.
 BATCH_SIZES = (1, 4, 16)
 LENGTHS = (
     8,
@@ -37,7 +37,7 @@ def write(directory, signatures, trained, log=lambda line: None):
             "pip install 'bert_tf[serving]'"
         )
         return
-    with tf.io.TFRecordWriter(str(pathlib.Path(directory) / PLACE)) as records:
+    with tf.io.TFRecordWriter(str(pathlib.Path(directory) / RELATIVE_PATH)) as records:
         for signature, inputs in requests(signatures, trained):
             prediction_log = prediction_log_pb2.PredictionLog()
             request = prediction_log.predict_log.request
@@ -52,7 +52,7 @@ def read(directory):
 
     They are read as they will be served.
     """
-    path = pathlib.Path(directory) / PLACE
+    path = pathlib.Path(directory) / RELATIVE_PATH
     if not path.exists():
         return []
     from tensorflow_serving.apis import prediction_log_pb2

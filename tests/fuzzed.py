@@ -192,7 +192,7 @@ def documents_gzip(folder):
 
 def rest_answer(folder):
     """What a server says, byte by byte."""
-    from export.served_rest import ServedRest
+    from export.rest_client import RestClient
 
     shape = {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}
     text = {"dtype": "DT_STRING", "tensor_shape": shape, "name": "a:0"}
@@ -209,11 +209,11 @@ def rest_answer(folder):
         metadata, _, answer = path.read_bytes().partition(b"\n")
         bodies = {"/metadata": metadata, ":predict": answer}
 
-        class Answered(ServedRest):
+        class Answered(RestClient):
             def _exchanged(self, path, request):
                 return 200, "application/json", bodies[path]
 
-        found = Answered("http://127.0.0.1:1/v1/models/m").ask({"text": ["x", "y"]})
+        found = Answered("http://127.0.0.1:1/v1/models/m").predict({"text": ["x", "y"]})
         return json.dumps(found, ensure_ascii=False).encode()  # As it is printed.
 
     return path, read

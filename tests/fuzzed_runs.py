@@ -72,7 +72,7 @@ def checkpoint_data(folder):
 def rest_request(folder):
     """A body as TF Serving's REST API parses it, and the graph that answers it."""
     from bert_tf.errors import UserError
-    from export.signatures import write_saved_model
+    from export.saved_model import write_saved_model
     from tasks.trained_model import TrainedModel
     from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
     from tests.export.rest_json import predicted

@@ -72,7 +72,7 @@ def test_nothing_imports_a_verb_and_only_verbs_have_a_main():
     for path in SOURCES:
         assert not imports(path) & VERBS, path
         has_main = "__main__" in path.read_text()
-        assert has_main == (module_name(path) in VERBS or path.name == "probe.py"), path
+        assert has_main == (module_name(path) in VERBS or path.name == "isolated_runner.py"), path
 
 
 def test_one_file_takes_gradients_one_imports_keras_nlp_and_no_file_is_a_drawer():

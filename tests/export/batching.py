@@ -39,13 +39,13 @@ class Batching:
         for signature in self.signatures:
             threading.Thread(target=self._run, args=(signature,), daemon=True).start()
 
-    def ask(self, inputs, signature="serving_default"):
+    def predict(self, inputs, signature="serving_default"):
         """As Engine.ask; it returns once the batch is computed that the request is in."""
         if signature not in self.signatures:
             raise EngineError(f'Serving signature name: "{signature}" not found in signature def')
         types = self.signatures[signature]["inputs"]
         if set(inputs) != set(types):
-            return self._engine.ask(inputs, signature)  # An error of its own.
+            return self._engine.predict(inputs, signature)  # An error of its own.
         task = _Task(
             {
                 name: np.asarray(values, object if types[name].dtype == "string" else None)
@@ -110,7 +110,7 @@ class Batching:
                         FAILED_PRECONDITION,
                     )
         joined = {name: np.concatenate([task.inputs[name] for task in batch]) for name in first}
-        answer = self._engine.ask(joined, signature)
+        answer = self._engine.predict(joined, signature)
         ends = np.cumsum([task.size for task in batch])
         for name, array in answer.items():
             if array.ndim == 0 or array.shape[0] != ends[-1]:

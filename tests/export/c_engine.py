@@ -3,8 +3,8 @@
     python -I c_engine.py MODEL CASES RESULTS [SITE_PACKAGES]
 
 What it loads and runs with, LoadSavedModel and a Session, is what TF Serving loads and runs with.
-The command answers the same cases as export/probe.py; of SITE_PACKAGES, by default those of the
-interpreter, only shared libraries are used, so that they may be another version's.
+The command answers the same cases as export/isolated_runner.py; of SITE_PACKAGES, by default those
+of the interpreter, only shared libraries are used, so that they may be another version's.
 """
 
 import base64
@@ -84,7 +84,7 @@ class Engine:
             self._library.TF_DeleteSessionOptions(options)
         self.signatures = signatures_of(meta_graph)
 
-    def ask(self, inputs, signature="serving_default"):
+    def predict(self, inputs, signature="serving_default"):
         """{input: nested lists, or array} -> {output: array}; strings are bytes in object arrays.
 
         Raises EngineError at wrong names and at whatever TensorFlow refuses.
@@ -354,7 +354,7 @@ def main(model_path, cases_path, results_path, site_packages=None):
     results = {}
     for number, case in enumerate(cases):
         inputs = {name: _decoded(values) for name, values in case["inputs"].items()}
-        for name, output in engine.ask(inputs, case["signature"]).items():
+        for name, output in engine.predict(inputs, case["signature"]).items():
             results[f"{number}/{name}"] = output
     foreign = {"tensorflow", "bert_tf", "tasks", "export"} & set(sys.modules)
     assert not foreign, f"the engine has imported {foreign}"
@@ -366,7 +366,7 @@ def _decoded(value):
 
 
 def _save(path, results):
-    """As export/probe.py's."""
+    """As export/isolated_runner.py's."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

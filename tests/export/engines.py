@@ -9,22 +9,22 @@ import sys
 
 import numpy as np
 
-from export import parity, probe
-from tests.export import c_engine, serving_operations, session_probe
+from export import isolated_runner, parity
+from tests.export import c_engine, serving_operations, session_runner
 
 TOLERANCE = 1e-5
-ROWS_AT_A_TIME = 8
+ROWS_PER_BATCH = 8
 OTHER = "BERT_TF_OTHER_PYTHON"  # An interpreter with another TensorFlow and TF Text.
 
 
 def commands():
     """{engine: the command in front of MODEL CASES RESULTS}."""
     engines = {
-        "session": (sys.executable, "-I", session_probe.__file__),
+        "session": (sys.executable, "-I", session_runner.__file__),
         "C API": (sys.executable, "-I", c_engine.__file__),
     }
     if OTHER in os.environ:
-        engines["other TensorFlow"] = (os.environ[OTHER], "-I", probe.__file__)
+        engines["other TensorFlow"] = (os.environ[OTHER], "-I", isolated_runner.__file__)
         packages = versions(os.environ[OTHER])[0]
         engines["other TensorFlow, C API"] = (*engines["C API"], packages)
     return engines
@@ -52,8 +52,8 @@ def cases_of(directory, texts):
         for number, ((name, _), rank) in enumerate(zip(specs, ranks, strict=True)):
             turned = [*texts[number:], *texts[:number]]  # No pair of a text and itself.
             inputs[name] = turned if rank == 1 else parity._in_lists(turned)
-        starts = range(0, len(texts), ROWS_AT_A_TIME)
-        parts = [slice(start, start + ROWS_AT_A_TIME) for start in starts]
+        starts = range(0, len(texts), ROWS_PER_BATCH)
+        parts = [slice(start, start + ROWS_PER_BATCH) for start in starts]
         if max(ranks) == 1:  # Else JSON could not say how many columns no rows have.
             parts.append(slice(0, 0))
         cases += [
@@ -66,7 +66,7 @@ def cases_of(directory, texts):
     return cases
 
 
-def ask(command, directory, cases, scratch):
+def run_cases(command, directory, cases, scratch):
     """{"i/output": array} of a command's answers; raises AssertionError with what it said."""
     requests, results = pathlib.Path(scratch, "cases.json"), pathlib.Path(scratch, "results.npz")
     requests.write_text(json.dumps(cases), encoding="ascii")
@@ -79,7 +79,7 @@ def ask(command, directory, cases, scratch):
         cwd=scratch,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return probe.load(results)
+    return isolated_runner.load(results)
 
 
 def differences(wanted, answers):

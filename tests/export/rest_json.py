@@ -28,10 +28,10 @@ def predicted(engine, body):
     if "instances" in request and "inputs" in request:
         raise EngineError("expecting only one of 'inputs' or 'instances' keys to exist")
     if "instances" in request:
-        answer = engine.ask(_of_rows(request["instances"], specs), signature)
+        answer = engine.predict(_of_rows(request["instances"], specs), signature)
         text = _rows(answer)
     elif "inputs" in request:
-        answer = engine.ask(_of_columns(request["inputs"], specs), signature)
+        answer = engine.predict(_of_columns(request["inputs"], specs), signature)
         columns = {name: _written(values, name) for name, values in answer.items()}
         text = '{"outputs": ' + _one_or_object(columns) + "}"
     else:

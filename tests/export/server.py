@@ -201,7 +201,7 @@ def _start_grpc(servables):
                 servable = of(request.model_spec)
                 inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
                 signature = request.model_spec.signature_name or "serving_default"
-                answer = servable.engine.ask(inputs, signature)
+                answer = servable.engine.predict(inputs, signature)
             except EngineError as error:
                 context.abort(codes[error.code], str(error))
             response.model_spec.name = servable.name

@@ -5,10 +5,10 @@ import concurrent.futures
 import numpy as np
 import pytest
 
-from export import server_files
-from export.interface import read_signatures
-from export.server_files import BATCHING, batching_parameters
-from export.signatures import write_saved_model
+from export import tf_serving_config
+from export.saved_model import write_saved_model
+from export.signature_defs import read_signatures
+from export.tf_serving_config import BATCHING, batching_parameters
 from tasks import chunking, windows
 from tasks.multiple_choice import MultipleChoice
 from tasks.tagging import Tagging
@@ -44,7 +44,7 @@ def together(engine, requests, signature="serving_default"):
 
     def ask(inputs):
         try:
-            return engine.ask(inputs, signature)
+            return engine.predict(inputs, signature)
         except EngineError as error:
             return error
 
@@ -81,7 +81,7 @@ def test_requests_that_meet_get_their_own_answers(tagging, signature):
     answers = together(engine, REQUESTS, signature)
     assert sorted(engine.batches[-1]) == [1, 1, 3]
     for answer, inputs in zip(answers, REQUESTS, strict=True):
-        assert_begins_with(answer, engine._engine.ask(inputs, signature))
+        assert_begins_with(answer, engine._engine.predict(inputs, signature))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_request_of_too_many_rows_fails_alone(tagging):
     assert answers[3].code == INVALID_ARGUMENT and "33 is larger" in str(answers[3])
     assert tagging.engine.batches[-1] != [33] and sum(tagging.engine.batches[-1]) == 32
     for answer, inputs in zip(answers[:3], REQUESTS, strict=True):
-        assert_begins_with(answer, tagging.engine._engine.ask(inputs))
+        assert_begins_with(answer, tagging.engine._engine.predict(inputs))
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_request_without_rows_goes_along_with_others(tagging):
     *answers, empty = together(tagging.engine, [*REQUESTS, texts()])
     assert empty["num_entities"].shape == (0,)
     for answer, inputs in zip(answers, REQUESTS, strict=True):
-        assert_begins_with(answer, tagging.engine._engine.ask(inputs))
+        assert_begins_with(answer, tagging.engine._engine.predict(inputs))
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
     assert {answer.code for answer in answers} == {FAILED_PRECONDITION}
     assert "FAILED_PRECONDITION" in (tagging.path / BATCHING).read_text()
     (answer,) = together(tagging.engine, REQUESTS[:1])
-    assert_begins_with(answer, tagging.engine._engine.ask(REQUESTS[0]))
+    assert_begins_with(answer, tagging.engine._engine.predict(REQUESTS[0]))
     (error,) = together(tagging.engine, [wrong])
     assert error.code == INVALID_ARGUMENT  # Alone it comes to the graph, which refuses it.
 
@@ -117,7 +117,7 @@ def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
 @pytest.mark.slow
 def test_parts_of_a_large_request_could_not_be_put_together(tagging):
     """Why enable_large_batch_splitting is not set: outputs of parts differ in width."""
-    answers = [tagging.engine._engine.ask(inputs, "tokenize") for inputs in REQUESTS]
+    answers = [tagging.engine._engine.predict(inputs, "tokenize") for inputs in REQUESTS]
     for name in answers[0]:
         assert len({answer[name].shape[1:] for answer in answers}) > 1
 
@@ -133,12 +133,12 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
     batching = Batching(engine, "max_batch_size { value: 32 }")
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         with batching.held(2):
-            answers = [threads.submit(batching.ask, inputs) for inputs in (two, three)]
+            answers = [threads.submit(batching.predict, inputs) for inputs in (two, three)]
         assert {answer.exception(60).code for answer in answers} == {FAILED_PRECONDITION}
         for inputs in (two, three):
-            assert engine.ask(inputs)["probabilities"].shape == inputs["choices"].shape
+            assert engine.predict(inputs)["probabilities"].shape == inputs["choices"].shape
 
 
 def test_a_batch_of_any_texts_is_within_the_limit_of_an_output():
     """A request alone may be over it, and then fails; it must not fail those it is joined with."""
-    assert chunking.MAX_VALUES == server_files.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS
+    assert chunking.MAX_VALUES == tf_serving_config.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.classification import Classification
 from tasks.span_qa import SpanQA
 from tests.export import c_engine
@@ -157,7 +157,7 @@ def test_contexts_of_one_to_twenty_thousand_words_are_answered_with_their_own_ch
 def test_inputs_of_a_wrong_rank_are_refused_where_no_shape_is_looked_at(labels_dir):
     """As in a Session, and so in TF Serving: [2, 2] texts were answered as four."""
     engine = c_engine.Engine(labels_dir)
-    assert len(engine.ask({"text": np.array([b"a", b"b"], object)})["label"]) == 2
+    assert len(engine.predict({"text": np.array([b"a", b"b"], object)})["label"]) == 2
     for texts in (np.array([[b"a", b"b"], [b"c", b"d"]], object), np.array(b"a", object)):
         with pytest.raises(c_engine.EngineError, match="not compatible with expected shape"):
-            engine.ask({"text": texts})
+            engine.predict({"text": texts})

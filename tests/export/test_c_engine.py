@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export import probe
+from export import isolated_runner
 from tests.export import c_engine
 
 TEXTS = [b"", b"the bill", b"\xff\xfe\x00 bad", "caf\u00e9 \U0001f600".encode(), b"long " * 9000]
@@ -66,7 +66,7 @@ def test_answers_are_those_of_python(engine, python_signatures, signature, input
     wanted = python_signatures[signature](
         **{name: tf.constant(values, specs[name].dtype) for name, values in inputs.items()}
     )
-    answer = engine.ask(inputs, signature)
+    answer = engine.predict(inputs, signature)
     assert set(answer) == set(wanted)
     for name, values in answer.items():
         assert values.dtype == wanted[name].numpy().dtype
@@ -83,7 +83,7 @@ def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatu
     command = [sys.executable, "-I", c_engine.__file__, echo_dir / "3", "cases.json", "results.npz"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    results = probe.load(tmp_path / "results.npz")
+    results = isolated_runner.load(tmp_path / "results.npz")
     assert len(results) == 6
     for number, case in enumerate(cases):
         for name, tensor in python_signatures[case["signature"]](tf.constant(TEXTS)).items():
@@ -110,9 +110,9 @@ def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatu
 )
 def test_a_wrong_request_is_an_error_and_no_crash(engine, signature, inputs, message):
     with pytest.raises(c_engine.EngineError, match=message) as raised:
-        engine.ask(inputs, signature)
+        engine.predict(inputs, signature)
     assert raised.value.code == c_engine.INVALID_ARGUMENT
-    assert engine.ask({"text": [b"2"]}, "one")["value"].tolist() == [2]
+    assert engine.predict({"text": [b"2"]}, "one")["value"].tolist() == [2]
 
 
 def test_what_is_no_saved_model_is_an_error(tmp_path):
@@ -124,9 +124,9 @@ def test_what_is_no_saved_model_is_an_error(tmp_path):
 def test_threads_get_their_own_answers(engine):
     def asked(number):
         texts = [f"{number} {word} {'x' * number}".encode() for word in range(20)]
-        answer = engine.ask({"text": texts}, "tokenize")["words"].tolist()
+        answer = engine.predict({"text": texts}, "tokenize")["words"].tolist()
         with pytest.raises(c_engine.EngineError, match=f": no{number}\n"):
-            engine.ask({"text": [f"no{number}"]}, "one")
+            engine.predict({"text": [f"no{number}"]}, "one")
         return answer == [text.split() for text in texts]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export import parity, probe
-from export.signatures import write_saved_model
+from export import isolated_runner, parity
+from export.saved_model import write_saved_model
 from tasks.registry import TASK_TYPES
 from tests.export import engines, serving_operations
 from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 
-LIGHT = tuple(text for text in parity.NASTY if len(text) < 5000)
+LIGHT = tuple(text for text in parity.ADVERSARIAL_TEXTS if len(text) < 5000)
 ASKED = ("binary pairs", "span_qa with no answer", "tagging", "multiple_choice", "pretrained")
 ENGINES = ("C API", "other TensorFlow, C API")
 
@@ -48,7 +48,7 @@ def answers_of(model_of):
     @functools.cache
     def ask(kind, texts):
         cases = engines.cases_of(model_of(kind), texts)
-        return cases, probe.ask(str(model_of(kind)), cases)
+        return cases, isolated_runner.run_cases(str(model_of(kind)), cases)
 
     return ask
 
@@ -141,7 +141,7 @@ def test_answers_are_the_same(model_of, answers_of, tmp_path, kind, engine):
     for name, array in wanted.items():
         inputs = cases[int(name.split("/")[0])]["inputs"]
         assert len(array) == len(next(iter(inputs.values()))), name
-    answers = engines.ask(command, model_of(kind), cases, tmp_path)
+    answers = engines.run_cases(command, model_of(kind), cases, tmp_path)
     assert engines.differences(wanted, answers) == {}
     # Equal because it is asked, and not because nothing is.
     assert any(len(set(array.ravel().tolist())) > 5 for array in wanted.values())
@@ -150,6 +150,6 @@ def test_answers_are_the_same(model_of, answers_of, tmp_path, kind, engine):
 @pytest.mark.slow
 def test_answers_to_a_megabyte_are_the_same(model_of, answers_of, tmp_path):
     command = command_of("other TensorFlow, C API")
-    cases, wanted = answers_of("tagging", parity.NASTY)
-    answers = engines.ask(command, model_of("tagging"), cases, tmp_path)
+    cases, wanted = answers_of("tagging", parity.ADVERSARIAL_TEXTS)
+    answers = engines.run_cases(command, model_of("tagging"), cases, tmp_path)
     assert engines.differences(wanted, answers) == {}

@@ -1,4 +1,4 @@
-"""Every kind of task through the parity gate, in both precisions, and asked in any batch."""
+"""Every kind of task through the parity check, in both precisions, and asked in any batch."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ import tensorflow as tf
 from bert_tf import UserError
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.run import Run
+from export.local_client import LocalClient
 from export.publishing import publish
-from export.served import ServedDirectory
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.anomaly import Anomaly
 from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
@@ -124,13 +124,13 @@ def by_rows(answer):
 def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, config, vocabulary):
     run = of_task(name, tmp_path, config, vocabulary)
     publish(run, tmp_path / "models")
-    served = ServedDirectory(tmp_path / "models")
+    served = LocalClient(tmp_path / "models")
     columns = inputs_of(run.task, TEXTS)
-    whole = served.ask(columns)
+    whole = served.predict(columns)
     for rows in (slice(0, 0), slice(0, 1), slice(3, 10), slice(14, 15)):
         part = {key: values[rows] for key, values in whole.items()}
-        assert_same(served.ask(of_rows(columns, rows)), part, run.task.strip_padding)
-    many = served.ask(inputs_of(run.task, (TEXTS * 80)[:1000]))
+        assert_same(served.predict(of_rows(columns, rows)), part, run.task.strip_padding)
+    many = served.predict(inputs_of(run.task, (TEXTS * 80)[:1000]))
     expected = {key: (values * 80)[:1000] for key, values in whole.items()}
     if len(columns) == 1:  # Else the turned second column meets other rows at the end.
         assert_same(many, expected, run.task.strip_padding)
@@ -147,7 +147,7 @@ def test_it_passes_the_gate_in_bfloat16(name, tmp_path, config, vocabulary):
     else:
         run = of_task(name, tmp_path, config, vocabulary)
     publish(run, tmp_path / "models", precision="bfloat16")
-    served = ServedDirectory(tmp_path / "models")
+    served = LocalClient(tmp_path / "models")
     for signature in served._model.signatures.values():
         for output in signature.structured_outputs.values():
             assert output.dtype in (tf.float32, tf.int32, tf.string, tf.bool)
@@ -174,11 +174,15 @@ def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
 def test_a_pretrained_run_serves_both_heads(tmp_path, config, vocabulary):
     run = of_pretraining(tmp_path, config, vocabulary)
     publish(run, tmp_path / "models")
-    served = ServedDirectory(tmp_path / "models")
-    answer = served.ask({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]}, "masked_lm")
+    served = LocalClient(tmp_path / "models")
+    answer = served.predict(
+        {"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]}, "masked_lm"
+    )
     assert np.shape(answer["token"]) == np.shape(answer["score"]) == (3, 5)
     assert answer["token"][1] == [""] * 5 and answer["score"][1] == [0] * 5
-    assert answer == served.ask({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]})
-    answer = served.ask({"text_a": ["the bill", ""], "text_b": ["is high", "a"]}, "next_sentence")
+    assert answer == served.predict({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]})
+    answer = served.predict(
+        {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}, "next_sentence"
+    )
     assert np.shape(answer["is_next"]) == (2,) and all(0 < p < 1 for p in answer["is_next"])
-    assert served.ask({"text": []}, "masked_lm") == {"score": [], "token": []}
+    assert served.predict({"text": []}, "masked_lm") == {"score": [], "token": []}

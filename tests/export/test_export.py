@@ -16,11 +16,11 @@ from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import fused_ops
 from bert_tf.run import Run
 from bert_tf.text.packing import to_flat
-from export import parity, signatures
+from export import parity, saved_model
+from export.local_client import LocalClient
 from export.publishing import publish, versions
 from export.request import RequestSettings
-from export.served import ServedDirectory
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.finetuning import finetune
 from tasks.pipeline import Pipeline
 from tasks.prediction import jsonable
@@ -114,9 +114,9 @@ def test_the_graph_holds_nothing_that_servers_lack_and_no_path_of_here(models):
 
 
 def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
-    served = ServedDirectory(models)
+    served = LocalClient(models)
     texts = [text for texts in small.TEXTS.values() for text in texts]
-    whole = served.ask({"text": texts})
+    whole = served.predict({"text": texts})
     wanted = trained.pipeline.predict(text=tf.constant(texts))
     assert (
         whole["label"]
@@ -125,13 +125,20 @@ def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
     )
     np.testing.assert_allclose(whole["probabilities"], wanted["probabilities"], atol=1e-5)
     for size in (1, 4):
-        parts = [served.ask({"text": texts[start : start + size]}) for start in range(0, 9, size)]
+        parts = [
+            served.predict({"text": texts[start : start + size]}) for start in range(0, 9, size)
+        ]
         np.testing.assert_allclose(
             [row for part in parts for row in part["probabilities"]],
             whole["probabilities"],
             atol=1e-5,
         )
-    assert served.ask({"text": []}) == {"label": [], "labels": [], "probabilities": [], "score": []}
+    assert served.predict({"text": []}) == {
+        "label": [],
+        "labels": [],
+        "probabilities": [],
+        "score": [],
+    }
 
 
 @pytest.mark.slow
@@ -139,20 +146,20 @@ def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
     trained, tmp_path, monkeypatch
 ):
     width = trained.run.config.intermediate_size
-    monkeypatch.setattr(signatures, "SLOW_WIDTH", width)
+    monkeypatch.setattr(saved_model, "SLOW_WIDTH", width)
     write_saved_model(trained, tmp_path / "1")
     variables = tf.train.list_variables(str(tmp_path / "1" / "variables" / "variables"))
-    assert [12, width + signatures.FILLER] in [shape for _, shape in variables]
+    assert [12, width + saved_model.FILLER] in [shape for _, shape in variables]
     assert [12, width] not in [shape for _, shape in variables]
     texts = small.TEXTS["billing"]
     wanted = trained.pipeline.predict(text=tf.constant(texts))
-    served = ServedDirectory(tmp_path).ask({"text": texts})
+    served = LocalClient(tmp_path).predict({"text": texts})
     np.testing.assert_allclose(served["probabilities"], wanted["probabilities"], atol=1e-6)
 
 
 def test_tokenize_gives_characters_of_the_text_as_sent(models):
     text = "The Cafe\u0301, 中 unaffable"
-    answer = ServedDirectory(models).ask({"text": [text, "a"]}, "tokenize")
+    answer = LocalClient(models).predict({"text": [text, "a"]}, "tokenize")
     covered = [
         text[start:end]
         for start, end in zip(answer["start"][0], answer["end"][0], strict=True)
@@ -164,7 +171,7 @@ def test_tokenize_gives_characters_of_the_text_as_sent(models):
 
 
 def test_embeddings_are_those_of_the_encoder(models, trained):
-    answer = ServedDirectory(models).ask({"text": ["the bill", "my screen is broken !"]}, "embed")
+    answer = LocalClient(models).predict({"text": ["the bill", "my screen is broken !"]}, "embed")
     wanted = trained.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
     for name in ("pooled", "mean"):
         np.testing.assert_allclose(answer[name], wanted[name], atol=1e-5)
@@ -179,7 +186,7 @@ def test_a_pair_task_takes_two_texts(trained, tmp_path):
         pipeline=Pipeline(task, trained.pipeline.tokenizer, trained.pipeline.model),
     )
     publish(pair, tmp_path / "pair")
-    answer = ServedDirectory(tmp_path / "pair").ask(
+    answer = LocalClient(tmp_path / "pair").predict(
         {"text_a": ["the bill"], "text_b": ["is high"]}, "tokenize"
     )
     assert answer["segment_ids"] == [[0, 0, 0, 0, 1, 1, 1]]
@@ -296,8 +303,8 @@ def test_the_published_version_is_served_by_other_engines(models, tmp_path, engi
     texts = [text for texts in small.TEXTS.values() for text in texts]
     inputs = {"text": [base64.b64encode(text.encode()).decode() for text in texts]}
     cases = [{"signature": "serving_default", "inputs": inputs}]
-    results = engines.ask(engines.commands()[engine], models / "1", cases, tmp_path)
-    wanted = ServedDirectory(models).ask({"text": texts})
+    results = engines.run_cases(engines.commands()[engine], models / "1", cases, tmp_path)
+    wanted = LocalClient(models).predict({"text": texts})
     assert sorted(results) == [f"0/{name}" for name in sorted(wanted)]
     for name in ("label", "labels"):
         assert jsonable(tf.constant(results[f"0/{name}"])) == wanted[name]
@@ -316,24 +323,24 @@ def test_the_command_asks(models, run_command):
 
 def test_a_version_is_asked_by_its_own_directory(models):
     texts = {"text": ["the bill is too high"]}
-    assert ServedDirectory(models / "1").ask(texts) == ServedDirectory(models).ask(texts)
+    assert LocalClient(models / "1").predict(texts) == LocalClient(models).predict(texts)
 
 
 def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
     with pytest.raises(UserError, match="no version there"):
-        ServedDirectory(tmp_path)
+        LocalClient(tmp_path)
     with pytest.raises(UserError, match="no such directory"):
-        ServedDirectory(tmp_path / "absent")
+        LocalClient(tmp_path / "absent")
     (tmp_path / "3").mkdir()
     with pytest.raises(UserError, match="3: not a loadable SavedModel"):
-        ServedDirectory(tmp_path)
-    served = ServedDirectory(models)
+        LocalClient(tmp_path)
+    served = LocalClient(models)
     with pytest.raises(
         UserError, match="--signature=sing: there are embed, serving_default, tokenize"
     ):
-        served.ask({"text": ["a"]}, "sing")
+        served.predict({"text": ["a"]}, "sing")
     with pytest.raises(UserError, match="serving_default wants text, got more, text"):
-        served.ask({"text": ["a"], "more": ["b"]})
+        served.predict({"text": ["a"], "more": ["b"]})
     with pytest.raises(UserError, match="--input=text: wanted NAME=VALUE"):
         RequestSettings(("text",), "m")
     assert RequestSettings(("a=1", "b=2=3", "a="), "m").inputs() == {

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from export import parity, probe, request
+from export import isolated_runner, parity, request
+from export.local_client import LocalClient
 from export.publishing import publish
-from export.served import ServedDirectory
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.multiple_choice import MultipleChoice
 from tasks.pipeline import Pipeline
 from tasks.regression import Regression
@@ -55,13 +55,13 @@ def shapes_of(served, signature):
 
 @pytest.mark.slow
 def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
-    served = ServedDirectory(choices_dir)
+    served = LocalClient(choices_dir)
     assert shapes_of(served, "serving_default") == {
         "choice": ("int32", 1),
         "probabilities": ("float32", 2),
     }
     assert shapes_of(served, "tokenize") == dict.fromkeys(TOKENIZED, ("int32", 3))
-    answer = served.ask({"prompt": PROMPTS, "choices": CHOICES})
+    answer = served.predict({"prompt": PROMPTS, "choices": CHOICES})
     wanted = of_choices.pipeline.predict(
         prompt=tf.constant(PROMPTS), choices=tf.ragged.constant(CHOICES).to_tensor("")
     )
@@ -70,23 +70,23 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     assert answer["choice"][2] == 1 and answer["probabilities"][2] == [0, 1, 0]
     for number in range(3):
         inputs = {"prompt": PROMPTS[number : number + 1], "choices": CHOICES[number]}
-        alone = served.ask(inputs)  # Strings alone are one question's.
+        alone = served.predict(inputs)  # Strings alone are one question's.
         count = len(CHOICES[number])
         np.testing.assert_allclose(
             alone["probabilities"], [answer["probabilities"][number][:count]], atol=1e-5
         )
-    assert served.ask({"prompt": [], "choices": []}) == {"choice": [], "probabilities": []}
-    tokens = served.ask({"prompt": ["the bill"], "choices": ["is high", "", "a"]}, "tokenize")
+    assert served.predict({"prompt": [], "choices": []}) == {"choice": [], "probabilities": []}
+    tokens = served.predict({"prompt": ["the bill"], "choices": ["is high", "", "a"]}, "tokenize")
     assert tokens["input_ids"] == [[[2, 5, 6, 3, 7, 9, 3], [0] * 7, [2, 5, 6, 3, 22, 3, 0]]]
 
 
 @pytest.mark.slow
 def test_wrong_requests_for_choices_are_told(choices_dir):
-    served = ServedDirectory(choices_dir)
+    served = LocalClient(choices_dir)
     with pytest.raises(UserError, match="the same number of values, got 2 of prompt, 1 of choices"):
-        served.ask({"prompt": ["a", "b"], "choices": ["c", "d"]})
+        served.predict({"prompt": ["a", "b"], "choices": ["c", "d"]})
     with pytest.raises(UserError, match="serving_default wants choices, prompt, got prompt"):
-        served.ask({"prompt": ["a"]})
+        served.predict({"prompt": ["a"]})
 
 
 @pytest.mark.slow
@@ -206,8 +206,8 @@ def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path
         "\u00e9".encode(),
     )
     answers = {"0/entity_text": strings, "0/none": strings[:, :0], "0/score": np.eye(3)}
-    probe.save(tmp_path / "results.npz", answers)
-    loaded = probe.load(tmp_path / "results.npz")
+    isolated_runner.save(tmp_path / "results.npz", answers)
+    loaded = isolated_runner.load(tmp_path / "results.npz")
     assert set(loaded) == set(answers)
     for name, array in answers.items():
         assert loaded[name].dtype == array.dtype
@@ -219,11 +219,11 @@ def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
     task = Regression(text_columns=("a", "b"), max_seq_length=12)
     run = trained(tmp_path, task, config, vocabulary)
     publish(run, tmp_path / "models")
-    served = ServedDirectory(tmp_path / "models")
+    served = LocalClient(tmp_path / "models")
     assert shapes_of(served, "serving_default") == {"value": ("float32", 1)}
     texts = {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}
-    answer = served.ask(texts)
+    answer = served.predict(texts)
     wanted = run.pipeline.predict(**{name: tf.constant(values) for name, values in texts.items()})
     np.testing.assert_allclose(answer["value"], wanted["value"], atol=1e-5)
     assert abs(answer["value"][0] - answer["value"][1]) > 1e-3
-    assert served.ask({"text_a": [], "text_b": []}) == {"value": []}
+    assert served.predict({"text_a": [], "text_b": []}) == {"value": []}

@@ -9,7 +9,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.run import Run
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
 from tasks.classification import Classification
 from tasks.trained_model import TrainedModel
 from tests import small

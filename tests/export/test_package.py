@@ -16,10 +16,10 @@ from google.protobuf import text_format
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from bert_tf import Vocabulary, read_pretrained
-from export import package, parity, server_files, warmup
-from export.interface import Signature, Tensor, read_signatures
+from export import package, parity, tf_serving_config, warmup
 from export.model_card import without_paths
-from export.signatures import write_saved_model
+from export.saved_model import write_saved_model
+from export.signature_defs import SignatureInfo, Tensor, read_signatures
 from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
 from tasks.span_qa import SpanQA
@@ -97,7 +97,7 @@ def test_the_gate_asks_every_record(version, trained, monkeypatch):
         seen.extend(json.loads((scratch / "cases.json").read_text()))
         raise RuntimeError("asked")
 
-    monkeypatch.setattr(parity, "_run_probe", run_probe)
+    monkeypatch.setattr(parity, "_run_isolated", run_probe)
     with pytest.raises(RuntimeError, match="asked"):
         parity.check(version.directory, trained)
     records = [
@@ -132,7 +132,9 @@ def test_the_records_are_bounded_by_what_a_model_computes(layers, hidden, rank):
         task=types.SimpleNamespace(max_seq_length=512),
     )
     inputs = (Tensor("prompt", "string", (None,)), Tensor("choices", "string", (None,) * rank))
-    signatures = [Signature(name, inputs, ()) for name in ("serving_default", "tokenize", "embed")]
+    signatures = [
+        SignatureInfo(name, inputs, ()) for name in ("serving_default", "tokenize", "embed")
+    ]
     found = warmup.requests(signatures, trained)
     texts = [
         np.ravel(values)
@@ -149,7 +151,7 @@ def test_the_records_are_bounded_by_what_a_model_computes(layers, hidden, rank):
 @pytest.mark.parametrize("name", ["complaints", NAME, "'", "a\\x", "日本"])
 def test_models_config_is_a_server_configuration_for_any_name(name):
     config_pb2 = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
-    text = server_files.models_config(name)
+    text = tf_serving_config.models_config(name)
     models = text_format.Parse(text, config_pb2.ModelServerConfig()).model_config_list.config
     assert [(model.name, model.base_path, model.model_platform) for model in models] == [
         (name, f"/models/{name}", "tensorflow")
@@ -170,8 +172,8 @@ def test_batching_parameters_keep_the_rules_of_servers(version):
         ("batch_timeout_micros", "0"),
         ("max_enqueued_batches", "100"),
     ]
-    lists = Signature("serving_default", (Tensor("choices", "string", (None, None)),), ())
-    assert server_files.batching_parameters([lists]) is None
+    lists = SignatureInfo("serving_default", (Tensor("choices", "string", (None, None)),), ())
+    assert tf_serving_config.batching_parameters([lists]) is None
 
 
 def blocks(text, language):

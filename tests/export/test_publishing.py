@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf import UserError, ownership, read_pretrained
-from export import package, parity, probe, publishing, warmup
+from export import isolated_runner, package, parity, publishing, warmup
 from export.publishing import publish, versions
 from tasks.classification import Classification
 from tasks.trained_model import TrainedModel
@@ -276,7 +276,7 @@ def test_what_servers_run_graphs_with_answers_every_warm_up_record(exported_twic
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    answered = {name.partition("/")[0] for name in probe.load(tmp_path / "results.npz")}
+    answered = {name.partition("/")[0] for name in isolated_runner.load(tmp_path / "results.npz")}
     assert len(answered) == len(cases) > 10
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from bert_tf import UserError
 from export import request
+from export.grpc_client import GrpcClient
+from export.local_client import LocalClient
 from export.request import RequestSettings
-from export.served import ServedDirectory
-from export.served_grpc import ServedGrpc
-from export.served_rest import ServedRest
+from export.rest_client import RestClient
 from tests.conftest import ROOT
 from tests.export.server import serving
 from tests.export.test_optimized_graph import write_model
@@ -40,9 +40,9 @@ def url(addresses):
 def targets(echo_dir, addresses, url):
     """{flags of a target: the model behind it}."""
     return {
-        f"--model_dir={echo_dir}": ServedDirectory(echo_dir),
-        f"--url={url}": ServedRest(url),
-        f"--grpc={addresses.grpc} --model=echo": ServedGrpc(addresses.grpc, "echo"),
+        f"--model_dir={echo_dir}": LocalClient(echo_dir),
+        f"--url={url}": RestClient(url),
+        f"--grpc={addresses.grpc} --model=echo": GrpcClient(addresses.grpc, "echo"),
     }
 
 
@@ -102,7 +102,7 @@ def stranger():
     ],
 )
 def test_the_three_give_one_answer(targets, signature, inputs):
-    directory, *others = (model.ask(inputs, signature) for model in targets.values())
+    directory, *others = (model.predict(inputs, signature) for model in targets.values())
     for other in others:
         assert json.dumps(other) == json.dumps(directory)
     assert list(directory) == sorted(targets[next(iter(targets))].signatures[signature].outputs)
@@ -110,7 +110,7 @@ def test_the_three_give_one_answer(targets, signature, inputs):
 
 def test_bytes_arrive_as_they_are(targets):
     for model in targets.values():
-        answer = model.ask({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
+        answer = model.predict({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
         assert answer["length"] == [1, 2, 2]
         assert answer["text"] == ["\ufffd", "\u00e9", "\ufffd"]
 
@@ -140,7 +140,7 @@ def test_signatures_are_the_same(targets):
 def test_a_wrong_request_is_told_alike(targets, signature, inputs, message):
     for model in targets.values():
         with pytest.raises(UserError, match=message):
-            model.ask(inputs, signature)
+            model.predict(inputs, signature)
 
 
 def test_the_command_asks_each_target(targets, capsys):
@@ -183,33 +183,33 @@ def test_wrong_flags_are_told(settings, message):
 )
 def test_a_wrong_address_is_told(url):
     with pytest.raises(UserError, match=f"--url={url}: wanted http://HOST:PORT/v1/models/NAME"):
-        ServedRest(url)
+        RestClient(url)
     with pytest.raises(UserError, match="--grpc=http://h:8500: wanted HOST:PORT"):
-        ServedGrpc("http://h:8500", "name")
+        GrpcClient("http://h:8500", "name")
 
 
 def test_a_version_is_asked_for_in_the_address(url):
-    assert ServedRest(f"{url}/versions/3/").ask({"text": ["1"]}, "one") == {"value": [1.0]}
+    assert RestClient(f"{url}/versions/3/").predict({"text": ["1"]}, "one") == {"value": [1.0]}
     with pytest.raises(UserError, match=r"Servable not found for request: Specific\(echo, 1\)"):
-        ServedRest(f"{url}/versions/1")
+        RestClient(f"{url}/versions/1")
 
 
 def test_a_model_that_is_not_there_is_told(addresses):
     with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
-        ServedRest(f"{addresses.rest}/v1/models/other")
+        RestClient(f"{addresses.rest}/v1/models/other")
     with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
-        ServedGrpc(addresses.grpc, "other")
+        GrpcClient(addresses.grpc, "other")
 
 
 def test_a_server_that_is_not_there_or_silent_is_told(closed_port, silent_port):
     with pytest.raises(UserError, match="no server answers there: Connection refused"):
-        ServedRest(f"http://127.0.0.1:{closed_port}/v1/models/echo")
+        RestClient(f"http://127.0.0.1:{closed_port}/v1/models/echo")
     with pytest.raises(UserError, match=r"no server answers there: .*Connection refused"):
-        ServedGrpc(f"127.0.0.1:{closed_port}", "echo")
+        GrpcClient(f"127.0.0.1:{closed_port}", "echo")
     with pytest.raises(UserError, match="no answer within 0.1 seconds"):
-        ServedRest(f"http://127.0.0.1:{silent_port}/v1/models/echo", 0.1)
+        RestClient(f"http://127.0.0.1:{silent_port}/v1/models/echo", 0.1)
     with pytest.raises(UserError, match="no answer within 0.1 seconds"):
-        ServedGrpc(f"127.0.0.1:{silent_port}", "echo", 0.1)
+        GrpcClient(f"127.0.0.1:{silent_port}", "echo", 0.1)
 
 
 def test_a_server_of_something_else_is_told(stranger, addresses):
@@ -223,22 +223,22 @@ def test_a_server_of_something_else_is_told(stranger, addresses):
     ):
         pages[path] = status, kind, body
         with pytest.raises(UserError, match=f"no TF Serving answers there: HTTP status {status}, "):
-            ServedRest(f"http://{address}/v1/models/echo")
+            RestClient(f"http://{address}/v1/models/echo")
     with pytest.raises(UserError, match="no (server|TF Serving) answers there"):
-        ServedGrpc(address, "echo")
+        GrpcClient(address, "echo")
     with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):  # gRPC's port.
-        ServedRest(f"http://{addresses.grpc}/v1/models/echo")
+        RestClient(f"http://{addresses.grpc}/v1/models/echo")
     with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as answer:
         pages[path] = 200, "application/json", answer.read()
     pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
     with pytest.raises(UserError, match="no TF Serving answers there: HTTP status 200"):
-        ServedRest(f"http://{address}/v1/models/echo").ask({"text": ["a"]})
+        RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
 
 
 def test_a_package_that_is_missing_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
     with pytest.raises(UserError, match=r"is missing: pip install 'bert_tf\[serving\]'"):
-        ServedGrpc("localhost:8500", "name")
+        GrpcClient("localhost:8500", "name")
 
 
 def test_by_rest_the_command_does_without_tensorflow_and_fails_in_a_line(url, closed_port):
@@ -267,13 +267,13 @@ finally:
 
 def answers_strings(url):
     """Asks each signature of a server two rows, as columns and as rows; returns their names."""
-    model = ServedRest(url)
+    model = RestClient(url)
     for name, signature in model.signatures.items():
         inputs = {
             key: [["the bill", "a"], ["b", b"\xff"]] if spec.rank == 2 else ["the bill", b"\xff"]
             for key, spec in signature.inputs.items()
         }
-        answer = model.ask(inputs, name)
+        answer = model.predict(inputs, name)
         assert set(answer) == set(signature.outputs)
         assert {len(values) for values in answer.values()} == {2}
         row = {key: "a" if spec.rank == 1 else ["a"] for key, spec in signature.inputs.items()}
@@ -299,12 +299,12 @@ def test_a_bert_gives_one_answer(tmp_path, config, vocabulary):
     with serving(version.parent) as addresses:
         url = f"{addresses.rest}/v1/models/bert"
         assert answers_strings(url) == {"serving_default", "tokenize", "embed"}
-        directory = ServedDirectory(version.parent)
-        rest, grpc = ServedRest(url), ServedGrpc(addresses.grpc, "bert")
+        directory = LocalClient(version.parent)
+        rest, grpc = RestClient(url), GrpcClient(addresses.grpc, "bert")
         for signature in rest.signatures:
-            answer = rest.ask({"text": TEXTS}, signature)
-            assert json.dumps(grpc.ask({"text": TEXTS}, signature)) == json.dumps(answer)
-            wanted = directory.ask({"text": TEXTS}, signature)
+            answer = rest.predict({"text": TEXTS}, signature)
+            assert json.dumps(grpc.predict({"text": TEXTS}, signature)) == json.dumps(answer)
+            wanted = directory.predict({"text": TEXTS}, signature)
             assert list(wanted) == list(answer)
             for name, spec in rest.signatures[signature].outputs.items():
                 if spec.dtype == "float32":  # Another graph is optimized in another way.

@@ -13,7 +13,7 @@ PREFIX = ".writing-"  # And the number of the process.
 
 
 @contextlib.contextmanager
-def folder(output_dir, log):
+def staging_directory(output_dir, log):
     """Create an empty directory in `output_dir` for the block, and remove it afterwards.
 
     Directories of killed exports are removed if `output_dir` has a marker.

@@ -1,4 +1,4 @@
-"""Asks a SavedModel in a process that has none of our code; the parity gate runs it.
+"""Asks a SavedModel in a process that has none of our code; the parity check runs it.
 
     python -I probe.py MODEL CASES RESULTS
 
@@ -21,13 +21,13 @@ def main(model_path, cases_path, results_path):
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with open(cases_path, encoding="ascii") as file:
         cases = json.load(file)
-    results = ask(model_path, cases)
+    results = run_cases(model_path, cases)
     ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
     assert not ours, f"the probe has imported {ours}"
     save(results_path, results)
 
 
-def ask(model_path, cases):
+def run_cases(model_path, cases):
     """{"i/name": array} of a SavedModel's answers; cases as in the file."""
     model = tf.saved_model.load(model_path)
     results = {}
@@ -68,8 +68,8 @@ def load(path):
         if f"{name}/bytes" in arrays:
             data, end = arrays[f"{name}/bytes"].tobytes(), np.cumsum(array)
             strings = np.empty(array.shape, object)
-            for place, (last, size) in enumerate(zip(end, array.flat, strict=True)):
-                strings.flat[place] = data[last - size : last]
+            for index, (last, size) in enumerate(zip(end, array.flat, strict=True)):
+                strings.flat[index] = data[last - size : last]
             results[name] = strings
         elif not name.endswith("/bytes"):
             results[name] = array

@@ -10,10 +10,10 @@ import urllib.request
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
-from export.served_model import ServedModel, Signature, TensorSpec, is_askable
+from export.client import ClientSignature, ModelClient, TensorSpec, is_public_signature
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
-MAX_ANSWER_BYTES = 256 << 20  # As JSON, 10,000 vectors of 768 numbers.
+MAX_RESPONSE_BYTES = 256 << 20  # As JSON, 10,000 vectors of 768 numbers.
 # TF Serving writes no other type as JSON.
 DTYPES = {
     "DT_BOOL": "bool",
@@ -31,7 +31,7 @@ DTYPES = {
 }
 
 
-class ServedRest(ServedModel):
+class RestClient(ModelClient):
     """A model of a server: http://HOST:PORT/v1/models/NAME, and /versions/N if not the newest."""
 
     def __init__(self, url, timeout=60.0):
@@ -41,7 +41,7 @@ class ServedRest(ServedModel):
         self.url, self.timeout = url.rstrip("/"), timeout
         self.signatures = self._read("/metadata", None, _signatures)
 
-    def _answer(self, inputs, signature):
+    def _predict(self, inputs, signature):
         specs = self.signatures[signature]
         columns = {
             name: [_as_json(value) for value in _filled_up(values)]
@@ -49,17 +49,19 @@ class ServedRest(ServedModel):
         }
         # Columns, not rows: those could be neither none nor lists of different lengths.
         request = {"signature_name": signature, "inputs": columns}
-        return self._read(":predict", request, lambda answer: _answer(answer, specs.outputs))
+        return self._read(":predict", request, lambda response: _outputs(response, specs.outputs))
 
     def _read(self, path, request, read):
         """What `read` makes of the server's JSON. Raises UserError at any other answer."""
         status, kind, body = self._exchanged(path, request)
         try:
             # TF Serving writes NaN and Infinity as they are.
-            answer = strict_json.parse_object(body.decode("utf-8", "replace"), parse_constant=float)
+            response = strict_json.parse_object(
+                body.decode("utf-8", "replace"), parse_constant=float
+            )
             if status == 200:
-                return read(answer)
-            message = str(answer["error"])
+                return read(response)
+            message = str(response["error"])
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(
                 f"--url={self.url}: no TF Serving answers there: HTTP status {status}, {kind}"
@@ -71,39 +73,39 @@ class ServedRest(ServedModel):
         data = None if request is None else json.dumps(request).encode("ascii")
         try:
             try:
-                answer = urllib.request.urlopen(
+                response = urllib.request.urlopen(
                     urllib.request.Request(
                         self.url + path, data, {"Content-Type": "application/json"}
                     ),
                     timeout=self.timeout,
                 )
             except urllib.error.HTTPError as error:
-                answer = error  # An answer as well.
-            with answer:
-                body = answer.read(MAX_ANSWER_BYTES + 1)
-                if len(body) > MAX_ANSWER_BYTES:
+                response = error  # An answer as well.
+            with response:
+                body = response.read(MAX_RESPONSE_BYTES + 1)
+                if len(body) > MAX_RESPONSE_BYTES:
                     raise UserError(
-                        f"--url={self.url}: the answer has over {MAX_ANSWER_BYTES} bytes; ask for "
-                        "fewer texts at a time"
+                        f"--url={self.url}: the answer has over {MAX_RESPONSE_BYTES} bytes; ask "
+                        "for fewer texts at a time"
                     )
-                return answer.status, answer.headers.get_content_type(), body
+                return response.status, response.headers.get_content_type(), body
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise UserError(
                     f"--url={self.url}: no answer within {self.timeout:g} seconds"
                 ) from None
-            told = getattr(reason, "strerror", None) or reason or type(reason).__name__
+            detail = getattr(reason, "strerror", None) or reason or type(reason).__name__
             if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
-                told = "what came is not HTTP"  # Its text would be all bytes that came.
-            raise UserError(f"--url={self.url}: no server answers there: {told}") from None
+                detail = "what came is not HTTP"  # Its text would be all bytes that came.
+            raise UserError(f"--url={self.url}: no server answers there: {detail}") from None
 
 
-def _signatures(answer):
+def _signatures(response):
     return {
-        name: Signature(_specs(definition["inputs"]), _specs(definition["outputs"]))
-        for name, definition in answer["metadata"]["signature_def"]["signature_def"].items()
-        if is_askable(name)
+        name: ClientSignature(_specs(definition["inputs"]), _specs(definition["outputs"]))
+        for name, definition in response["metadata"]["signature_def"]["signature_def"].items()
+        if is_public_signature(name)
     }
 
 
@@ -118,8 +120,8 @@ def _specs(infos):
     return specs
 
 
-def _answer(answer, specs):
-    outputs = answer["outputs"]
+def _outputs(response, specs):
+    outputs = response["outputs"]
     if len(specs) == 1:
         outputs = dict.fromkeys(specs, outputs)  # One output comes without its name.
     return {name: _value(outputs[name], specs[name].dtype) for name in specs}

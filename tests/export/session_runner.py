@@ -1,6 +1,7 @@
-"""Asks a SavedModel in a Session, as TF Serving does; the command line is that of export/probe.py.
+"""Asks a SavedModel in a Session, as TF Serving does; the command line is that of
+export/isolated_runner.py.
 
-    python -I session_probe.py MODEL CASES RESULTS
+    python -I session_runner.py MODEL CASES RESULTS
 
 Beside numpy it imports tensorflow and tensorflow_text only, and runs in TensorFlow 2.12 too.
 """
@@ -39,7 +40,7 @@ def decoded(value):
 
 
 def save(path, results):
-    """As export/probe.py's."""
+    """As export/isolated_runner.py's."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

@@ -6,12 +6,12 @@ import re
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from export.served_model import ServedModel, Signature, TensorSpec, is_askable
+from export.client import ClientSignature, ModelClient, TensorSpec, is_public_signature
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
 
-class ServedGrpc(ServedModel):
+class GrpcClient(ModelClient):
     """The newest version of a model of a server, HOST:PORT."""
 
     def __init__(self, address, model, timeout=60.0):
@@ -44,12 +44,12 @@ class ServedGrpc(ServedModel):
         found = get_model_metadata_pb2.SignatureDefMap()
         response.metadata["signature_def"].Unpack(found)
         self.signatures = {
-            name: Signature(_specs(definition.inputs), _specs(definition.outputs))
+            name: ClientSignature(_specs(definition.inputs), _specs(definition.outputs))
             for name, definition in found.signature_def.items()
-            if is_askable(name)
+            if is_public_signature(name)
         }
 
-    def _answer(self, inputs, signature):
+    def _predict(self, inputs, signature):
         request = self._predict_pb2.PredictRequest()
         request.model_spec.name, request.model_spec.signature_name = self.model, signature
         for name, values in inputs.items():

@@ -14,19 +14,19 @@ class TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Signature:
+class ClientSignature:
     """The TensorSpecs of inputs and outputs by their names."""
 
     inputs: dict
     outputs: dict
 
 
-class ServedModel:
-    """What all kinds share. A kind has `signatures` and `_answer`."""
+class ModelClient:
+    """What all kinds share. A kind has `signatures` and `_predict`."""
 
     signatures: dict
 
-    def ask(self, inputs, signature="serving_default"):
+    def predict(self, inputs, signature="serving_default"):
         """{input: strings} -> {output: nested lists}. Raises UserError at wrong names.
 
         An input [B, C] takes lists of strings, of any length each; strings alone are one such list.
@@ -36,15 +36,15 @@ class ServedModel:
                 f"--signature={signature}: there are {', '.join(sorted(self.signatures))}"
             )
         inputs = _checked(inputs, signature, self.signatures[signature].inputs)
-        answer = self._answer(inputs, signature)
-        return {name: answer[name] for name in sorted(answer)}
+        outputs = self._predict(inputs, signature)
+        return {name: outputs[name] for name in sorted(outputs)}
 
-    def _answer(self, inputs, signature):
+    def _predict(self, inputs, signature):
         """The answer to checked inputs, {name: strings as bytes, or lists of them}."""
         raise NotImplementedError
 
 
-def is_askable(signature_name):
+def is_public_signature(signature_name):
     """Whether it is a signature: SavedModels keep their initialization among them."""
     return not signature_name.startswith("__saved_model_")
 

@@ -34,7 +34,7 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Signature:
+class SignatureInfo:
     """One signature of a SavedModel. Its inputs are strings, [B] or [B, C]."""
 
     name: str
@@ -64,7 +64,7 @@ def read_signatures(directory):
         ) from None
     definitions = model.meta_graphs[0].signature_def
     return tuple(
-        Signature(name, _tensors(definitions[name].inputs), _tensors(definitions[name].outputs))
+        SignatureInfo(name, _tensors(definitions[name].inputs), _tensors(definitions[name].outputs))
         for name in sorted(definitions, key=lambda name: (name != "serving_default", name))
         if not name.startswith("__")  # TensorFlow's own.
     )

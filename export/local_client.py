@@ -6,13 +6,13 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf.errors import UserError
+from export.client import ClientSignature, ModelClient, TensorSpec
 from export.publishing import versions
-from export.served_model import ServedModel, Signature, TensorSpec
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
 
-class ServedDirectory(ServedModel):
+class LocalClient(ModelClient):
     """The newest version of a published model, or the version whose directory is named."""
 
     def __init__(self, model_dir):
@@ -32,21 +32,21 @@ class ServedDirectory(ServedModel):
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
         self.signatures = {
-            name: Signature(
+            name: ClientSignature(
                 _specs(function.structured_input_signature[1]), _specs(function.structured_outputs)
             )
             for name, function in self._model.signatures.items()
         }
 
-    def _answer(self, inputs, signature):
+    def _predict(self, inputs, signature):
         specs = self.signatures[signature].inputs
         try:
-            answer = self._model.signatures[signature](
+            outputs = self._model.signatures[signature](
                 **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()}
             )
         except tf.errors.OpError as error:
             raise UserError(f"{self.path}: {error.message}") from None
-        return {name: jsonable(values) for name, values in answer.items()}
+        return {name: jsonable(values) for name, values in outputs.items()}
 
 
 def _specs(specs):
