@@ -74,14 +74,14 @@ def main(output):
         output=vocab,
     )
     shards, held_out = output / "shards", output / "held_out"
-    for name, folder, num_shards in (("train", shards, 8), ("held_out", held_out, 1)):
+    for name, directory, num_shards in (("train", shards, 8), ("held_out", held_out, 1)):
         run(
             f"shards ({name})",
             "bert_tf.write_shards",
             input=output / f"{name}.jsonl",
             input_format="jsonl",
             vocab=vocab,
-            output_dir=folder,
+            output_dir=directory,
             num_shards=num_shards,
             max_seq_length=MAX_SEQ_LENGTH,
             max_predictions_per_seq=5,

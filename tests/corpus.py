@@ -31,8 +31,8 @@ def write_corpus(path, num_documents=60, seed=0):
 SMALL = {"num_shards": 3, "max_seq_length": 32, "max_predictions_per_seq": 5, "dupe_factor": 2}
 
 
-def settings_of(corpus, folder, **changes):
-    values = {**SMALL, **corpus, "output_dir": str(folder), **changes}
+def settings_of(corpus, directory, **changes):
+    values = {**SMALL, **corpus, "output_dir": str(directory), **changes}
     return WriteShardsSettings(**{**values, "input": (values["input"],)})
 
 
@@ -50,8 +50,8 @@ def write_here(settings, plan_sha256=""):
     return contents(settings.output_dir)
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("*.tfrecord")}
+def contents(directory):
+    return {path.name: path.read_bytes() for path in pathlib.Path(directory).glob("*.tfrecord")}
 
 
 def config_of(**changes):
@@ -59,30 +59,32 @@ def config_of(**changes):
     return BertConfig(**{**values, "max_position_embeddings": SMALL["max_seq_length"], **changes})
 
 
-def write_shards(folder, masking="static", seed=0, **changes):
+def write_shards(directory, masking="static", seed=0, **changes):
     """A folder of 3 shards with its manifest, made in this process."""
-    folder.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True)
     vocabulary = Vocabulary(ENTRIES)
-    vocabulary.save(folder / "vocab.txt")
-    text = write_corpus(folder / "text.txt", seed=seed)
-    corpus = {"input": str(text), "vocab": str(folder / "vocab.txt")}
-    settings = settings_of(corpus, folder / "shards", masking=masking, **changes)
+    vocabulary.save(directory / "vocab.txt")
+    text = write_corpus(directory / "text.txt", seed=seed)
+    corpus = {"input": str(text), "vocab": str(directory / "vocab.txt")}
+    settings = settings_of(corpus, directory / "shards", masking=masking, **changes)
     tokenizer = {"do_lower_case": True, "strip_accents": None}
     manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, {})
-    (folder / "shards").mkdir()
+    (directory / "shards").mkdir()
     writing.begin(manifest, vocabulary, {})
     write_here(settings, manifest.plan_sha256)
     entries = writing.finished_entries(manifest, settings.num_shards)
     writing.complete(manifest, entries, settings.num_shards)
-    return folder / "shards"
+    return directory / "shards"
 
 
-def arguments(corpus, folder, **changes):
-    flags = {**SMALL, **corpus, "output_dir": folder, "num_workers": 1, **changes}
+def arguments(corpus, directory, **changes):
+    flags = {**SMALL, **corpus, "output_dir": directory, "num_workers": 1, **changes}
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def write_command(run_command, corpus, folder, **changes):
-    done = run_command("bert_tf.write_shards", *arguments(corpus, folder, **changes), timeout=120)
+def write_command(run_command, corpus, directory, **changes):
+    done = run_command(
+        "bert_tf.write_shards", *arguments(corpus, directory, **changes), timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done

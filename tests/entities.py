@@ -24,8 +24,8 @@ def firsts(tokens, vocabulary=VOCABULARY):
 def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
     """Windows of up to `size` tokens every `stride`; the last that has a token is its best."""
     columns = {name: getattr(tokens, name).to_list() for name in ("ids", "starts", "ends")}
-    rows, owners, begins, best = {name: [] for name in columns}, [], [], []
-    for owner, ids in enumerate(columns["ids"]):
+    rows, examples, begins, best = {name: [] for name in columns}, [], [], []
+    for example, ids in enumerate(columns["ids"]):
         begin = 0
         while True:
             end = min(begin + size, len(ids))
@@ -33,8 +33,8 @@ def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
             around = {"ids": (vocabulary["[CLS]"], vocabulary["[SEP]"])}
             for name, of_texts in columns.items():
                 first, last = around.get(name, (-1, -1))
-                rows[name].append([first, *of_texts[owner][begin:end], last])
-            owners.append(owner)
+                rows[name].append([first, *of_texts[example][begin:end], last])
+            examples.append(example)
             begins.append(begin)
             best.append([False, *(is_last or n < begin + stride for n in range(begin, end)), False])
             if is_last:
@@ -45,9 +45,9 @@ def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
     }
     return Windows(
         Packed(ragged["ids"], tf.zeros_like(ragged["ids"]), ragged["starts"], ragged["ends"]),
-        tf.constant(owners, tf.int32),
+        tf.constant(examples, tf.int32),
         tf.constant(begins, tf.int32),
-        tf.ones([len(owners)], tf.int32),
+        tf.ones([len(examples)], tf.int32),
         tf.ragged.constant(best, tf.bool, ragged_rank=1),
         is_first=ragged["ids"].with_flat_values(
             tf.constant(first_pieces(vocabulary)[ragged["ids"].flat_values])

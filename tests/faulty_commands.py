@@ -95,9 +95,9 @@ WRITERS = {
 class Commands:
     """Runs the WRITERS in forks of tests.fault_server; their inputs are in the folder `inputs`."""
 
-    def __init__(self, folder, config, vocabulary):
-        self.folder = folder
-        self.inputs = folder / "inputs"
+    def __init__(self, directory, config, vocabulary):
+        self.directory = directory
+        self.inputs = directory / "inputs"
         self.inputs.mkdir()
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.fault_server"],
@@ -105,7 +105,7 @@ class Commands:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TMPDIR": str(folder)},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TMPDIR": str(directory)},
         )
         write_corpus(self.inputs / "corpus.txt", 400)
         Vocabulary(ENTRIES).save(self.inputs / "vocab.txt")
@@ -130,7 +130,7 @@ class Commands:
         output = output or out / writer.output
         values = {"inputs": self.inputs, "output": output}
         arguments = [flag.format(**values) for flag in writer.flags.split()]
-        log = self.folder / f"log-{time.monotonic_ns()}"
+        log = self.directory / f"log-{time.monotonic_ns()}"
         pid = self._ask(module=writer.module, arguments=arguments, output=str(log))
         return pid, log
 
@@ -172,9 +172,9 @@ class Done:
         assert any(word in self.last_line for word in words), self.output
 
 
-def listing(folder):
+def listing(directory):
     """The paths of all files below a folder, but for the digits of TensorBoard's file names."""
-    paths = (path.relative_to(folder) for path in pathlib.Path(folder).rglob("*"))
+    paths = (path.relative_to(directory) for path in pathlib.Path(directory).rglob("*"))
     return sorted({str(path).partition(".tfevents.")[0] for path in paths})
 
 
@@ -196,10 +196,10 @@ def content(name, out):
     return found
 
 
-def _hashes(folder, pattern):
+def _hashes(directory, pattern):
     return {
-        str(path.relative_to(folder)): _sha256(path)
-        for path in folder.rglob(pattern)
+        str(path.relative_to(directory)): _sha256(path)
+        for path in directory.rglob(pattern)
         if path.is_file() and path.name != MARKER
     }
 

@@ -27,8 +27,8 @@ def _rows(path):
     return [None if isinstance(row, BadRow) else (row.values, row.location) for row in rows]
 
 
-def csv_rows(folder):
-    path = folder / "rows.csv"
+def csv_rows(directory):
+    path = directory / "rows.csv"
     with open(path, "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([("text", "label"), *ROWS])
 
@@ -46,9 +46,9 @@ def csv_rows(folder):
     return path, _rows, check
 
 
-def tsv_rows(folder):
+def tsv_rows(directory):
     path = _written(
-        folder / "rows.tsv", "".join(f"{a}\t{b}\n" for a, b in [("text", "label"), *ROWS])
+        directory / "rows.tsv", "".join(f"{a}\t{b}\n" for a, b in [("text", "label"), *ROWS])
     )
 
     def check(path, rows):
@@ -68,9 +68,9 @@ def tsv_rows(folder):
     return path, _rows, check
 
 
-def jsonl_rows(folder):
+def jsonl_rows(directory):
     lines = (json.dumps({"text": text, "label": label, "id": 7}) + "\n" for text, label in ROWS)
-    path = _written(folder / "rows.jsonl", "".join(lines))
+    path = _written(directory / "rows.jsonl", "".join(lines))
 
     def as_text(line):
         return json.loads(line.strip(), parse_int=str, parse_float=str)
@@ -86,14 +86,16 @@ def jsonl_rows(folder):
     return path, _rows, check
 
 
-def conll(folder):
+def conll(directory):
     from tasks.readers.tagged import read_tagged, scheme_of
 
     words = [
         [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
         for text in SENTENCES
     ]
-    path = _written(folder / "words.conll", "\n\n".join("\n".join(lines) for lines in words) + "\n")
+    path = _written(
+        directory / "words.conll", "\n\n".join("\n".join(lines) for lines in words) + "\n"
+    )
 
     def read(path):
         items = list(read_tagged(path))
@@ -104,15 +106,15 @@ def conll(folder):
     return path, read
 
 
-def tagged_jsonl(folder):
+def tagged_jsonl(directory):
     from tasks.readers.tagged import read_tagged
 
     entity = {"start": 0, "end": 3, "type": "X"}
     lines = (json.dumps({"text": text, "entities": [entity]}) + "\n" for text in SENTENCES)
-    return _written(folder / "spans.jsonl", "".join(lines)), lambda path: list(read_tagged(path))
+    return _written(directory / "spans.jsonl", "".join(lines)), lambda path: list(read_tagged(path))
 
 
-def squad(folder):
+def squad(directory):
     from tasks.readers.squad import read_questions
 
     questions = [
@@ -128,33 +130,35 @@ def squad(folder):
         for text, question in zip(SENTENCES, questions, strict=True)
     ]
     data = {"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]}
-    return _written(folder / "dev.json", json.dumps(data)), lambda path: list(read_questions(path))
+    return _written(directory / "dev.json", json.dumps(data)), lambda path: list(
+        read_questions(path)
+    )
 
 
-def choices(folder):
+def choices(directory):
     from tasks.readers.choices import read_choices
 
     lines = (
         json.dumps({"prompt": text, "choices": ["a", "b", "c"], "label": 1}) + "\n"
         for text in SENTENCES
     )
-    path = _written(folder / "choices.jsonl", "".join(lines))
+    path = _written(directory / "choices.jsonl", "".join(lines))
     return path, lambda path: list(read_choices(path, "rows"))
 
 
-def arc(folder):
+def arc(directory):
     from tasks.readers.choices import read_choices
 
     path = _written(
-        folder / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)
+        directory / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)
     )
     return path, lambda path: list(read_choices(path, "arc"))
 
 
-def vocabulary(folder):
+def vocabulary(directory):
     from bert_tf.text.vocabulary import Vocabulary
 
-    path = folder / "vocab.txt"
+    path = directory / "vocab.txt"
     Vocabulary(WORDS).save(path)
 
     def read(path):
@@ -171,26 +175,26 @@ def vocabulary(folder):
     return path, read, check
 
 
-def documents_jsonl(folder):
+def documents_jsonl(directory):
     from bert_tf.data import documents
 
     lines = (json.dumps({"text": text, "id": 5}) + "\n" for text in SENTENCES)
-    path = _written(folder / "documents.jsonl", "".join(lines))
+    path = _written(directory / "documents.jsonl", "".join(lines))
     return path, lambda path: documents.index([str(path)], "jsonl", "text", "").sha256
 
 
-def documents_gzip(folder):
+def documents_gzip(directory):
     import gzip
 
     from bert_tf.data import documents
 
-    path = folder / "documents.gz"
+    path = directory / "documents.gz"
     path.write_bytes(gzip.compress("\n\n".join(SENTENCES).encode()))
-    spill = str(folder / "unpacked")
+    spill = str(directory / "unpacked")
     return path, lambda path: documents.index([str(path)], "lines", "text", spill).sha256
 
 
-def rest_answer(folder):
+def rest_answer(directory):
     """What a server says, byte by byte."""
     from export.rest_client import RestClient
 
@@ -203,7 +207,7 @@ def rest_answer(folder):
         "/metadata": {"metadata": {"signature_def": {"signature_def": signatures}}},
         ":predict": {"outputs": {"label": ["a", "b"], "score": [0.5, 1.0]}},
     }
-    path = _written(folder / "answers.json", "\n".join(map(json.dumps, answers.values())))
+    path = _written(directory / "answers.json", "\n".join(map(json.dumps, answers.values())))
 
     def read(path):
         metadata, _, answer = path.read_bytes().partition(b"\n")
@@ -219,11 +223,11 @@ def rest_answer(folder):
     return path, read
 
 
-def manifest(folder):
+def manifest(directory):
     from bert_tf.text.vocabulary import Vocabulary
     from tests.corpus import ENTRIES, config_of
 
-    _make_shards(folder)
+    _make_shards(directory)
 
     def read(path):
         from bert_tf.data.batches import PretrainingDataset
@@ -235,17 +239,17 @@ def manifest(folder):
         data = PretrainingDataset(path.parent, Vocabulary(ENTRIES), config_of())
         return found.sha256, found.plan_sha256 if "corpus" in found.values else "", len(data)
 
-    return folder / "shards" / "manifest.json", read
+    return directory / "shards" / "manifest.json", read
 
 
-def shard(folder):
+def shard(directory):
     from bert_tf.data import inspection
     from bert_tf.text.vocabulary import Vocabulary
     from tests.corpus import ENTRIES
 
-    _make_shards(folder)
-    (folder / "shards" / "manifest.json").unlink()
-    path = next(folder.glob("shards/*.tfrecord"))
+    _make_shards(directory)
+    (directory / "shards" / "manifest.json").unlink()
+    path = next(directory.glob("shards/*.tfrecord"))
 
     def read(path):
         adopted = path.parent / "manifest.json"
@@ -258,7 +262,7 @@ def shard(folder):
     return path, read
 
 
-def safetensors(folder):
+def safetensors(directory):
     import numpy as np
     import safetensors.numpy
 
@@ -272,22 +276,25 @@ def safetensors(folder):
             name_map.table(bert), name_map.weight_shapes(bert).values(), strict=True
         )
     }
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-    _written(folder / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
-    Vocabulary(WORDS).save(folder / "vocab.txt")
-    return folder / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    _written(directory / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
+    Vocabulary(WORDS).save(directory / "vocab.txt")
+    return directory / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
 
 
-def _make_shards(folder):
+def _make_shards(directory):
     from bert_tf.data.manifest import Manifest
     from bert_tf.data.writing import write_shards
     from bert_tf.text.vocabulary import Vocabulary
     from tests.corpus import ENTRIES, settings_of, write_corpus
 
     assert Manifest
-    Vocabulary(ENTRIES).save(folder / "vocab.txt")
-    corpus = {"input": str(write_corpus(folder / "corpus.txt")), "vocab": str(folder / "vocab.txt")}
-    write_shards(settings_of(corpus, folder / "shards", num_shards=1, num_workers=1))
+    Vocabulary(ENTRIES).save(directory / "vocab.txt")
+    corpus = {
+        "input": str(write_corpus(directory / "corpus.txt")),
+        "vocab": str(directory / "vocab.txt"),
+    }
+    write_shards(settings_of(corpus, directory / "shards", num_shards=1, num_workers=1))
 
 
 FORMATS = {

@@ -9,18 +9,18 @@ from bert_tf.config import BertConfig
 from tests.rows import CONFIG, WORDS
 
 
-def config(folder):
-    run = _make_run(folder)
+def config(directory):
+    run = _make_run(directory)
     return run / "config.json", _opened
 
 
-def task(folder):
-    run = _make_run(folder)
+def task(directory):
+    run = _make_run(directory)
     return run / "task.json", _opened
 
 
-def train(folder):
-    run = _make_run(folder)
+def train(directory):
+    run = _make_run(directory)
 
     def read(path):
         from bert_tf.run import Run
@@ -35,8 +35,8 @@ def train(folder):
     return run / "train.json", read
 
 
-def metrics(folder):
-    run = _make_run(folder)
+def metrics(directory):
+    run = _make_run(directory)
     lines = [{"step": 1, "loss": 0.5}, {"step": 1, "score": 0.7, "dev_accuracy": 0.7}]
     path = run / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -51,25 +51,25 @@ def metrics(folder):
     return path, read
 
 
-def checkpoint_json(folder):
-    run = _make_run(folder)
+def checkpoint_json(directory):
+    run = _make_run(directory)
     path = next(run.glob("checkpoints/*/checkpoint.json"))
     path.write_text(json.dumps({"step": 0, "score": 0.5, "metrics": {"dev_accuracy": 0.5}}))
     return path, lambda path: _opened(run / "task.json")
 
 
-def checkpoint_index(folder):
-    run = _make_run(folder)
+def checkpoint_index(directory):
+    run = _make_run(directory)
     return next(run.glob("checkpoints/*/variables.index")), lambda path: _opened(run / "task.json")
 
 
-def checkpoint_data(folder):
-    run = _make_run(folder)
+def checkpoint_data(directory):
+    run = _make_run(directory)
     path = next(run.glob("checkpoints/*/variables.data*"))
     return path, lambda path: _opened(run / "task.json")
 
 
-def rest_request(folder):
+def rest_request(directory):
     """A body as TF Serving's REST API parses it, and the graph that answers it."""
     from bert_tf.errors import UserError
     from export.saved_model import write_saved_model
@@ -77,9 +77,9 @@ def rest_request(folder):
     from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
     from tests.export.rest_json import predicted
 
-    write_saved_model(TrainedModel.open(_make_run(folder)), folder / "model")
-    engine = Engine(folder / "model")
-    path = folder / "request.json"
+    write_saved_model(TrainedModel.open(_make_run(directory)), directory / "model")
+    engine = Engine(directory / "model")
+    path = directory / "request.json"
     request = {"signature_name": "serving_default", "instances": ["the bill is high", "my app"]}
     path.write_text(json.dumps(request))
 
@@ -95,7 +95,7 @@ def rest_request(folder):
     return path, read
 
 
-def _make_run(folder):
+def _make_run(directory):
     from bert_tf import checkpoints
     from bert_tf.run import Run
     from bert_tf.text.vocabulary import Vocabulary
@@ -105,9 +105,9 @@ def _make_run(folder):
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
     settings = {"seed": 1, "learning_rate": 0.1}
     record = {"settings": settings, "origin": "nowhere", "data": {"a": "b"}}
-    run = Run.create(folder / "run", bert, Vocabulary(WORDS), record, task.to_dict())
+    run = Run.create(directory / "run", bert, Vocabulary(WORDS), record, task.to_dict())
     run.checkpoints.save(0, checkpoints.model_variables(task.build_model(bert)))
-    return folder / "run"
+    return directory / "run"
 
 
 def _opened(path):

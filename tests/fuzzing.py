@@ -50,8 +50,8 @@ def _cut(rng, data):
 
 
 def _insert(rng, data):
-    place = rng.randint(0, len(data))
-    return data[:place] + rng.choice(HOSTILE) + data[place:]
+    frame = rng.randint(0, len(data))
+    return data[:frame] + rng.choice(HOSTILE) + data[frame:]
 
 
 def _repeat(rng, data):
@@ -82,11 +82,11 @@ def _json(rng, data):
     lines = data.split(b"\n")
     number = rng.randrange(len(lines))
     try:
-        whole = json.loads(data)
+        complete = json.loads(data)
     except (ValueError, RecursionError):
-        whole = None
+        complete = None
     try:
-        value = json.loads(lines[number]) if whole is None else whole
+        value = json.loads(lines[number]) if complete is None else complete
     except (ValueError, RecursionError):
         return _insert(rng, data)
     node = holder = value
@@ -105,7 +105,7 @@ def _json(rng, data):
         changed = json.dumps(value).encode()
     finally:
         sys.set_int_max_str_digits(4_300)
-    if whole is not None:
+    if complete is not None:
         return changed
     return b"\n".join([*lines[:number], changed, *lines[number + 1 :]])
 
@@ -145,11 +145,11 @@ def attempt(read, path):
     except Timeout:
         outcome = "finding", TOO_LONG
     except Exception as error:
-        place = error.__traceback__
-        while place.tb_next:
-            place = place.tb_next
-        code = place.tb_frame.f_code
-        where = f"{pathlib.Path(code.co_filename).name}:{place.tb_lineno} {code.co_name}"
+        frame = error.__traceback__
+        while frame.tb_next:
+            frame = frame.tb_next
+        code = frame.tb_frame.f_code
+        where = f"{pathlib.Path(code.co_filename).name}:{frame.tb_lineno} {code.co_name}"
         outcome = "finding", f"{type(error).__name__} at {where}: {error!s:.300}"
     grown = _peak_mb() - before
     if grown > MEMORY_MB:
@@ -202,8 +202,8 @@ def main(arguments):
     names = [word for word in arguments if word not in counts] or list(fuzzed.FORMATS)
     print("| format | inputs | accepted | rejected | findings |\n|---|---|---|---|---|")
     for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            sample, *rest = fuzzed.FORMATS[name](pathlib.Path(folder))
+        with tempfile.TemporaryDirectory() as directory:
+            sample, *rest = fuzzed.FORMATS[name](pathlib.Path(directory))
             accepted, rejected, findings = fuzz(sample, rest[0], name, count, *rest[1:])
         print(f"| {name} | {count} | {accepted} | {rejected} | {len(findings)} |", flush=True)
         for number, what in findings:

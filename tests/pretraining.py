@@ -18,27 +18,27 @@ TINY = {
 }
 
 
-def make_folders(folder):
+def make_directories(directory):
     """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
-    make_config(folder)
+    make_config(directory)
     return {
-        "shards": write_shards(folder / "train"),
-        "held_out": write_shards(folder / "held_out", seed=1),
-        "dynamic": write_shards(folder / "dynamic", masking="dynamic"),
-        "longer": write_shards(folder / "longer", max_seq_length=48, max_predictions_per_seq=8),
-        "config": folder / "config.json",
+        "shards": write_shards(directory / "train"),
+        "held_out": write_shards(directory / "held_out", seed=1),
+        "dynamic": write_shards(directory / "dynamic", masking="dynamic"),
+        "longer": write_shards(directory / "longer", max_seq_length=48, max_predictions_per_seq=8),
+        "config": directory / "config.json",
     }
 
 
-def make_config(folder):
+def make_config(directory):
     config = config_of(**TINY, max_position_embeddings=48)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (directory / "config.json").write_text(json.dumps(config.to_dict()))
 
 
-def settings_of(folders, output_dir, shards=("shards",), **changes):
+def settings_of(directories, output_dir, shards=("shards",), **changes):
     values = {
-        "shards": tuple(str(folders.get(name, name)) for name in shards),
-        "config": str(folders["config"]),
+        "shards": tuple(str(directories.get(name, name)) for name in shards),
+        "config": str(directories["config"]),
         "output_dir": str(output_dir),
         "num_train_steps": 8,
         "global_batch_size": 12,

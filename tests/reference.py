@@ -124,8 +124,8 @@ def adamw(
     return w
 
 
-def assert_equal(actual, wanted, num_layers):
+def assert_equal(actual, expected, num_layers):
     """float32's tolerance here: 1e-5 of the largest value up to 6 layers, 5e-5 beyond."""
-    tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(wanted).max())
-    difference = np.abs(np.asarray(actual, np.float64) - wanted).max()
+    tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(expected).max())
+    difference = np.abs(np.asarray(actual, np.float64) - expected).max()
     assert difference <= tolerance, f"differs by {difference:.2e}, at most {tolerance:.2e} wanted"

@@ -54,9 +54,9 @@ def masked_positions(tokens, prob, most, rng, whole_words=False):
         else:
             words.append([position])
     rng.shuffle(words)
-    wanted = min(most, max(1, round(len(tokens) * prob)))
+    expected = min(most, max(1, round(len(tokens) * prob)))
     found = []
     for word in words:
-        if len(found) + len(word) <= wanted:
+        if len(found) + len(word) <= expected:
             found += word
     return sorted(found)

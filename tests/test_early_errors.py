@@ -35,35 +35,35 @@ json.dump(results, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, config, vocabulary):
+def directory(tmp_path_factory, config, vocabulary):
     """Weights, rows, a run with two checkpoints, and what is wrong with each of the rest."""
-    folder = tmp_path_factory.mktemp("early")
-    small.write_huggingface(folder / "weights", config, vocabulary)
-    small.write_complaints(folder)
-    (folder / "copy.csv").write_bytes((folder / "train.csv").read_bytes())
-    small.write_rows(folder / "other.csv", [("a", "b")], ("words", "label"))
-    (folder / "late.csv").write_text("text,label\na,x\nb,y\nc\n")
-    (folder / "taken").mkdir()
-    (folder / "taken" / "file").write_text("")
-    (folder / "no_model").mkdir()
-    shutil.copytree(folder / "weights", folder / "broken")
-    (folder / "broken" / "vocab.txt").unlink()
+    directory = tmp_path_factory.mktemp("early")
+    small.write_huggingface(directory / "weights", config, vocabulary)
+    small.write_complaints(directory)
+    (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())
+    small.write_rows(directory / "other.csv", [("a", "b")], ("words", "label"))
+    (directory / "late.csv").write_text("text,label\na,x\nb,y\nc\n")
+    (directory / "taken").mkdir()
+    (directory / "taken" / "file").write_text("")
+    (directory / "no_model").mkdir()
+    shutil.copytree(directory / "weights", directory / "broken")
+    (directory / "broken" / "vocab.txt").unlink()
     task = Classification(labels=("x", "y"), max_seq_length=8)
     settings = small.settings(
-        folder / "weights",
-        {"train": folder / "train.csv", "dev": folder / "dev.csv"},
-        folder / "run",
+        directory / "weights",
+        {"train": directory / "train.csv", "dev": directory / "dev.csv"},
+        directory / "run",
     )
     train = {"settings": settings.recorded(), "data": {}}
-    run = Run.create(folder / "run", config, vocabulary, train, task.to_dict())
+    run = Run.create(directory / "run", config, vocabulary, train, task.to_dict())
     run.checkpoints.save(3, model_variables(task.build_model(config)))
     for name, text in (("config.json", '{"vocab_size": '), ("vocab.txt", "the\n")):
-        broken = folder / f"broken_{name}"
+        broken = directory / f"broken_{name}"
         Run.create(broken, config, vocabulary, {}).checkpoints.save(0, {"a": 1.0})
         (broken / name).write_text(text)
-    (folder / "shards").mkdir()
-    (folder / "shards" / "manifest.json").write_text('{"settings"')
-    return folder
+    (directory / "shards").mkdir()
+    (directory / "shards" / "manifest.json").write_text('{"settings"')
+    return directory
 
 
 FINETUNE = {
@@ -139,15 +139,18 @@ CASES = [
 ]
 
 
-def command_line(folder, module, flags):
-    return [module, *(f"--{name}={str(flags[name]).replace('{}', str(folder))}" for name in flags)]
+def command_line(directory, module, flags):
+    return [
+        module,
+        *(f"--{name}={str(flags[name]).replace('{}', str(directory))}" for name in flags),
+    ]
 
 
-def came_to(folder, command_lines):
+def came_to(directory, command_lines):
     """[(status, stderr)] of commands, none of which may import TensorFlow."""
-    (folder / "poison").mkdir(exist_ok=True)
-    (folder / "poison" / "tensorflow.py").write_text("raise ImportError('it is not time yet')\n")
-    path = os.pathsep.join([str(folder / "poison"), str(ROOT)])
+    (directory / "poison").mkdir(exist_ok=True)
+    (directory / "poison" / "tensorflow.py").write_text("raise ImportError('it is not time yet')\n")
+    path = os.pathsep.join([str(directory / "poison"), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
         input=json.dumps(command_lines),
@@ -160,20 +163,20 @@ def came_to(folder, command_lines):
     return json.loads(done.stdout)
 
 
-def test_errors_that_need_no_tensorflow_come_before_it(folder):
-    before = sorted(folder.rglob("*"))
-    results = came_to(folder, [command_line(folder, *case[:2]) for case in CASES])
+def test_errors_that_need_no_tensorflow_come_before_it(directory):
+    before = sorted(directory.rglob("*"))
+    results = came_to(directory, [command_line(directory, *case[:2]) for case in CASES])
     for (module, flags, *messages), (status, said) in zip(CASES, results, strict=True):
         assert status == 2, (module, flags, status, said)
         assert said.count("\n") == 1 and "Traceback" not in said
         for message in messages:
             assert message in said, (module, flags, said)
     assert {case[0] for case in CASES} == set(COMMANDS)
-    left = {path for path in folder.rglob("*") if "poison" not in path.parts} - set(before)
+    left = {path for path in directory.rglob("*") if "poison" not in path.parts} - set(before)
     assert not left
 
 
-def test_without_an_error_tensorflow_comes_next(folder):
+def test_without_an_error_tensorflow_comes_next(directory):
     """The control: the same flags and files without their faults pass all checks."""
     right = [
         ("tasks.finetune", FINETUNE),
@@ -185,6 +188,6 @@ def test_without_an_error_tensorflow_comes_next(folder):
         ("export.export_saved_model", {"run": "{}/run", "output_dir": "{}/m"}),
         ("bert_tf.convert", {"from": "{}/run", "to": "{}/new"}),
     ]
-    for status, said in came_to(folder, [command_line(folder, *case) for case in right]):
+    for status, said in came_to(directory, [command_line(directory, *case) for case in right]):
         assert "it is not time yet" in str(status), (status, said)
-    assert not pathlib.Path(folder / "new").exists()
+    assert not pathlib.Path(directory / "new").exists()

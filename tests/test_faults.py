@@ -36,8 +36,8 @@ class Undisturbed(dict):
         self.commands = commands
 
     def __missing__(self, name):
-        for folder in (f"first-{name}", f"undisturbed-{name}"):  # The first one is slower.
-            out = self.commands.folder / folder
+        for directory in (f"first-{name}", f"undisturbed-{name}"):  # The first one is slower.
+            out = self.commands.directory / directory
             out.mkdir()
             began = time.monotonic()
             done = self.commands.run(name, out)
@@ -56,19 +56,19 @@ def assert_ends_well(commands, undisturbed, name, out):
     """Run the same command again; afterwards all files are as after an undisturbed run."""
     before = content(name, out) if (out / WRITERS[name].output).is_file() else None
     done = commands.run(name, out)
-    paths, wanted, _ = undisturbed[name]
-    if not (before == wanted and is_over(done)):
+    paths, expected, _ = undisturbed[name]
+    if not (before == expected and is_over(done)):
         if done.status:
             done.assert_one_line("name a new directory")
             return
-    assert content(name, out) == wanted, done.output
+    assert content(name, out) == expected, done.output
     found = [path for path in listing(out) if not path.startswith("models/name/2")]
     assert found == paths, done.output
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_at_ten_moments(commands, undisturbed, name, tmp_path):
-    paths, wanted, seconds = undisturbed[name]
+    paths, expected, seconds = undisturbed[name]
     for moment in range(MOMENTS):
         out = tmp_path / f"{moment}"
         out.mkdir()
@@ -76,38 +76,38 @@ def test_killed_at_ten_moments(commands, undisturbed, name, tmp_path):
         left = [path for path in listing(out) if path not in paths]
         print(f"{name} {moment}: status {done.status}, left {left[:5]}")
         if (out / WRITERS[name].output).is_file():
-            assert content(name, out) == wanted  # Nothing half written under the final name.
+            assert content(name, out) == expected  # Nothing half written under the final name.
         assert_ends_well(commands, undisturbed, name, out)
 
 
 @contextlib.contextmanager
-def disk(folder, kilobytes):
+def disk(directory, kilobytes):
     """A small file system of its own."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(directory)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a file system needs root")
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def remount(folder, options):
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+def remount(directory, options):
+    subprocess.run(["mount", "-o", f"remount,{options}", str(directory)], check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_full_disk(commands, undisturbed, name, tmp_path):
     undisturbed[name]
-    whole = commands.folder / f"undisturbed-{name}"
-    sizes = (path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    complete = commands.directory / f"undisturbed-{name}"
+    sizes = (path.stat().st_size for path in complete.rglob("*") if path.is_file())
     kilobytes, failed = sum(-(-size // 4096) * 4 for size in sizes), 0
-    for share in (0, 0.2, 0.5, 0.9):
-        out = tmp_path / f"{share}"
-        with disk(out, max(4, int(share * kilobytes))):
+    for fraction in (0, 0.2, 0.5, 0.9):
+        out = tmp_path / f"{fraction}"
+        with disk(out, max(4, int(fraction * kilobytes))):
             done = commands.run(name, out)
-            print(f"{name} {share} of {kilobytes}: {done.last_line}; left {listing(out)}")
+            print(f"{name} {fraction} of {kilobytes}: {done.last_line}; left {listing(out)}")
             if done.status == 0:  # Some outputs are larger than others.
                 assert content(name, out) == undisturbed[name][1]
                 continue
@@ -166,9 +166,9 @@ def test_output_equal_to_input(commands, name, tmp_path):
 def test_two_at_once(commands, undisturbed, name, tmp_path):
     started = [commands.start(name, tmp_path) for _ in range(2)]
     done = [commands.wait(*process) for process in started]
-    paths, wanted, _ = undisturbed[name]
+    paths, expected, _ = undisturbed[name]
     print([one.last_line for one in done])
-    assert content(name, tmp_path) == wanted
+    assert content(name, tmp_path) == expected
     found = [path for path in listing(tmp_path) if not path.startswith("models/name/2")]
     assert found == paths
     failed = [one for one in done if one.status]

@@ -52,8 +52,8 @@ def test_a_command_refuses_a_mutated_file_in_one_line(tmp_path, name, huggingfac
     path, read, *_ = FORMATS[name](tmp_path / name)
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nthe bill\n")
-    places = (path.parent, path, huggingface_dir, rows, tmp_path / name / "run")
-    module, *flags = (word.format(*places) for word in COMMANDS[name])
+    positions = (path.parent, path, huggingface_dir, rows, tmp_path / name / "run")
+    module, *flags = (word.format(*positions) for word in COMMANDS[name])
     original, refused = path.read_bytes(), 0
     for number in range(COUNT):
         path.write_bytes(mutate(random.Random(f"{name} {number}"), original))

@@ -29,8 +29,8 @@ def copy(shards, tmp_path):
     return pathlib.Path(shutil.copytree(shards, tmp_path / "copy"))
 
 
-def data_of(folder, **changes):
-    return PretrainingDataset(folder, Vocabulary(ENTRIES), config_of(**changes))
+def data_of(directory, **changes):
+    return PretrainingDataset(directory, Vocabulary(ENTRIES), config_of(**changes))
 
 
 def rows(dataset, count=None):
@@ -68,12 +68,12 @@ def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_EXAMPLES", 100)
     data, size = data_of(shards), 7
     count = len(data) // size + 5  # Into the second epoch.
-    whole = as_bytes(rows(data.training_batches(data.position(5, 0), size, pad_examples), count))
+    complete = as_bytes(rows(data.training_batches(data.position(5, 0), size, pad_examples), count))
     for step in (0, 1, 15, count - 6, count - 5, count - 1):
         position = data.position(5, step * size)
         assert position == (5, step * size // len(data), step * size % len(data))
         rest = data.training_batches(position, size, pad_examples)
-        assert as_bytes(rows(rest, count - step)) == whole[step * size :]
+        assert as_bytes(rows(rest, count - step)) == complete[step * size :]
 
 
 def test_orders_of_shards_blocks_and_epochs_are_unrelated(shards):
@@ -129,8 +129,8 @@ def test_flat_is_padded_without_padding(shards):
                 assert (narrow[name][row] == wide[name][row]).all()
             weights = wide["masked_lm_weights"][row] > 0
             seen = ids[narrow["masked_lm_positions"][row][weights]]
-            places = wide["masked_lm_positions"][row][weights]
-            assert (seen == wide["input_ids"][row][places]).all()
+            positions = wide["masked_lm_positions"][row][weights]
+            assert (seen == wide["input_ids"][row][positions]).all()
         assert narrow["next_sentence_labels"].shape == (9,)
         assert wide["input_ids"].shape == (9, LENGTH)
 
@@ -144,8 +144,8 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
         ids = examples["input_ids"].copy()
         for row in range(len(ids)):
             weights = examples["masked_lm_weights"][row] > 0
-            places = examples["masked_lm_positions"][row][weights]
-            ids[row, places] = examples["masked_lm_ids"][row][weights]
+            positions = examples["masked_lm_positions"][row][weights]
+            ids[row, positions] = examples["masked_lm_ids"][row][weights]
         return ids
 
     plain = unmasked(two)
@@ -195,15 +195,18 @@ def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
         data_of(copy)
 
 
-def second_shard(folder):
-    return folder / "examples-00001-of-00003.tfrecord"
+def second_shard(directory):
+    return directory / "examples-00001-of-00003.tfrecord"
 
 
 def last_record_begins(data):
     """Where the last record of a TFRecord file begins."""
-    begin = place = 0
-    while place < len(data):
-        begin, place = place, place + 16 + int.from_bytes(data[place : place + 8], "little")
+    begin = position = 0
+    while position < len(data):
+        begin, position = (
+            position,
+            position + 16 + int.from_bytes(data[position : position + 8], "little"),
+        )
     return begin
 
 
@@ -281,8 +284,8 @@ def test_inspection_counts_what_is_there(shards, copy):
     assert statistics.random_next == everything["next_sentence_labels"].sum()
     assert statistics.mask_actions.sum() == everything["masked_lm_weights"].sum()
     lines = list(statistics.lines(LENGTH))
-    share = 1 - everything["input_mask"].mean()
-    assert lines[1] == f"padding                {share:.2%} of all places"
+    fraction = 1 - everything["input_mask"].mean()
+    assert lines[1] == f"padding                {fraction:.2%} of all places"
     path = second_shard(copy)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes, wanted"):
@@ -312,9 +315,9 @@ def test_an_example_is_described_as_text():
 def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     """Written feature by feature with protobuf, as google-research/bert does."""
     everything = rows(data_of(copy).evaluation_batches(50, pad_examples))
-    folder = tmp_path / "released"
-    folder.mkdir()
-    with tf.io.TFRecordWriter(str(folder / "tf_examples.tfrecord")) as writer:
+    directory = tmp_path / "released"
+    directory.mkdir()
+    with tf.io.TFRecordWriter(str(directory / "tf_examples.tfrecord")) as writer:
         for row in range(len(everything["input_ids"])):
             example = tf.train.Example()
             for name in (*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS):
@@ -324,23 +327,23 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
                 (feature.float_list if is_float else feature.int64_list).value.extend(values)
             writer.write(example.SerializeToString())
     Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
-    arguments = [f"--shards={folder}", f"--vocab={tmp_path / 'vocab.txt'}"]
+    arguments = [f"--shards={directory}", f"--vocab={tmp_path / 'vocab.txt'}"]
     done = run_command("bert_tf.inspect_shards", *arguments)
     assert done.returncode == 2 and "--write_manifest" in done.stderr
     done = run_command("bert_tf.inspect_shards", *arguments, "--write_manifest", "--num_examples=1")
     assert done.returncode == 0, done.stderr
     assert "1 shards are as they were written" in done.stdout and "  A  [CLS]" in done.stdout
-    data = data_of(folder)
+    data = data_of(directory)
     data.verify()
     adopted = rows(data.evaluation_batches(50, pad_examples))
     assert as_bytes(adopted) == as_bytes(everything)
-    (folder / "manifest.json").unlink()
+    (directory / "manifest.json").unlink()
     with pytest.raises(UserError, match="vocab.txt: is there already, and not the one of --vocab"):
-        inspection.write_manifest(str(folder), Vocabulary(ENTRIES[:20]))
-    (folder / "vocab.txt").unlink()
+        inspection.write_manifest(str(directory), Vocabulary(ENTRIES[:20]))
+    (directory / "vocab.txt").unlink()
     with pytest.raises(UserError, match=r"record \d+: input_ids holds \d+, wanted 0 to 19"):
-        inspection.write_manifest(str(folder), Vocabulary(ENTRIES[:20]))
-    assert not (folder / "manifest.json").exists()
+        inspection.write_manifest(str(directory), Vocabulary(ENTRIES[:20]))
+    assert not (directory / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("value", [-7, 2**32 + 9])

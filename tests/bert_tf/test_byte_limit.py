@@ -21,8 +21,8 @@ def test_texts_within_the_limit_stay_and_others_end_with_a_character():
 @pytest.mark.parametrize("most", range(1, 14))
 def test_it_is_pythons_decoding_of_the_first_bytes(most):
     text = "aé€\U0001f600é€b\U0001f600"
-    (got,) = cut([text], most)
-    assert got.decode() == text.encode()[:most].decode("utf-8", "ignore")
+    (actual,) = cut([text], most)
+    assert actual.decode() == text.encode()[:most].decode("utf-8", "ignore")
 
 
 def test_bytes_that_are_no_text_are_cut_at_the_limit():
@@ -36,5 +36,5 @@ def test_any_shape_is_kept():
 
 
 def test_the_limit_is_a_mebibyte():
-    (got,) = truncate_utf8(tf.constant(["x" * (MAX_BYTES + 7)])).numpy()
-    assert len(got) == 2**20
+    (actual,) = truncate_utf8(tf.constant(["x" * (MAX_BYTES + 7)])).numpy()
+    assert len(actual) == 2**20

@@ -70,10 +70,10 @@ def flip(path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: flip(folder / "variables.data-00000-of-00001"),
-        lambda folder: os.truncate(folder / "variables.data-00000-of-00001", 100),
-        lambda folder: os.truncate(folder / "variables.index", 20),
-        lambda folder: (folder / "variables.index").unlink(),
+        lambda directory: flip(directory / "variables.data-00000-of-00001"),
+        lambda directory: os.truncate(directory / "variables.data-00000-of-00001", 100),
+        lambda directory: os.truncate(directory / "variables.index", 20),
+        lambda directory: (directory / "variables.index").unlink(),
     ],
     ids=["flipped", "truncated data", "truncated index", "no index"],
 )
@@ -199,8 +199,8 @@ def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabula
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def everything(folder):
-    return {str(path): path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+def everything(directory):
+    return {str(path): path.is_dir() or path.read_bytes() for path in directory.rglob("*")}
 
 
 def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabulary):
@@ -244,9 +244,9 @@ def test_what_a_killed_first_save_left_gives_way(tmp_path, config, vocabulary, m
     run, left = Run.create(tmp_path / "run", config, vocabulary, train={}), tmp_path / "left"
     sync_directory = files.sync_directory
 
-    def copy(folder):  # Of all files but checkpoint.json, which comes next.
+    def copy(directory):  # Of all files but checkpoint.json, which comes next.
         shutil.copytree(run.path, left)
-        sync_directory(folder)
+        sync_directory(directory)
 
     monkeypatch.setattr(files, "sync_directory", copy)
     run.checkpoints.save(3, variables(3))

@@ -29,9 +29,9 @@ def test_presets_have_the_published_number_of_parameters(model_size):
 
 
 def test_gelu_is_tanh_in_googles_file_and_erf_elsewhere(tmp_path):
-    for name, wanted in (("bert_config.json", "gelu_new"), ("config.json", "gelu")):
+    for name, expected in (("bert_config.json", "gelu_new"), ("config.json", "gelu")):
         (tmp_path / name).write_text(json.dumps({"vocab_size": 11, "hidden_act": "gelu"}))
-        assert BertConfig.load(tmp_path / name).hidden_act == wanted
+        assert BertConfig.load(tmp_path / name).hidden_act == expected
 
 
 def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):

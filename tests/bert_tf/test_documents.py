@@ -35,23 +35,23 @@ def test_order_and_hash_follow_content_not_files_or_line_ends(tmp_path):
     halves = LINES.split("\n\u3000\n")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    whole, read = index(tmp_path / "one", {"a.txt": LINES})
+    complete, read = index(tmp_path / "one", {"a.txt": LINES})
     split, read_split = index(
         tmp_path / "two", {"z.txt": halves[0].replace("\n", "\r\n"), "b.txt.gz": halves[1]}
     )
-    assert whole.sha256 == split.sha256
+    assert complete.sha256 == split.sha256
 
     def content(lines):
         return [line for line in lines if line]
 
     assert [*map(content, read)] == [*map(content, read_split)]
-    assert index(tmp_path / "two", {"a.txt": LINES + "x"})[0].sha256 != whole.sha256
+    assert index(tmp_path / "two", {"a.txt": LINES + "x"})[0].sha256 != complete.sha256
 
 
 def test_equal_documents_are_ordered_by_file_and_place(tmp_path):
     found, _ = index(tmp_path, {"b": "same\n\nother\n\nsame\n", "a": "same\n"})
     order = list(zip(found.files.tolist(), found.offsets.tolist(), strict=True))
-    same = [place for place in order if place != (1, 6)]
+    same = [position for position in order if position != (1, 6)]
     assert same == [(0, 0), (1, 0), (1, 13)]
 
 

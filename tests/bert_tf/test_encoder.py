@@ -35,19 +35,19 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
     encoder = make_encoder(config, weights)
     outputs = wrap(lambda inputs: encoder(inputs, output_hidden_states=True))(inputs_BL)
     for row, length in enumerate(inputs_BL["input_mask"].sum(1)):
-        wanted = reference.encode(
+        expected = reference.encode(
             inputs_BL["input_ids"][row, :length],
             inputs_BL["segment_ids"][row, :length],
             weights,
             config,
         )
-        reference.assert_equal(outputs["pooled"][row], wanted["pooled"], 2)
-        reference.assert_equal(outputs["sequence"][row, :length], wanted["hidden_states"][-1], 2)
-        for got, want in zip(outputs["hidden_states"], wanted["hidden_states"], strict=True):
-            reference.assert_equal(got[row, :length], want, 2)
-        for got, want in zip(outputs["attentions"], wanted["attentions"], strict=True):
-            reference.assert_equal(got[row, :, :length, :length], want, 2)
-            np.testing.assert_array_equal(got[row, :, :length, length:], 0)
+        reference.assert_equal(outputs["pooled"][row], expected["pooled"], 2)
+        reference.assert_equal(outputs["sequence"][row, :length], expected["hidden_states"][-1], 2)
+        for actual, want in zip(outputs["hidden_states"], expected["hidden_states"], strict=True):
+            reference.assert_equal(actual[row, :length], want, 2)
+        for actual, want in zip(outputs["attentions"], expected["attentions"], strict=True):
+            reference.assert_equal(actual[row, :, :length, :length], want, 2)
+            np.testing.assert_array_equal(actual[row, :, :length, length:], 0)
 
 
 def test_erf_and_tanh_differ(config, inputs_BL):
@@ -102,26 +102,26 @@ def test_equals_keras_nlp_with_the_same_weights():
         "input_mask": (np.arange(11) < lengths[:, None]).astype(int),
         "segment_ids": (np.arange(11) > 4) * np.ones((5, 1), int),
     }
-    wanted = backbone(
+    expected = backbone(
         {
             "token_ids": ids,
             "padding_mask": inputs["input_mask"],
             "segment_ids": inputs["segment_ids"],
         }
     )
-    got = make_encoder(config, weights)(inputs)
+    actual = make_encoder(config, weights)(inputs)
     is_token = inputs["input_mask"] == 1
-    reference.assert_equal(got["pooled"], wanted["pooled_output"].numpy(), 3)
+    reference.assert_equal(actual["pooled"], expected["pooled_output"].numpy(), 3)
     reference.assert_equal(
-        got["sequence"].numpy()[is_token], wanted["sequence_output"].numpy()[is_token], 3
+        actual["sequence"].numpy()[is_token], expected["sequence_output"].numpy()[is_token], 3
     )
 
 
 def test_equals_the_real_bert_tiny_activations(data_dir):
     """google's bert-tiny, fine-tuned on SST-2, from a real embedding output to the logits."""
-    folder = data_dir / "checkpoints" / "bert_tiny_sst2_encoder_only"
-    theirs = dict(np.load(folder / "bert_tiny_sst2_encoder.npz"))
-    expected = dict(np.load(folder / "expected_numpy_float64.npz"))
+    directory = data_dir / "checkpoints" / "bert_tiny_sst2_encoder_only"
+    theirs = dict(np.load(directory / "bert_tiny_sst2_encoder.npz"))
+    expected = dict(np.load(directory / "expected_numpy_float64.npz"))
     config = BertConfig(
         vocab_size=4,
         hidden_size=128,
@@ -231,9 +231,9 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
 
     rows = tf.cast(100 + np.random.default_rng(0).normal(size=(4, 64)) * 3, tf.bfloat16)
     norm = LayerNorm(1e-12, dtype="mixed_bfloat16")
-    wanted = reference.layer_norm(tf.cast(rows, tf.float64).numpy(), 1.0, 0.0, 1e-12)
+    expected = reference.layer_norm(tf.cast(rows, tf.float64).numpy(), 1.0, 0.0, 1e-12)
     # What remains is the rounding of the result: half a unit in the last of its 8 bits.
-    np.testing.assert_allclose(tf.cast(norm(rows), tf.float64), wanted, rtol=2**-8, atol=1e-6)
+    np.testing.assert_allclose(tf.cast(norm(rows), tf.float64), expected, rtol=2**-8, atol=1e-6)
     encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
     for probs in encoder(inputs_BL, output_hidden_states=True)["attentions"]:
         np.testing.assert_allclose(tf.reduce_sum(probs, axis=-1), 1.0, atol=1e-6)
@@ -254,8 +254,8 @@ def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed, num_rows):
     norm.build((None, 64))
     norm.gamma.assign(gamma)
     norm.beta.assign(beta)
-    got = tf.function(lambda x: norm(x, seed=seed))(tf.constant(rows, tf.float32))
-    reference.assert_equal(got, reference.layer_norm(rows, gamma, beta, epsilon), 1)
+    actual = tf.function(lambda x: norm(x, seed=seed))(tf.constant(rows, tf.float32))
+    reference.assert_equal(actual, reference.layer_norm(rows, gamma, beta, epsilon), 1)
 
 
 def test_no_two_calls_share_noise_at_any_place(config):
@@ -263,7 +263,7 @@ def test_no_two_calls_share_noise_at_any_place(config):
     call."""
     encoder = Encoder(config)
     seeds = [encoder.dropout_seed(True).numpy() for _ in range(3)]
-    keys = {(seed[0], seed[1] + place) for seed in seeds for place in (*range(8), 2**15)}
+    keys = {(seed[0], seed[1] + position) for seed in seeds for position in (*range(8), 2**15)}
     assert len(keys) == 3 * 9
     assert encoder.dropout_seed(False) is None
 
@@ -326,6 +326,6 @@ def test_deep_encoders_equal_numpy(num_layers, model_size):
     outputs = make_encoder(config, weights)(
         {"input_ids": ids[None], "input_mask": np.ones((1, 6), int), "segment_ids": segments[None]}
     )
-    wanted = reference.encode(ids, segments, weights, config)
-    reference.assert_equal(outputs["sequence"][0], wanted["hidden_states"][-1], num_layers)
-    reference.assert_equal(outputs["pooled"][0], wanted["pooled"], num_layers)
+    expected = reference.encode(ids, segments, weights, config)
+    reference.assert_equal(outputs["sequence"][0], expected["hidden_states"][-1], num_layers)
+    reference.assert_equal(outputs["pooled"][0], expected["pooled"], num_layers)

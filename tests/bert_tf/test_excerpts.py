@@ -74,27 +74,27 @@ def assert_same_ends(tokenize, texts, monkeypatch, max_tokens=6, reach=24):
         input_signature=[tf.TensorSpec([None], tf.string)],
         autograph=False,
     )
-    whole, *ends = traced(tf.constant(texts, tf.string))
+    complete, *ends = traced(tf.constant(texts, tf.string))
     read = dict(zip(MODES, ends, strict=True))
     for mode in MODES:
-        wanted, got = (
-            pack([tokens], VOCABULARY, max_tokens + 2, mode) for tokens in (whole, read[mode])
+        reference, actual = (
+            pack([tokens], VOCABULARY, max_tokens + 2, mode) for tokens in (complete, read[mode])
         )
         for name in ("input_ids", "starts", "ends"):
-            expected, found = getattr(wanted, name), getattr(got, name)
+            expected, found = getattr(reference, name), getattr(actual, name)
             if expected is None:
                 assert found is None
                 continue
             np.testing.assert_array_equal(found.row_splits, expected.row_splits)
             np.testing.assert_array_equal(found.flat_values, expected.flat_values, err_msg=mode)
-    return whole, read
+    return complete, read
 
 
 def test_random_texts_have_the_ends_of_the_whole(tokenizer, monkeypatch):
     texts = random_texts(500, seed=1)
-    whole, read = assert_same_ends(tokenizer.tokenize_with_offsets, texts, monkeypatch)
+    complete, read = assert_same_ends(tokenizer.tokenize_with_offsets, texts, monkeypatch)
     for mode in MODES:  # It did read less.
-        assert len(read[mode].ids.flat_values) < 0.8 * len(whole.ids.flat_values)
+        assert len(read[mode].ids.flat_values) < 0.8 * len(complete.ids.flat_values)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_masks_are_cut_nowhere(monkeypatch):
     assert_same_ends(tokenize, texts, monkeypatch)
 
 
-def test_an_ordinary_text_is_tokenized_once_and_a_long_one_as_far_as_it_matters():
+def test_an_normal_text_is_tokenized_once_and_a_long_one_as_far_as_it_matters():
     seen = []
 
     def tokenize(texts):

@@ -76,7 +76,7 @@ def test_a_new_file_can_be_read_as_any_other(tmp_path):
     assert len(modes) == 1
 
 
-def test_a_relative_path_without_a_folder(tmp_path, monkeypatch):
+def test_a_relative_path_without_a_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.atomic_write_text("a.txt", "x")
     assert os.listdir(tmp_path) == ["a.txt"]

@@ -30,8 +30,8 @@ def test_former_flags_are_accepted():
     assert command.parse(Settings, ["x"])[0] == Settings()
     former = ["x", "--width=4", "--sort=b", "--truly", "--terms=a,b", "--wanted=y"]
     new = ["x", "--size=4", "--kind=b", "--really", "--words=a,b", "--needed=y"]
-    wanted = Settings(4, "b", True, ("a", "b"), "y")
-    assert command.parse(Settings, former)[0] == command.parse(Settings, new)[0] == wanted
+    expected = Settings(4, "b", True, ("a", "b"), "y")
+    assert command.parse(Settings, former)[0] == command.parse(Settings, new)[0] == expected
     assert command.parse(Settings, ["x", "--really", "--notruly"])[0] == Settings()
 
 

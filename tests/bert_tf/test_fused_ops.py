@@ -47,12 +47,12 @@ def assert_like_plain(kernel, plain, arguments, shape, dtype):
         input_signature=specs,
     )
     wide = [tf.cast(value, tf.float32) for value in arguments]
-    wanted = values_and_gradients(plain, wide, upstream)
-    for got, want in zip(in_graph(*arguments), wanted, strict=True):
-        assert got.dtype in (dtype, tf.float32)
-        got = tf.cast(got, tf.float64).numpy()
-        scale = max(1.0, np.abs(want).max())
-        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCES[dtype] * scale)
+    expected = values_and_gradients(plain, wide, upstream)
+    for actual, reference in zip(in_graph(*arguments), expected, strict=True):
+        assert actual.dtype in (dtype, tf.float32)
+        actual = tf.cast(actual, tf.float64).numpy()
+        scale = max(1.0, np.abs(reference).max())
+        np.testing.assert_allclose(actual, reference, rtol=0, atol=TOLERANCES[dtype] * scale)
 
 
 def unknown(shape):
@@ -188,8 +188,8 @@ def test_adamw_by_numpy(decay, width):
     m = 0.9 * m + 0.1 * (0.5 * gradient)
     v = 0.99 * v + 0.01 * (0.5 * gradient) ** 2
     weights = weights - 0.02 * (m / 0.3 / (np.sqrt(v / 0.2) + 1e-3) + decay * weights)
-    for variable, wanted in zip(variables, (weights, m, v), strict=True):
-        np.testing.assert_allclose(variable, wanted, rtol=1e-5, atol=1e-6)
+    for variable, expected in zip(variables, (weights, m, v), strict=True):
+        np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_who_read_a_variable_before_an_update_keeps_what_was_read():
@@ -309,6 +309,6 @@ def test_in_a_function_that_is_compiled_as_a_whole_they_are_the_same():
     def gradients(x):
         return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 8], seed=4))
 
-    whole = tf.function(gradients, jit_compile=True)(x)
-    for one, other in zip(whole, tf.function(gradients)(x), strict=True):
+    complete = tf.function(gradients, jit_compile=True)(x)
+    for one, other in zip(complete, tf.function(gradients)(x), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

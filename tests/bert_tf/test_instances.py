@@ -42,7 +42,7 @@ def segments(instances, ids):
 
 # Five documents of four sentences of three tokens. A token's digits: document, sentence, place.
 TWENTY = [
-    [[100 * document + 10 * sentence + place for place in range(3)] for sentence in range(4)]
+    [[100 * document + 10 * sentence + position for position in range(3)] for sentence in range(4)]
     for document in range(1, 6)
 ]
 

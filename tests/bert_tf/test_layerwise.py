@@ -61,7 +61,7 @@ def test_layer_decay_equals_numpy(optimizer_class):
     rates = [0.1 * (step / 4 if step < 4 else 1 - step / 12) for step in range(12)]
     optimizer = optimizer_class(WarmupLinearDecay(0.1, 12, 4), layer_decay=0.5)
     before, gradients, after = steps_of(optimizer)
-    wanted = reference.adamw(
+    expected = reference.adamw(
         before,
         gradients,
         rates,
@@ -71,7 +71,7 @@ def test_layer_decay_equals_numpy(optimizer_class):
         factors={path: 0.5**exponent for path, exponent in EXPONENTS.items()},
     )
     for path, array in after.items():
-        np.testing.assert_allclose(array, wanted[path], rtol=0, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(array, expected[path], rtol=0, atol=1e-5, err_msg=path)
 
 
 @OPTIMIZERS
@@ -97,9 +97,9 @@ def test_every_variable_of_a_model_has_its_layers_rate(config):
     assert len(step.model.encoder.transformer) == 2
     for name, variable in model_variables(step.model).items():
         if variable.trainable:
-            place = name.split("/")[1]
-            wanted = {"embeddings": 3, "layer_0": 2, "layer_1": 1}.get(place, 0)
-            assert step.optimizer._exponents[id(variable)] == wanted, name
+            position = name.split("/")[1]
+            expected = {"embeddings": 3, "layer_0": 2, "layer_1": 1}.get(position, 0)
+            assert step.optimizer._exponents[id(variable)] == expected, name
 
 
 def make_step(config, num_frozen=None, **options):
@@ -148,8 +148,8 @@ def gradients_of(config, inputs_BL, num_frozen, recompute=False):
         with tf.GradientTape() as tape:
             outputs = encoder(inputs, training=True, seed=(1, 2))
             loss = tf.reduce_sum(outputs["pooled"] ** 2)
-        wanted = {name: one.value for name, one in variables.items() if one.trainable}
-        found = tape.gradient(loss, wanted)
+        expected = {name: one.value for name, one in variables.items() if one.trainable}
+        found = tape.gradient(loss, expected)
         return {name: tf.convert_to_tensor(gradient) for name, gradient in found.items()}
 
     function = gradients.get_concrete_function(inputs_BL)
@@ -163,17 +163,17 @@ def test_no_gradient_is_taken_through_what_is_frozen(config, inputs_BL):
     Those of query, key and value that lead down are left out in the lowest layer that learns, that
     of the pooler where no layer does.
     """
-    whole, count = gradients_of(config, inputs_BL, None)
+    complete, count = gradients_of(config, inputs_BL, None)
     assert count == 13 + 2 * 13
     for num_frozen, backwards in enumerate((2 * 13 - 3, 2 * 7 - 3, 1)):
         part, count = gradients_of(config, inputs_BL, num_frozen)
         assert count == 13 + backwards
         recomputed, _ = gradients_of(config, inputs_BL, num_frozen, recompute=True)
-        assert set(part) == set(recomputed) < set(whole)
+        assert set(part) == set(recomputed) < set(complete)
         for name, gradient in part.items():  # Dropout below is as it was.
-            np.testing.assert_allclose(gradient, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(gradient, complete[name], rtol=1e-5, atol=1e-6, err_msg=name)
             np.testing.assert_allclose(
-                recomputed[name], whole[name], rtol=1e-5, atol=1e-6, err_msg=name
+                recomputed[name], complete[name], rtol=1e-5, atol=1e-6, err_msg=name
             )
 
 

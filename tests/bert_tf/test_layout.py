@@ -63,24 +63,24 @@ def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wr
     encoder = make_encoder(deep_config, small.random_weights(deep_config))
     texts, count = random_texts(lengths, deep_config), sum(lengths)
     encode = wrap(lambda inputs: encoder(inputs, output_hidden_states=True))
-    wanted = encode(to_padded(texts, vocabulary))
+    expected = encode(to_padded(texts, vocabulary))
     for inputs in (to_flat(texts, vocabulary), without_tail(to_flat(texts, vocabulary))):
-        got = encode(inputs)
-        assert got["sequence"].shape == (len(inputs["input_ids"]), deep_config.hidden_size)
-        reference.assert_equal(got["pooled"], wanted["pooled"].numpy(), 2)
+        actual = encode(inputs)
+        assert actual["sequence"].shape == (len(inputs["input_ids"]), deep_config.hidden_size)
+        reference.assert_equal(actual["pooled"], expected["pooled"].numpy(), 2)
         for mine, theirs in (
-            (got["sequence"], wanted["sequence"]),
-            *zip(got["hidden_states"], wanted["hidden_states"], strict=True),
+            (actual["sequence"], expected["sequence"]),
+            *zip(actual["hidden_states"], expected["hidden_states"], strict=True),
         ):
             reference.assert_equal(mine[:count], tokens(theirs, lengths), 2)
-        for mine, theirs in zip(got["attentions"], wanted["attentions"], strict=True):
+        for mine, theirs in zip(actual["attentions"], expected["attentions"], strict=True):
             for row, length in enumerate(lengths):
                 reference.assert_equal(
                     mine[row, :, :length, :length], theirs[row, :, :length, :length].numpy(), 2
                 )
                 np.testing.assert_array_equal(mine[row, :, :length, length:], 0)
         reference.assert_equal(
-            encoder(inputs, pooled_only=True)["pooled"], wanted["pooled"].numpy(), 2
+            encoder(inputs, pooled_only=True)["pooled"], expected["pooled"].numpy(), 2
         )
 
 
@@ -104,13 +104,13 @@ def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
         return tape.gradient(loss, encoder.trainable_variables)
 
     is_token = tf.sequence_mask(lengths)
-    wanted = gradients(
+    expected = gradients(
         to_padded(texts, vocabulary), lambda values_BLH: tf.boolean_mask(values_BLH, is_token)
     )
     # The rows that are nobody's have a token that no text has: its embedding gets no gradient.
     inputs = to_flat(texts, vocabulary)
-    got = gradients(inputs, lambda values_TH: values_TH[:count])
-    for variable, mine, theirs in zip(encoder.trainable_variables, got, wanted, strict=True):
+    actual = gradients(inputs, lambda values_TH: values_TH[:count])
+    for variable, mine, theirs in zip(encoder.trainable_variables, actual, expected, strict=True):
         mine, theirs = (tf.convert_to_tensor(gradient).numpy() for gradient in (mine, theirs))
         reference.assert_equal(mine, theirs, 2)
         if variable.path.endswith("word_embeddings"):
@@ -208,11 +208,11 @@ def test_fine_tuning_is_flat_but_where_xla_compiles():
 def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
     texts = random_texts([5, 1, 16, 3], config)
-    wanted, got = (
+    expected, actual = (
         tf.cast(encoder(layout(texts, vocabulary))["pooled"], tf.float32)
         for layout in (to_padded, to_flat)
     )
-    np.testing.assert_allclose(got, wanted, atol=0.03)
+    np.testing.assert_allclose(actual, expected, atol=0.03)
 
 
 def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
@@ -248,8 +248,8 @@ def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
         mine = tf.reduce_sum(layout.merge_heads(context)[:9] * upstream_TH)
         plain_first = tf.reduce_sum(tf.gather(hidden_TH, [0, 3, 4]) * upstream_TH[:3])
         first = tf.reduce_sum(layout.cls_vectors(hidden_TH) * upstream_TH[:3])
-    for got, wanted, x in ((mine, plain, context), (first, plain_first, hidden_TH)):
-        gradients = [tf.convert_to_tensor(tape.gradient(loss, x)) for loss in (got, wanted)]
+    for actual, expected, x in ((mine, plain, context), (first, plain_first, hidden_TH)):
+        gradients = [tf.convert_to_tensor(tape.gradient(loss, x)) for loss in (actual, expected)]
         np.testing.assert_array_equal(*gradients)
 
 

@@ -122,17 +122,17 @@ def test_words_count_as_often_as_they_were_seen():
 
 def test_case_and_accents_are_the_normalizers(write):
     path = write("Ä Ä ä\n")
-    for do_lower_case, strip_accents, wanted in (
+    for do_lower_case, strip_accents, expected in (
         (True, None, ["a"]),
         (True, False, ["ä"]),
         (False, None, ["Ä", "ä"]),
         (False, True, ["A", "a"]),
     ):
-        size = len(SPECIALS) + len(wanted)
+        size = len(SPECIALS) + len(expected)
         entries, _ = learn(
             path, size=size, do_lower_case=do_lower_case, strip_accents=strip_accents
         )
-        assert entries[len(SPECIALS) :] == wanted
+        assert entries[len(SPECIALS) :] == expected
 
 
 def test_what_no_vocabulary_can_hold_is_left_out():
@@ -163,12 +163,12 @@ def test_no_entry_is_longer_than_the_tokenizer_takes(write, tmp_path, monkeypatc
 def test_words_are_counted_alike_in_one_batch_and_in_many(monkeypatch):
     words = [f"w{number % 97}" for number in range(5000)]
     lines = [" ".join(words[begin : begin + 7]) for begin in range(0, len(words), 7)]
-    wanted = {word: words.count(word) for word in {*words}}
-    assert count(lines)[0] == wanted
+    expected = {word: words.count(word) for word in {*words}}
+    assert count(lines)[0] == expected
     monkeypatch.setattr(learning, "BATCH_BYTES", 100)
     monkeypatch.setattr(learning, "SECONDS_BETWEEN_LINES", 0)
     counts, said = count(lines)
-    assert counts == wanted and list(counts) == list(dict.fromkeys(words))
+    assert counts == expected and list(counts) == list(dict.fromkeys(words))
     assert "counted 0.0 MB, 97 distinct words" in said[-1] and len(said) > 10
 
 
@@ -181,8 +181,8 @@ def test_over_the_cap_the_rarest_words_are_dropped_and_the_user_is_told(monkeypa
     assert counts == {"a": 4, "b": 2, "d": 1}
     # Of five words at most two stay, so that there is room again.
     assert count(["a a a b b c c d d e"])[0] == {"a": 3}
-    wanted = "over 4 distinct words: the rarest, seen up to 1 times by then, were dropped"
-    assert said[-1] == wanted
+    expected = "over 4 distinct words: the rarest, seen up to 1 times by then, were dropped"
+    assert said[-1] == expected
 
 
 def test_every_100th_line_is_held_out_from_all_of_the_text(monkeypatch):

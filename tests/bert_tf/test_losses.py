@@ -40,15 +40,15 @@ def with_gradient(loss, logits):
 
 def test_focal_losses_by_hand():
     """p = 1/4 and gamma 2: (3/4)^2 log 4."""
-    wanted = 0.5625 * math.log(4)
+    expected = 0.5625 * math.log(4)
     logits_BC = np.log([[0.25, 0.75, 1e-30], [0.7, 0.05, 0.25]])
     np.testing.assert_allclose(
-        focal_softmax_cross_entropy(np.array([0, 2]), logits_BC, gamma=2.0), [wanted] * 2, 1e-5
+        focal_softmax_cross_entropy(np.array([0, 2]), logits_BC, gamma=2.0), [expected] * 2, 1e-5
     )
     logit = math.log(3)
     np.testing.assert_allclose(
         focal_sigmoid_cross_entropy(np.array([0, 1]), np.array([[logit], [-logit]]), gamma=2.0),
-        [wanted] * 2,
+        [expected] * 2,
         1e-5,
     )
     # The second label of the first text, and the first of the second, are as sure as can be.
@@ -56,7 +56,7 @@ def test_focal_losses_by_hand():
         focal_multi_label_cross_entropy(
             np.array([[0, 1], [0, 1]]), np.array([[logit, 50.0], [-50.0, -logit]]), gamma=2.0
         ),
-        [wanted / 2] * 2,
+        [expected / 2] * 2,
         1e-5,
     )
 
@@ -67,23 +67,23 @@ def test_focal_losses_equal_the_formula_and_with_gamma_0_the_cross_entropies(gam
     logits_BLC, labels_BL = rng.normal(0, 3, (4, 6, 5)), rng.integers(0, 5, (4, 6))
     probs_BLC = reference.softmax(logits_BLC)
     p = np.take_along_axis(probs_BLC, labels_BL[..., None], -1)[..., 0]
-    got = focal_softmax_cross_entropy(labels_BL, logits_BLC, gamma)
-    np.testing.assert_allclose(got, -((1 - p) ** gamma) * np.log(p), rtol=1e-4, atol=1e-6)
+    actual = focal_softmax_cross_entropy(labels_BL, logits_BLC, gamma)
+    np.testing.assert_allclose(actual, -((1 - p) ** gamma) * np.log(p), rtol=1e-4, atol=1e-6)
 
     labels_BC, logits_BC = rng.integers(0, 2, (20, 3)), rng.normal(0, 3, (20, 3))
     p = np.where(labels_BC == 1, sigmoid(logits_BC), sigmoid(-logits_BC))
-    wanted_BC = -((1 - p) ** gamma) * np.log(p)
+    expected_BC = -((1 - p) ** gamma) * np.log(p)
     np.testing.assert_allclose(
-        focal_multi_label_cross_entropy(labels_BC, logits_BC, gamma), wanted_BC.mean(1), rtol=1e-4
+        focal_multi_label_cross_entropy(labels_BC, logits_BC, gamma), expected_BC.mean(1), rtol=1e-4
     )
     np.testing.assert_allclose(
         focal_sigmoid_cross_entropy(labels_BC[:, 0], logits_BC[:, :1], gamma),
-        wanted_BC[:, 0],
+        expected_BC[:, 0],
         rtol=1e-4,
     )
     if gamma == 0:
         plain = softmax_cross_entropy(labels_BL, logits_BLC)
-        np.testing.assert_allclose(got, plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, plain, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(
             focal_multi_label_cross_entropy(labels_BC, logits_BC, gamma),
             multi_label_cross_entropy(labels_BC, logits_BC),
@@ -133,8 +133,8 @@ def test_the_slope_of_a_focal_loss_equals_a_difference():
     )
     for column in range(4):
         step = 1e-5 * np.eye(4)[column]
-        wanted = (exact(logits_BC + step) - exact(logits_BC - step)) / 2e-5
-        np.testing.assert_allclose(slopes[:, column], wanted, rtol=1e-3, atol=1e-5)
+        expected = (exact(logits_BC + step) - exact(logits_BC - step)) / 2e-5
+        np.testing.assert_allclose(slopes[:, column], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_cross_entropies_of_labels_tokens_and_spans():
@@ -159,8 +159,8 @@ def test_cross_entropies_of_labels_tokens_and_spans():
 
 
 def test_squared_error_is_one_a_text():
-    got = squared_error(np.array([1.0, -2.0, 0.5]), np.array([[3.0], [-2.5], [0.5]], np.float32))
-    np.testing.assert_array_equal(got, [4.0, 0.25, 0.0])
+    actual = squared_error(np.array([1.0, -2.0, 0.5]), np.array([[3.0], [-2.5], [0.5]], np.float32))
+    np.testing.assert_array_equal(actual, [4.0, 0.25, 0.0])
     assert squared_error(np.array([1, 2]), np.zeros((2, 1))).dtype == tf.float32
 
 

@@ -64,11 +64,11 @@ def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whol
     hit = np.take_along_axis(given["input_ids"], positions, axis=1)[weights > 0]
     assert set(hit) == set(WORDS)  # Never [CLS], [SEP] or padding.
     counts = weights.sum(axis=1).reshape(-1, 5)
-    wanted = [min(3, max(1, round(length * 0.15))) for length in (4, 5, 9, 16, 24)]
+    expected = [min(3, max(1, round(length * 0.15))) for length in (4, 5, 9, 16, 24)]
     if whole_word_mask:
-        assert (counts <= wanted).all()
+        assert (counts <= expected).all()
     else:
-        assert (counts == wanted).all()
+        assert (counts == expected).all()
     assert found["masked_lm_weights"].dtype == np.float32
 
 
@@ -93,8 +93,8 @@ def test_mask_actions_and_positions_are_distributed_as_released(vocabulary):
     seen = np.take_along_axis(found["input_ids"], positions, axis=1)
     total = seen.size
 
-    def near(count, share):
-        return abs(count - share * total) < 5 * (share * (1 - share) * total) ** 0.5
+    def near(count, fraction):
+        return abs(count - fraction * total) < 5 * (fraction * (1 - fraction) * total) ** 0.5
 
     assert near((seen == MASK).sum(), 0.8)
     # A random replacement is the very token once in len(WORDS) times.
@@ -155,14 +155,14 @@ def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
 def test_masks_follow_seed_stream_and_number_and_nothing_else(vocabulary):
     given = examples(64, [24])
     masking = MaskGenerator(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4)
-    whole = masked(masking, given)["masked_lm_positions"]
-    assert (masked(masking, given, graph=False)["masked_lm_positions"] == whole).all()
+    complete = masked(masking, given)["masked_lm_positions"]
+    assert (masked(masking, given, graph=False)["masked_lm_positions"] == complete).all()
     part = {name: values[40:] for name, values in given.items()}
     again = masking(part, keys(0, 0, np.arange(40, 64)))["masked_lm_positions"].numpy()
-    assert (again == whole[40:]).all()  # Whatever batch an example comes in.
+    assert (again == complete[40:]).all()  # Whatever batch an example comes in.
     for seed, stream in ((1, 0), (0, 1)):
         other = masked(masking, given, seed, stream)["masked_lm_positions"]
-        assert (other != whole).any(axis=1).mean() > 0.9
+        assert (other != complete).any(axis=1).mean() > 0.9
 
 
 def test_draws_are_those_of_splitmix64_and_uncorrelated():
@@ -203,30 +203,30 @@ def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask
     )
     found = masked(masking, given)
     counts = found["masked_lm_weights"].sum(axis=1)
-    wanted = np.array([min(20, max(1, round(length * 0.15))) for length in made.num_tokens])
+    reference = np.array([min(20, max(1, round(length * 0.15))) for length in made.num_tokens])
     if whole_word_mask:
-        assert (counts <= wanted).all() and counts.sum() > 0.98 * wanted.sum()
+        assert (counts <= reference).all() and counts.sum() > 0.98 * reference.sum()
     else:
-        assert (counts == wanted).all()
+        assert (counts == reference).all()
     is_one = found["masked_lm_weights"] > 0
     answers = found["masked_lm_ids"][is_one]
     seen = np.take_along_axis(found["input_ids"], found["masked_lm_positions"], 1)[is_one]
     mask_id, total = vocabulary["[MASK]"], len(answers)
     assert total > 50_000
-    for count, share in (
+    for count, fraction in (
         ((seen == mask_id).sum(), 0.8),
         ((seen == answers).sum(), 0.1),
         (((seen != answers) & (seen != mask_id)).sum(), 0.1),
     ):
-        assert abs(count - share * total) < 5 * (share * (1 - share) * total) ** 0.5
+        assert abs(count - fraction * total) < 5 * (fraction * (1 - fraction) * total) ** 0.5
     entries = np.array(vocabulary.entries)
     replaced = entries[seen[(seen != answers) & (seen != mask_id)]]
     assert not any(entry.startswith("[") and entry.endswith("]") for entry in replaced)
     # Full examples: every place but those of [CLS] and [SEP] as often as any other.
     full = made.num_tokens == 128
     hits = np.bincount(found["masked_lm_positions"][full][is_one[full]], minlength=128)
-    specials = np.isin(given["input_ids"][full], [vocabulary["[CLS]"], vocabulary["[SEP]"]])
-    share = hits.sum() / (~specials).sum()
-    expected = share * (~specials).sum(axis=0)
+    special_tokens = np.isin(given["input_ids"][full], [vocabulary["[CLS]"], vocabulary["[SEP]"]])
+    fraction = hits.sum() / (~special_tokens).sum()
+    expected = fraction * (~special_tokens).sum(axis=0)
     if not whole_word_mask:
         assert (np.abs(hits - expected) <= 5 * np.sqrt(expected + 1)).all()

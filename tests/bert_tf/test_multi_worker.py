@@ -29,22 +29,22 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
+    directory = tmp_path_factory.mktemp("data")
     # Wide enough for compiled kernels.
     config = config_of(hidden_size=MIN_WIDTH, num_hidden_layers=2, num_attention_heads=2)
     for name, rate in (("config", 0.0), ("dropout", 0.1)):
         values = config.to_dict()
         values |= {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
-        (folder / f"{name}.json").write_text(json.dumps(values))
+        (directory / f"{name}.json").write_text(json.dumps(values))
     small = config_of(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    (folder / "small.json").write_text(json.dumps(small.to_dict()))
-    shards = write_shards(folder / "train")
-    held_out = write_shards(folder / "held_out", seed=1)
+    (directory / "small.json").write_text(json.dumps(small.to_dict()))
+    shards = write_shards(directory / "train")
+    held_out = write_shards(directory / "held_out", seed=1)
     return {
         **FLAGS,
         "shards": shards,
         "eval_shards": held_out,
-        "config": folder / "config.json",
+        "config": directory / "config.json",
     }
 
 
@@ -101,9 +101,9 @@ def test_told_to_stop_both_save_the_same_step_and_go_on(flags, tmp_path, which):
     assert 7 <= steps[-1] < 400
     finish(start_workers(flags, tmp_path / "stopped"))
     finish(start_workers(flags, tmp_path / "whole"))
-    stopped, whole = last_weights(tmp_path / "stopped"), last_weights(tmp_path / "whole")
-    for name in whole:
-        np.testing.assert_array_equal(stopped[name], whole[name], err_msg=name)
+    stopped, complete = last_weights(tmp_path / "stopped"), last_weights(tmp_path / "whole")
+    for name in complete:
+        np.testing.assert_array_equal(stopped[name], complete[name], err_msg=name)
 
 
 ABORTED = "Collective ops is aborted by: "

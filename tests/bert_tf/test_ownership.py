@@ -15,22 +15,22 @@ from tests.conftest import ROOT
 OWNER = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
 
 
-def test_a_folder_is_held_by_one_process_which_the_error_names(tmp_path):
-    folder = tmp_path / "a" / "b"
-    with ownership.sole_writer(folder) as made:
-        assert made == [str(folder), str(tmp_path / "a")] and ownership.is_ours(folder)
-        (folder / "file").touch()
-        with pytest.raises(UserError, match=OWNER), ownership.sole_writer(folder):
+def test_a_directory_is_held_by_one_process_which_the_error_names(tmp_path):
+    directory = tmp_path / "a" / "b"
+    with ownership.sole_writer(directory) as made:
+        assert made == [str(directory), str(tmp_path / "a")] and ownership.is_ours(directory)
+        (directory / "file").touch()
+        with pytest.raises(UserError, match=OWNER), ownership.sole_writer(directory):
             pass
-    assert sorted(os.listdir(folder)) == [ownership.MARKER, "file"]
-    with ownership.sole_writer(folder) as made:
+    assert sorted(os.listdir(directory)) == [ownership.MARKER, "file"]
+    with ownership.sole_writer(directory) as made:
         assert not made
 
 
-def test_after_an_error_a_folder_is_as_it_was(tmp_path):
+def test_after_an_error_a_directory_is_as_it_was(tmp_path):
     (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "a" / "b", tmp_path / "empty"):
-        with pytest.raises(KeyError), ownership.sole_writer(folder):
+    for directory in (tmp_path / "a" / "b", tmp_path / "empty"):
+        with pytest.raises(KeyError), ownership.sole_writer(directory):
             raise KeyError
     assert os.listdir(tmp_path) == ["empty"] and not os.listdir(tmp_path / "empty")
     with pytest.raises(KeyError), ownership.sole_writer(tmp_path / "a"):
@@ -95,7 +95,7 @@ def test_without_locks_in_a_file_system_work_goes_on(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == [ownership.MARKER, left.name]
 
 
-def test_a_remote_folder_is_marked(tmp_path):
+def test_a_remote_directory_is_marked(tmp_path):
     with ownership.sole_writer("ram://ownership/folder") as made:
         assert not made and ownership.is_ours("ram://ownership/folder")
     with ownership.sole_output("ram://ownership/out.jsonl"):
@@ -119,7 +119,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_a_new_folder_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+def test_a_new_directory_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(files, "sync", synced.append)
     files.makedirs(tmp_path / "a" / "b")

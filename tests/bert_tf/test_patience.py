@@ -142,19 +142,19 @@ def kill_at(monkeypatch, owner, name, step, after):
     ],
 )
 def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):
-    whole, _ = train("whole")
+    complete, _ = train("whole")
     with monkeypatch.context() as context:
         kill_at(context, owner, name, step, after)
         with pytest.raises(Killed):
             train("killed")
-    killed = Run(whole.path.replace("whole", "killed"))
+    killed = Run(complete.path.replace("whole", "killed"))
     # Nothing is left to do only where the last evaluation was recorded.
     assert killed.is_finished(LAST, True, 3) == (step == 10 and name == "annotate")
     run, said = train("killed")
     assert run.is_finished(LAST, True, 3) and said[-1].startswith("stopped early at step 10 of 12")
-    assert lines_of(run) == lines_of(whole)
-    weights, wanted = (read(one.checkpoints.path(10)) for one in (run, whole))
-    for key, array in wanted.items():
+    assert lines_of(run) == lines_of(complete)
+    weights, expected = (read(one.checkpoints.path(10)) for one in (run, complete))
+    for key, array in expected.items():
         np.testing.assert_array_equal(weights[key], array, err_msg=key)
 
 

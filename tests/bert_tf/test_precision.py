@@ -139,8 +139,8 @@ def test_layer_norm_of_many_rows_far_from_zero(mode):
     for mean, tolerance in TOLERANCE_OF_MEAN.items():
         x = (mean + rng.normal(size=[256, 384])).astype(np.float32)
         wide = x.astype(np.float64)
-        wanted = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
-        np.testing.assert_allclose(call(tf.constant(x)), wanted, rtol=0, atol=tolerance)
+        expected = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
+        np.testing.assert_allclose(call(tf.constant(x)), expected, rtol=0, atol=tolerance)
 
 
 def test_set_jit_takes_the_same_formula(monkeypatch):
@@ -183,12 +183,12 @@ def test_both_recipes_set_it(is_tf32, huggingface_dir, complaints, tmp_path, mon
 
     monkeypatch.setattr(recipe, "PretrainingModel", build)
     monkeypatch.setattr(finetuning, "Pipeline", build)
-    folders = {"shards": write_shards(tmp_path / "shards"), "config": tmp_path / "config.json"}
-    folders["config"].write_text(json.dumps(config_of(**TINY).to_dict()))
+    directories = {"shards": write_shards(tmp_path / "shards"), "config": tmp_path / "config.json"}
+    directories["config"].write_text(json.dumps(config_of(**TINY).to_dict()))
     for precision in ("float32", "tf32"):
         output = {"output_dir": tmp_path / "run", "precision": precision}
         for train, settings in (
-            (recipe.pretrain, settings_of(folders, **output)),
+            (recipe.pretrain, settings_of(directories, **output)),
             (finetuning.finetune, small.settings(huggingface_dir, complaints, **output)),
         ):
             tf.config.experimental.enable_tensor_float_32_execution(precision != "tf32")

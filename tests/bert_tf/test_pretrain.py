@@ -23,7 +23,7 @@ from tests.corpus import ENTRIES, SMALL, write_shards
 from tests.pretraining import (
     assert_same_bits,
     lines_of,
-    make_folders,
+    make_directories,
     settings_of,
     stop_at,
     weights_of,
@@ -31,20 +31,20 @@ from tests.pretraining import (
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return make_folders(tmp_path_factory.mktemp("data"))
+def directories(tmp_path_factory):
+    return make_directories(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.slow
-def test_it_learns_and_says_how(folders, tmp_path):
+def test_it_learns_and_says_how(directories, tmp_path):
     said = []
     settings = settings_of(
-        folders,
+        directories,
         tmp_path / "run",
         num_train_steps=120,
         learning_rate=1e-2,
         log_every=20,
-        eval_shards=str(folders["held_out"]),
+        eval_shards=str(directories["held_out"]),
         eval_every=60,
     )
     run = recipe.pretrain(settings, said.append)
@@ -54,11 +54,11 @@ def test_it_learns_and_says_how(folders, tmp_path):
     assert first["step"] == 60 and last["step"] == 120
     assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_masked_lm_loss"]))
     assert last["eval_masked_lm_accuracy"] > 3 / len(ENTRIES)
-    counts = sum(entry["records"] for entry in Manifest.load(folders["shards"]).shards)
+    counts = sum(entry["records"] for entry in Manifest.load(directories["shards"]).shards)
     assert f"{120 * 12 / counts:.2f} epochs over {counts:,} examples" in said[1]
     assert "masked_lm_accuracy" in said[3] and "tokens/s" in said[3] and "TFLOP/s" in said[3]
     written = read_json_object(run.file("train.json"))
-    assert written["data"] == [Manifest.load(folders["shards"]).sha256]
+    assert written["data"] == [Manifest.load(directories["shards"]).sha256]
     assert written["settings"]["bias_correction"] is False
     assert not pathlib.Path(run.file("task.json")).exists()
     assert pathlib.Path(run.file("loss.png")).read_bytes()[1:4] == b"PNG"
@@ -75,14 +75,14 @@ def test_it_learns_and_says_how(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypatch):
+def test_phases_share_one_schedule_and_one_optimizer(directories, tmp_path, monkeypatch):
     shards = ("shards", "longer")
-    settings = settings_of(folders, tmp_path / "whole", shards, phase_steps=("5", "3"))
+    settings = settings_of(directories, tmp_path / "whole", shards, phase_steps=("5", "3"))
     said = []
-    whole = recipe.pretrain(settings, said.append)
+    complete = recipe.pretrain(settings, said.append)
     assert "steps 0 to 5, 384 tokens a step" in said[1]
     assert "steps 5 to 8, 576 tokens a step" in said[2]
-    lines = lines_of(whole)
+    lines = lines_of(complete)
     assert [line["step"] for line in lines] == list(range(1, 9))
     rates = [1e-3 * (step / 2 if step < 2 else 1 - step / 8) for step in range(8)]
     assert [line["learning_rate"] for line in lines] == pytest.approx(rates)
@@ -93,13 +93,13 @@ def test_phases_share_one_schedule_and_one_optimizer(folders, tmp_path, monkeypa
             with pytest.raises(Interrupted):
                 recipe.pretrain(settings)
         run = recipe.pretrain(settings)
-        assert_same_bits(weights_of(run), weights_of(whole))
+        assert_same_bits(weights_of(run), weights_of(complete))
         assert lines_of(run) == lines
 
 
 @pytest.mark.slow
-def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored, monkeypatch):
-    still = json.loads(folders["config"].read_text())
+def test_two_replicas_and_accumulated_parts_are_one(directories, tmp_path, mirrored, monkeypatch):
+    still = json.loads(directories["config"].read_text())
     still |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (tmp_path / "config.json").write_text(json.dumps(still))
     changes = {"config": str(tmp_path / "config.json"), "optimizer": "lamb", "num_train_steps": 10}
@@ -110,18 +110,18 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
         ("parts", {"gradient_accumulation_steps": 3}, None),
         ("both", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, mirrored),
     ):
-        settings = settings_of(folders, tmp_path / name, **{**changes, **more})
+        settings = settings_of(directories, tmp_path / name, **{**changes, **more})
         runs[name] = recipe.pretrain(settings, strategy=strategy)
     for name in ("two", "parts", "both"):
         one, other = weights_of(runs["one"]), weights_of(runs[name])
         for weight in one:
             np.testing.assert_allclose(other[weight], one[weight], rtol=0, atol=1e-5)
-        for line, wanted in zip(lines_of(runs[name]), lines_of(runs["one"]), strict=True):
-            assert line == pytest.approx(wanted, rel=1e-4)
+        for line, expected in zip(lines_of(runs[name]), lines_of(runs["one"]), strict=True):
+            assert line == pytest.approx(expected, rel=1e-4)
     # Held-out examples are counted once each, however many replicas see filler.
     config = recipe.BertConfig.load(tmp_path / "config.json")
-    vocabulary = Manifest.load(folders["shards"]).vocabulary()
-    data = recipe.PretrainingDataset(str(folders["held_out"]), vocabulary, config)
+    vocabulary = Manifest.load(directories["shards"]).vocabulary()
+    data = recipe.PretrainingDataset(str(directories["held_out"]), vocabulary, config)
     monkeypatch.setattr("bert_tf.pretraining.evaluation.BATCH_EXAMPLES", len(data) // 3 + 1)
     results = []
     none = tf.distribute.get_strategy()
@@ -138,25 +138,25 @@ def test_two_replicas_and_accumulated_parts_are_one(folders, tmp_path, mirrored,
         assert result == pytest.approx(results[0], rel=1e-5)
 
 
-def given(folders, output_dir, init_from, **changes):
+def given(directories, output_dir, init_from, **changes):
     """Settings of one step from given weights; its rate is 0: the weights stay."""
     changes = {"num_train_steps": 1, "warmup_steps": 1, **changes}
-    return settings_of(folders, output_dir, config=None, init_from=str(init_from), **changes)
+    return settings_of(directories, output_dir, config=None, init_from=str(init_from), **changes)
 
 
 @pytest.mark.slow
-def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
-    first = recipe.pretrain(settings_of(folders, tmp_path / "first"))
+def test_it_begins_with_given_weights_and_heads(directories, tmp_path):
+    first = recipe.pretrain(settings_of(directories, tmp_path / "first"))
     said = []
-    second = recipe.pretrain(given(folders, tmp_path / "second", first.path), said.append)
+    second = recipe.pretrain(given(directories, tmp_path / "second", first.path), said.append)
     before, after = weights_of(first), weights_of(second)
     used = [name for name in after if name.startswith(name_map.COMPONENTS) and "adam" not in name]
     assert {name.split("/")[0] for name in used} == set(name_map.COMPONENTS)
     for name in used:
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
-    folder = first.checkpoints.path(8)
-    assert second.train["origin"] == f"run {folder}"
-    assert f" parameters, run {folder}; uncased" in said[0]
+    directory = first.checkpoints.path(8)
+    assert second.train["origin"] == f"run {directory}"
+    assert f" parameters, run {directory}; uncased" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_it_begins_with_given_weights_and_heads(folders, tmp_path):
         (("bert",), "; new masked_lm and next_sentence heads"),
     ],
 )
-def test_it_says_which_heads_are_new(folders, tmp_path, parts, new):
-    config = BertConfig.load(folders["config"])
+def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
+    config = BertConfig.load(directories["config"])
     weights = small.random_weights(config, parts=parts)
     PretrainedWeights(config, Vocabulary(ENTRIES), weights, "somewhere").save(tmp_path / "first")
-    run = recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
+    run = recipe.pretrain(given(directories, tmp_path / "second", tmp_path / "first"))
     assert run.train["origin"].endswith(f"first/checkpoints/step-00000000{new}")
 
 
@@ -190,30 +190,30 @@ def test_it_says_which_heads_are_new(folders, tmp_path, parts, new):
     ],
 )
 def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
-    folders, tmp_path, vocabulary, changes, message
+    directories, tmp_path, vocabulary, changes, message
 ):
-    config = dataclasses.replace(BertConfig.load(folders["config"]), **changes)
+    config = dataclasses.replace(BertConfig.load(directories["config"]), **changes)
     weights = small.random_weights(config)
     PretrainedWeights(config, Vocabulary(vocabulary), weights, "somewhere").save(tmp_path / "first")
     with pytest.raises(UserError) as caught:
-        recipe.pretrain(given(folders, tmp_path / "second", tmp_path / "first"))
+        recipe.pretrain(given(directories, tmp_path / "second", tmp_path / "first"))
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "second").exists()
 
 
-def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
-    folder = write_shards(tmp_path / "bad")
-    path = folder / "examples-00001-of-00003.tfrecord"
+def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_path):
+    directory = write_shards(tmp_path / "bad")
+    path = directory / "examples-00001-of-00003.tfrecord"
     parse = tf_examples.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
     examples = next(inspection.read_shard(str(path), parse))
     examples["input_ids"][:, 1] = len(ENTRIES)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in tf_examples.serialize(examples):
             writer.write(record)
-    settings = settings_of({**folders, "shards": folder}, tmp_path / "run")
+    settings = settings_of({**directories, "shards": directory}, tmp_path / "run")
     with pytest.raises(UserError, match="00001-of-00003.tfrecord: "):
         recipe.pretrain(settings)  # Its hash is not the manifest's.
-    manifest = Manifest.load(folder)
+    manifest = Manifest.load(directory)
     manifest.shards[1] |= {
         "bytes": path.stat().st_size,
         "sha256": files.sha256(path),
@@ -224,10 +224,10 @@ def test_an_impossible_id_stops_training_by_shard_and_record(folders, tmp_path):
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 5])
-def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_execution):
+def test_what_is_not_finite_names_step_and_place(directories, tmp_path, steps_per_execution):
     changes = {"learning_rate": 1e30, "warmup_steps": 0, "steps_per_execution": steps_per_execution}
     with pytest.raises(UserError) as caught:
-        recipe.pretrain(settings_of(folders, tmp_path / "run", log_every=5, **changes))
+        recipe.pretrain(settings_of(directories, tmp_path / "run", log_every=5, **changes))
     message = str(caught.value)
     # The first update throws the weights out of every range: the second step is the one.
     assert message.startswith("step 1 (epoch 0 of"), message
@@ -236,11 +236,11 @@ def test_what_is_not_finite_names_step_and_place(folders, tmp_path, steps_per_ex
 
 
 @pytest.mark.slow
-def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
+def test_several_steps_a_call_change_nothing(directories, tmp_path, monkeypatch):
     """Also where saves, lines and evaluations cut the calls short, and in what is counted."""
-    changes = {"eval_shards": str(folders["held_out"]), "eval_every": 7, "log_every": 5}
+    changes = {"eval_shards": str(directories["held_out"]), "eval_every": 7, "log_every": 5}
     changes |= {"num_train_steps": 12}
-    one = recipe.pretrain(settings_of(folders, tmp_path / "one", **changes))
+    one = recipe.pretrain(settings_of(directories, tmp_path / "one", **changes))
     counts, call = [], TrainingLoop._steps
 
     def counted(loop, iterator, step, asked, count):
@@ -250,21 +250,21 @@ def test_several_steps_a_call_change_nothing(folders, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TrainingLoop, "_steps", counted)
     many = recipe.pretrain(
-        settings_of(folders, tmp_path / "many", steps_per_execution=4, **changes)
+        settings_of(directories, tmp_path / "many", steps_per_execution=4, **changes)
     )
     starts = [(0, 3), (3, 2), (5, 1), (6, 1), (7, 2), (9, 1), (10, 2)]
     assert counts == [(step, count, 12 * count) for step, count in starts]
     for name, values in weights_of(one).items():
         np.testing.assert_allclose(weights_of(many)[name], values, rtol=0, atol=1e-6)
-    for line, wanted in zip(lines_of(many), lines_of(one), strict=True):
-        assert line == pytest.approx(wanted, rel=1e-5)
+    for line, expected in zip(lines_of(many), lines_of(one), strict=True):
+        assert line == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
-def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypatch):
+def test_a_run_can_lie_where_only_tensorflow_reaches(directories, tmp_path, monkeypatch):
     """As on gs://; ram:// is TensorFlow's file system in memory."""
-    local = recipe.pretrain(settings_of(folders, tmp_path / "run"))
-    settings = settings_of(folders, "ram://folder/run")
+    local = recipe.pretrain(settings_of(directories, tmp_path / "run"))
+    settings = settings_of(directories, "ram://folder/run")
     with monkeypatch.context() as context:
         stop_at(context, 4)
         with pytest.raises(Interrupted, match="stopped and saved at step 4 of 8 in ram://"):
@@ -293,14 +293,14 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(folders, tmp_path, monkeypa
         ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_there_is_a_run(folders, tmp_path, changes, message):
+def test_what_cannot_be_is_refused_before_there_is_a_run(directories, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        recipe.pretrain(settings_of(folders, tmp_path / "run", **changes))
+        recipe.pretrain(settings_of(directories, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 
 
-def test_changed_flags_and_other_shards_are_refused(folders, tmp_path):
-    settings = settings_of(folders, tmp_path / "run", num_train_steps=1)
+def test_changed_flags_and_other_shards_are_refused(directories, tmp_path):
+    settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
     recipe.pretrain(settings)
     with pytest.raises(UserError, match="--seed: was 0 when .* began, is 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
@@ -310,17 +310,17 @@ def test_changed_flags_and_other_shards_are_refused(folders, tmp_path):
 
 
 def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
-    folders, tmp_path, config, vocabulary
+    directories, tmp_path, config, vocabulary
 ):
-    settings = settings_of(folders, tmp_path / "run", num_train_steps=4)
+    settings = settings_of(directories, tmp_path / "run", num_train_steps=4)
     record = {"settings": settings.recorded()}
     run = Run.create(settings.output_dir, config, vocabulary, record)
     run.checkpoints.save(3, {"a": tf.Variable(1.0)})
     assert recipe._change_steps(run, settings, 4) is None
     longer = dataclasses.replace(settings, num_train_steps=8)
-    told = recipe._change_steps(run, longer, 8)
-    assert told.startswith("--num_train_steps: was 4, is 8; from step 3 on")
-    assert "there from 0.00025 to 0.000625" in told  # 1 - 3/4 and 1 - 3/8 of the peak.
+    logged = recipe._change_steps(run, longer, 8)
+    assert logged.startswith("--num_train_steps: was 4, is 8; from step 3 on")
+    assert "there from 0.00025 to 0.000625" in logged  # 1 - 3/4 and 1 - 3/8 of the peak.
     run = Run.open(run.path)
     assert run.train["settings"]["num_train_steps"] == 8
     (change,) = run.train["changes"]
@@ -333,24 +333,24 @@ def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
 
 
 @pytest.mark.slow
-def test_a_longer_run_goes_on_at_the_rate_that_it_tells(folders, tmp_path):
-    settings = settings_of(folders, tmp_path / "run", num_train_steps=3)
+def test_a_longer_run_goes_on_at_the_rate_that_it_tells(directories, tmp_path):
+    settings = settings_of(directories, tmp_path / "run", num_train_steps=3)
     recipe.pretrain(settings)
     said = []
     run = recipe.pretrain(dataclasses.replace(settings, num_train_steps=6), said.append)
-    (told,) = [line for line in said if line.startswith("--num_train_steps")]
-    assert "from step 3 on" in told and "there from 0 to 0.0005" in told
+    (logged,) = [line for line in said if line.startswith("--num_train_steps")]
+    assert "from step 3 on" in logged and "there from 0 to 0.0005" in logged
     assert lines_of(run)[3]["step"] == 4
     assert lines_of(run)[3]["learning_rate"] == pytest.approx(5e-4)
 
 
 @pytest.mark.slow
-def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(folders, tmp_path, run_command):
+def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(directories, tmp_path, run_command):
     done = run_command(
         "bert_tf.pretrain",
-        f"--shards={folders['shards']},{folders['longer']}",
+        f"--shards={directories['shards']},{directories['longer']}",
         "--phase_steps=10,10",
-        f"--eval_shards={folders['held_out']}",
+        f"--eval_shards={directories['held_out']}",
         "--model_size=base",
         f"--output_dir={tmp_path / 'run'}",
         "--dry_run",

@@ -20,12 +20,12 @@ from tests.corpus import config_of, write_shards
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
+    directory = tmp_path_factory.mktemp("data")
     config = config_of(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (directory / "config.json").write_text(json.dumps(config.to_dict()))
     return {
-        "shards": write_shards(folder / "train"),
-        "config": folder / "config.json",
+        "shards": write_shards(directory / "train"),
+        "config": directory / "config.json",
         "global_batch_size": 12,
         "learning_rate": 1e-2,
         "warmup_steps": 2,
@@ -118,8 +118,8 @@ def test_killed_at_twenty_moments_nothing_but_time_is_lost(flags, tmp_path, run_
             pass
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        folder = tmp_path / "run" / "checkpoints"
-        inside += any(not (path / "checkpoint.json").exists() for path in folder.iterdir())
+        directory = tmp_path / "run" / "checkpoints"
+        inside += any(not (path / "checkpoint.json").exists() for path in directory.iterdir())
         reached = max([line["step"] for line in Run(tmp_path / "run").metrics()], default=0)
         assert reached < 400
     print(f"{inside} of 20 kills were inside of a save; step {reached} reached")

@@ -76,7 +76,7 @@ def flat(found):
     }
 
 
-def wanted_outputs(found, weights, config):
+def expected_outputs(found, weights, config):
     """-> (masked_lm [B, P, V], next_sentence [B, 2]) in float64."""
     masked, pairs = [], []
     w = {name: array.astype(np.float64) for name, array in weights.items()}
@@ -107,7 +107,7 @@ def test_both_heads_equal_numpy(hidden_act, layout):
     model, weights = make_model(config)
     found = examples(config)
     outputs = model(to_batch(layout(found))[0])
-    masked, pairs = wanted_outputs(found, weights, config)
+    masked, pairs = expected_outputs(found, weights, config)
     reference.assert_equal(outputs["masked_lm"], masked, 2)
     reference.assert_equal(outputs["next_sentence"], pairs, 2)
 
@@ -129,7 +129,7 @@ def test_the_loss_is_the_sum_of_both_means():
         batch = tf.data.Dataset.from_tensors(to_batch(layout(found)))
         logs, _ = train(step, batch, 1)
         losses.append(logs[0]["loss"])
-    masked, pairs = wanted_outputs(found, weights, config)
+    masked, pairs = expected_outputs(found, weights, config)
     each = -np.take_along_axis(
         log_softmax(masked), found["masked_lm_ids"][..., np.newaxis].astype(int), axis=-1
     )[..., 0]
@@ -322,7 +322,7 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
     decayed = {name for name in variables if name.split("/")[-1] not in NO_DECAY}
     start = {name: np.array(variable) for name, variable in variables.items()}
     start = {name: array.reshape(weights[name].shape) for name, array in start.items()}
-    gradients, wanted = [], []
+    gradients, expected = [], []
     for found in batches:
         with tf.GradientTape() as tape:
             loss = loss_of(found)
@@ -333,7 +333,7 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
                 for name, grad in zip(start, grads, strict=True)
             }
         )
-        wanted.append(float(loss))
+        expected.append(float(loss))
         rates = [float(schedule(step)) for step in range(len(gradients))]
         now = reference.adamw(start, gradients, rates, decayed, bias_correction=False)
         for name, variable in variables.items():
@@ -350,8 +350,8 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
         ),
     )
     logs, last = train(step, data, 20)
-    assert [line["loss"] for line in logs] == pytest.approx(wanted, rel=1e-4)
-    assert np.ptp(wanted) > 0.2  # They go somewhere.
+    assert [line["loss"] for line in logs] == pytest.approx(expected, rel=1e-4)
+    assert np.ptp(expected) > 0.2  # They go somewhere.
     for name, variable in variables.items():
         array = np.array(variable).reshape(last[name].shape)
         # Updates of up to 0.01 each; where a gradient is next to nothing, they are of rounding.

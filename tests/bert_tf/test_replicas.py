@@ -70,7 +70,7 @@ def test_under_fit_each_replica_has_its_own_dropout(mirrored, inputs_BL):
         first, second = (step["scores"][replica] for step in steps[:2])
         assert np.abs(first - second).max() > 1e-4
     seeds = [seed for step in steps for seed in step["seed"]]
-    keys = {(seed[0], seed[1] + place) for seed in seeds for place in (*range(8), 2**15)}
+    keys = {(seed[0], seed[1] + position) for seed in seeds for position in (*range(8), 2**15)}
     assert len(keys) == 3 * 2 * 9
     # The first replica has the seeds of a model without a strategy.
     for step, alone in zip(steps, observe(make_strategy("none"), inputs_BL), strict=True):

@@ -17,7 +17,7 @@ from tests.pretraining import (
     TINY,
     assert_same_bits,
     lines_of,
-    make_folders,
+    make_directories,
     settings_of,
     stop_at,
     weights_of,
@@ -29,12 +29,12 @@ NEVER = {"save_every": 100}  # Only the end is saved.
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return make_folders(tmp_path_factory.mktemp("data"))
+def directories(tmp_path_factory):
+    return make_directories(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def runs(folders, tmp_path_factory):
+def runs(directories, tmp_path_factory):
     """runs(shards) -> (a run of 12 steps that nothing stops, {step: a copy of it at that step}).
 
     It saves at every step, those that go on from a copy only at the end: a save that changed what
@@ -43,29 +43,31 @@ def runs(folders, tmp_path_factory):
     made = {}
 
     def make(shards):
-        folder, copies, save = tmp_path_factory.mktemp(shards), {}, CheckpointManager.save
+        directory, copies, save = tmp_path_factory.mktemp(shards), {}, CheckpointManager.save
 
         def save_and_copy(self, step, variables):
             save(self, step, variables)
-            copies[step] = folder / f"at{step}"
-            shutil.copytree(folder / "whole", copies[step])
+            copies[step] = directory / f"at{step}"
+            shutil.copytree(directory / "whole", copies[step])
 
         with pytest.MonkeyPatch.context() as context:
             context.setattr(CheckpointManager, "save", save_and_copy)
-            settings = settings_of(folders, folder / "whole", (shards,), save_every=1, **STEPS)
-            whole = recipe.pretrain(settings)
+            settings = settings_of(
+                directories, directory / "whole", (shards,), save_every=1, **STEPS
+            )
+            complete = recipe.pretrain(settings)
         assert list(copies) == list(range(1, 13))
-        return whole, copies
+        return complete, copies
 
     return lambda shards: made.get(shards) or made.setdefault(shards, make(shards))
 
 
-def assert_same_run(run, whole):
+def assert_same_run(run, complete):
     """The same weights, moments and step at the end; the same losses and measures at each step."""
     assert run.checkpoints.steps()[-1] == 12
-    assert_same_bits(weights_of(run), weights_of(whole))
+    assert_same_bits(weights_of(run), weights_of(complete))
     assert [line["step"] for line in lines_of(run)] == list(range(1, 13))
-    assert lines_of(run) == lines_of(whole)
+    assert lines_of(run) == lines_of(complete)
 
 
 @pytest.mark.parametrize(
@@ -81,25 +83,25 @@ def assert_same_run(run, whole):
     ],
 )
 def test_restored_at_any_step_the_rest_is_the_same_bit_for_bit(
-    folders, runs, tmp_path, shards, step
+    directories, runs, tmp_path, shards, step
 ):
     """Weights, moments, losses, data, masks and dropout, over the end of an epoch."""
-    whole, copies = runs(shards)
+    complete, copies = runs(shards)
     shutil.copytree(copies[step], tmp_path / "run")
     said = []
     run = recipe.pretrain(
-        settings_of(folders, tmp_path / "run", (shards,), **STEPS, **NEVER), said.append
+        settings_of(directories, tmp_path / "run", (shards,), **STEPS, **NEVER), said.append
     )
     assert f"resuming at step {step} of 12" in said
-    assert_same_run(run, whole)
+    assert_same_run(run, complete)
 
 
 @pytest.mark.slow
 def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
-    folders, runs, tmp_path, monkeypatch
+    directories, runs, tmp_path, monkeypatch
 ):
     """At steps that are not saved anyway; the second stop comes right after going on."""
-    settings, said = settings_of(folders, tmp_path / "run", **STEPS, **NEVER), []
+    settings, said = settings_of(directories, tmp_path / "run", **STEPS, **NEVER), []
     for step in (7, 8):
         with monkeypatch.context() as context:
             stop_at(context, step)
@@ -114,21 +116,21 @@ def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_model_of_compiled_kernels_goes_on_bit_for_bit(folders, tmp_path, monkeypatch):
+def test_a_model_of_compiled_kernels_goes_on_bit_for_bit(directories, tmp_path, monkeypatch):
     """Wide enough for them in every place, with dropout; TINY ones use the same uncompiled."""
     config = config_of(
         **{**TINY, "hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2},
         max_position_embeddings=48,
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    wide = {**folders, "config": tmp_path / "config.json"}
-    whole = recipe.pretrain(settings_of(wide, tmp_path / "whole", **STEPS, **NEVER))
+    wide = {**directories, "config": tmp_path / "config.json"}
+    complete = recipe.pretrain(settings_of(wide, tmp_path / "whole", **STEPS, **NEVER))
     settings = settings_of(wide, tmp_path / "run", **STEPS, **NEVER)
     with monkeypatch.context() as context:
         stop_at(context, 5)
         with pytest.raises(Interrupted, match="stopped and saved at step 5 of 12"):
             recipe.pretrain(settings)
-    assert_same_run(recipe.pretrain(settings), whole)
+    assert_same_run(recipe.pretrain(settings), complete)
 
 
 def flip(path):
@@ -159,23 +161,23 @@ EACH_DAMAGE = pytest.mark.parametrize(
 )
 
 
-def folder_of(path, step):
+def directory_of(path, step):
     return path / "checkpoints" / f"step-{step:08d}"
 
 
 @EACH_DAMAGE
 def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
-    folders, runs, tmp_path, damage, file
+    directories, runs, tmp_path, damage, file
 ):
-    whole, copies = runs("shards")
+    complete, copies = runs("shards")
     path, said = tmp_path / "run", []
     shutil.copytree(copies[7], path)
-    damage(folder_of(path, 7) / file)
-    run = recipe.pretrain(settings_of(folders, path, save_every=3, **STEPS), said.append)
+    damage(directory_of(path, 7) / file)
+    run = recipe.pretrain(settings_of(directories, path, save_every=3, **STEPS), said.append)
     (warning,) = (line for line in said if line.startswith("warning: "))
-    assert str(folder_of(path, 7)) in warning and "\n" not in warning
+    assert str(directory_of(path, 7)) in warning and "\n" not in warning
     assert said.index(warning) < said.index("resuming at step 6 of 12")
-    assert_same_run(run, whole)
+    assert_same_run(run, complete)
     # What was damaged can be looked at, and stands in nobody's way.
     assert sorted(os.listdir(path / "checkpoints")) == [
         "damaged-step-00000007",
@@ -184,60 +186,66 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
     ]
 
 
-def contents(folder):
+def contents(directory):
     return {
         path: path.read_bytes()
-        for path in folder.rglob("*")
+        for path in directory.rglob("*")
         if path.is_file() and path.name != ownership.MARKER  # It names who was here last.
     }
 
 
 @EACH_DAMAGE
 def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_left_alone(
-    folders, runs, tmp_path, damage, file
+    directories, runs, tmp_path, damage, file
 ):
     path, said = tmp_path / "run", []
     shutil.copytree(runs("shards")[1][7], path)
     for step in (6, 7):
-        damage(folder_of(path, step) / file)
+        damage(directory_of(path, step) / file)
     before = contents(path)
     with pytest.raises(UserError, match="none of its 2 checkpoints can be restored") as caught:
-        recipe.pretrain(settings_of(folders, path, save_every=1, **STEPS), said.append)
+        recipe.pretrain(settings_of(directories, path, save_every=1, **STEPS), said.append)
     assert str(path / "checkpoints") in str(caught.value) and "\n" not in str(caught.value)
     warnings = [line for line in said if line.startswith("warning: ")]
     for step, warning in zip((7, 6), warnings, strict=True):
-        assert str(folder_of(path, step)) in warning
+        assert str(directory_of(path, step)) in warning
     assert not [line for line in said if line.startswith(("resuming", "step "))]
     assert contents(path) == before
 
 
-def test_an_older_checkpoint_of_damaged_state_is_told_and_stops_nothing(folders, runs, tmp_path):
+def test_an_older_checkpoint_of_damaged_state_is_told_and_stops_nothing(
+    directories, runs, tmp_path
+):
     """Its weights are not wanted, but whether it was the best is asked at every save."""
-    whole, copies = runs("shards")
+    complete, copies = runs("shards")
     path, said = tmp_path / "run", []
     shutil.copytree(copies[7], path)
-    truncate(folder_of(path, 6) / "checkpoint.json")
-    run = recipe.pretrain(settings_of(folders, path, save_every=3, **STEPS), said.append)
+    truncate(directory_of(path, 6) / "checkpoint.json")
+    run = recipe.pretrain(settings_of(directories, path, save_every=3, **STEPS), said.append)
     (warning,) = (line for line in said if line.startswith("warning: "))
-    assert str(folder_of(path, 6)) in warning
+    assert str(directory_of(path, 6)) in warning
     assert "resuming at step 7 of 12" in said
-    assert_same_run(run, whole)
+    assert_same_run(run, complete)
 
 
-def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(folders, runs, tmp_path):
-    whole, copies = runs("shards")
+def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(
+    directories, runs, tmp_path
+):
+    complete, copies = runs("shards")
     path, said = tmp_path / "run", []
     shutil.copytree(copies[12], path)
-    flip(folder_of(path, 12) / FILES["data"])
-    run = recipe.pretrain(settings_of(folders, path, **STEPS, **NEVER), said.append)
+    flip(directory_of(path, 12) / FILES["data"])
+    run = recipe.pretrain(settings_of(directories, path, **STEPS, **NEVER), said.append)
     assert "resuming at step 11 of 12" in said
-    assert_same_run(run, whole)
+    assert_same_run(run, complete)
 
 
 @pytest.mark.slow
-def test_killed_before_the_last_evaluation_it_is_made_when_going_on(folders, tmp_path, monkeypatch):
-    changes = {"num_train_steps": 2, "eval_shards": str(folders["held_out"])}
-    settings = settings_of(folders, tmp_path / "run", **changes)
+def test_killed_before_the_last_evaluation_it_is_made_when_going_on(
+    directories, tmp_path, monkeypatch
+):
+    changes = {"num_train_steps": 2, "eval_shards": str(directories["held_out"])}
+    settings = settings_of(directories, tmp_path / "run", **changes)
     with monkeypatch.context() as context:
         context.setattr(recipe.PretrainingEvaluator, "metrics", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -76,7 +76,7 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
             same_document_next=settings.same_document_next,
         )
         assert len(instances) < 5 or (np.diff(instances.a_begin) < 0).any()  # Shuffled.
-        wanted = to_examples(instances, tokenized.ids, vocabulary, settings.max_seq_length)
+        expected = to_examples(instances, tokenized.ids, vocabulary, settings.max_seq_length)
         if is_static:
             mask = masking.MaskGenerator(
                 vocabulary,
@@ -85,9 +85,11 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
                 whole_word_mask=settings.whole_word_mask,
                 replace_with_any=settings.replace_with_any,
             )
-            wanted = mask(wanted, masking.keys(settings.seed, number, np.arange(len(instances))))
+            expected = mask(
+                expected, masking.keys(settings.seed, number, np.arange(len(instances)))
+            )
         found = list(read_shard(str(tmp_path / "shards" / name), parse))
-        for feature, values in wanted.items():
+        for feature, values in expected.items():
             joined = np.concatenate([part[feature] for part in found])
             np.testing.assert_array_equal(joined, np.asarray(values), err_msg=feature)
 
@@ -177,30 +179,30 @@ def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, ru
     here = write_here(settings_of(corpus, tmp_path / "here"))
     text = pathlib.Path(corpus["input"]).read_text()
     parts = text.split("\n\n")
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    (folder / "z.txt").write_text("\n\n".join(parts[:7]))
-    (folder / "a.gz").write_bytes(gzip.compress("\n\n".join(parts[7:]).encode()))
-    split = {**corpus, "input": f"{folder}/a*,{folder}/z*"}
+    directory = tmp_path / "parts"
+    directory.mkdir()
+    (directory / "z.txt").write_text("\n\n".join(parts[:7]))
+    (directory / "a.gz").write_bytes(gzip.compress("\n\n".join(parts[7:]).encode()))
+    split = {**corpus, "input": f"{directory}/a*,{directory}/z*"}
     write_command(run_command, split, tmp_path / "split")
     assert contents(tmp_path / "split") == here
     assert not (tmp_path / "split" / writing.SPILL).exists()
 
 
 def test_text_and_jsonl_are_split_into_sentences(corpus, tmp_path):
-    folder = tmp_path / "texts"
-    folder.mkdir()
+    directory = tmp_path / "texts"
+    directory.mkdir()
     texts = [
         f"Mr. {a} saw {b}. It was\n{b} {a}! Was it?\n\nA title\n\n{a}."
         for a in "abcde"
         for b in "xy"
     ]
     for number, text in enumerate(texts):
-        (folder / f"{number}.txt").write_text(text)
+        (directory / f"{number}.txt").write_text(text)
     (tmp_path / "all.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
     as_text = write_here(
         settings_of(
-            {**corpus, "input": f"{folder}/*"}, tmp_path / "1", input_format="text", num_shards=1
+            {**corpus, "input": f"{directory}/*"}, tmp_path / "1", input_format="text", num_shards=1
         )
     )
     as_json = write_here(

@@ -85,9 +85,9 @@ def test_damaged_files_of_a_run_are_named(tmp_path, content):
 
 def test_a_score_that_is_nan_is_not_the_best(tmp_path):
     for step, score in enumerate(("NaN", "0.5", "NaN"), start=1):
-        folder = tmp_path / f"step-{step:08d}"
-        folder.mkdir()
-        (folder / "checkpoint.json").write_text(
+        directory = tmp_path / f"step-{step:08d}"
+        directory.mkdir()
+        (directory / "checkpoint.json").write_text(
             f'{{"step": {step}, "score": {score}, "metrics": {{"dev_loss": Infinity}}}}'
         )
     assert CheckpointManager(tmp_path).best_step() == 2

@@ -57,8 +57,8 @@ def test_truncation_pops_from_the_longer_like_the_released_code(vocabulary):
         for row, (a, b) in enumerate(lengths):
             while a + b > budget:
                 a, b = (a - 1, b) if a > b else (a, b - 1)
-            wanted = [2, *range(5, 5 + a), 3, *range(5, 5 + b), 3]
-            assert packed.input_ids[row].numpy().tolist() == wanted, (lengths[row], budget)
+            expected = [2, *range(5, 5 + a), 3, *range(5, 5 + b), 3]
+            assert packed.input_ids[row].numpy().tolist() == expected, (lengths[row], budget)
 
 
 def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
@@ -70,12 +70,12 @@ def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
         "tail": [14, 15, 16, 17, 18, 19],
         "head_tail": [10, 11, 16, 17, 18, 19],
     }
-    for truncation, wanted in kept.items():
+    for truncation, expected in kept.items():
         packed = pack([text], vocabulary, 8, truncation)
-        assert packed.input_ids.to_list() == [[2, *wanted, 3], [2, 5, 3]]
+        assert packed.input_ids.to_list() == [[2, *expected, 3], [2, 5, 3]]
         assert packed.segment_ids.to_list() == [[0] * 8, [0] * 3]
-        assert packed.starts.to_list() == [[-1, *wanted, -1], [-1, 0, -1]]
-        assert packed.ends.to_list() == [[-1, *(n + 1 for n in wanted), -1], [-1, 1, -1]]
+        assert packed.starts.to_list() == [[-1, *expected, -1], [-1, 0, -1]]
+        assert packed.ends.to_list() == [[-1, *(n + 1 for n in expected), -1], [-1, 1, -1]]
     # Of a pair A keeps 4 and B all of its 2.
     pair = [Tokens(text.ids), Tokens(ragged([7, 8], [9]))]
     packed = pack(pair, vocabulary, 9, "head_tail")
@@ -86,8 +86,8 @@ def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
 
 def test_head_tail_is_the_published_128_and_382_of_512(vocabulary):
     packed = pack([Tokens(ragged(list(range(1000))))], vocabulary, 512, "head_tail")
-    wanted = [2, *range(128), *range(1000 - 382, 1000), 3]
-    assert packed.input_ids.to_list() == [wanted]
+    expected = [2, *range(128), *range(1000 - 382, 1000), 3]
+    assert packed.input_ids.to_list() == [expected]
 
 
 @pytest.mark.parametrize("num_segments", [1, 2])
@@ -103,15 +103,15 @@ def test_truncation_equals_lists_cut_one_token_at_a_time(vocabulary, num_segment
                 keep = [len(segment) for segment in row[:num_segments]]
                 while sum(keep) > room:
                     keep[0 if len(keep) == 1 or keep[0] > keep[1] else 1] -= 1
-                wanted = [2]
+                expected = [2]
                 for segment, count in zip(row, keep, strict=False):
                     segment = list(segment)
                     quarter = -(-count // 4)
                     at = {"head": count, "tail": 0, "head_tail": quarter}[truncation]
                     while len(segment) > count:
                         del segment[at]
-                    wanted += [*segment, 3]
-                assert ids == wanted, (truncation, room, row)
+                    expected += [*segment, 3]
+                assert ids == expected, (truncation, room, row)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def all_ids(tokenizer, texts):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("unaffable!", [("un", "un"), ("##aff", "aff"), ("##able", "able"), ("!", "!")]),
         (
@@ -79,8 +79,8 @@ def all_ids(tokenizer, texts):
         (" \t\n\u200d\u0301", []),
     ],
 )
-def test_tokens_and_the_characters_they_cover(vocabulary, text, wanted):
-    assert covered(text, vocabulary) == wanted
+def test_tokens_and_the_characters_they_cover(vocabulary, text, expected):
+    assert covered(text, vocabulary) == expected
 
 
 def test_hangul_falls_apart_and_each_part_covers_its_syllable():
@@ -180,8 +180,8 @@ def test_a_text_does_not_depend_on_its_neighbours(vocabulary):
         together = tokenizer.tokenize_with_offsets(tf.constant(order))
         for row, text in enumerate(order):
             alone = tokenizer.tokenize_with_offsets(tf.constant([text]))
-            for got, want in zip(together, alone, strict=True):
-                assert got[row].numpy().tolist() == want[0].numpy().tolist(), text
+            for actual, expected in zip(together, alone, strict=True):
+                assert actual[row].numpy().tolist() == expected[0].numpy().tolist(), text
 
 
 def character_vocabulary(texts, do_lower_case):
@@ -201,8 +201,10 @@ def character_vocabulary(texts, do_lower_case):
 def assert_as_the_reference(texts, do_lower_case):
     vocabulary = character_vocabulary(texts, do_lower_case)
     ids = {entry: number for number, entry in enumerate(vocabulary.entries)}
-    for text, got in zip(texts, all_ids(Tokenizer(vocabulary, do_lower_case), texts), strict=True):
-        assert got == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
+    for text, actual in zip(
+        texts, all_ids(Tokenizer(vocabulary, do_lower_case), texts), strict=True
+    ):
+        assert actual == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
 
 
 @pytest.mark.slow
@@ -278,11 +280,13 @@ def test_no_difference_from_the_released_ids(data_dir, name, kind):
     with np.load(data_dir / "conformance" / f"{kind}_ids_{name}.npz") as released:
         ids, lengths = released["ids"], released["lengths"]
     vocabulary = Vocabulary.load(data_dir / "vocab" / name / "vocab.txt")
-    got = all_ids(Tokenizer(vocabulary, name == "uncased"), texts[: len(lengths)])
-    wanted = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-    assert len(wanted) in (91_270, 100_000)
+    actual = all_ids(Tokenizer(vocabulary, name == "uncased"), texts[: len(lengths)])
+    expected = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    assert len(expected) in (91_270, 100_000)
     assert [
-        number for number, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1]
+        number
+        for number, pair in enumerate(zip(actual, expected, strict=True))
+        if pair[0] != pair[1]
     ] == []
 
 
@@ -299,9 +303,9 @@ def test_the_reference_itself_gives_the_released_ids(data_dir):
             )
         }
         with np.load(data_dir / "conformance" / f"random_ids_{name}.npz") as released:
-            wanted = np.split(released["ids"], np.cumsum(released["lengths"])[:-1])
+            expected = np.split(released["ids"], np.cumsum(released["lengths"])[:-1])
         for number in range(0, len(texts), 25):
             assert (
                 tokenization.tokenize(texts[number], ids, name == "uncased")
-                == wanted[number].tolist()
+                == expected[number].tolist()
             ), ascii(texts[number])

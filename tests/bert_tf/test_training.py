@@ -80,8 +80,8 @@ def test_learning_rate_at_the_corners():
 
 def test_a_continuous_learning_rate_reaches_its_peak():
     schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10, continuous=True)
-    wanted = {0: 0, 1: 0.1, 9: 0.9, 10: 1.0, 11: 89 / 90, 99: 1 / 90, 100: 0, 101: 0}
-    for step, rate in wanted.items():
+    expected = {0: 0, 1: 0.1, 9: 0.9, 10: 1.0, 11: 89 / 90, 99: 1 / 90, 100: 0, 101: 0}
+    for step, rate in expected.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
     assert WarmupLinearDecay(**schedule.get_config())(11) == schedule(11)
 
@@ -104,7 +104,7 @@ def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction)
     for grads in gradients:
         norm = optimizer.apply([tf.constant(grads[name]) for name in shapes], variables)
     rates = [1e-2 * (step / 10 if step < 10 else 1 - step / 100) for step in range(100)]
-    wanted = reference.adamw(
+    expected = reference.adamw(
         start,
         gradients,
         rates,
@@ -113,7 +113,7 @@ def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction)
         lamb=optimizer_class is Lamb,
     )
     for variable in variables:
-        np.testing.assert_allclose(variable.numpy(), wanted[variable.name], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(variable.numpy(), expected[variable.name], rtol=0, atol=1e-5)
     assert math.isclose(
         float(norm),
         math.sqrt(sum((array**2).sum() for array in gradients[-1].values())),

@@ -184,14 +184,14 @@ def test_a_keras_nlp_preset_directory_gives_equal_activations(tmp_path, inputs_B
     encoder = Encoder(pretrained.config)
     encoder.build()
     pretrained.assign_to(encoder)
-    wanted = backbone(
+    expected = backbone(
         {
             "token_ids": inputs_BL["input_ids"],
             "padding_mask": inputs_BL["input_mask"],
             "segment_ids": inputs_BL["segment_ids"],
         }
     )
-    reference.assert_equal(encoder(inputs_BL)["pooled"], wanted["pooled_output"].numpy(), 2)
+    reference.assert_equal(encoder(inputs_BL)["pooled"], expected["pooled_output"].numpy(), 2)
 
 
 def test_a_preset_that_cannot_be_loaded_says_so_in_a_line():
@@ -200,9 +200,9 @@ def test_a_preset_that_cannot_be_loaded_says_so_in_a_line():
 
 
 def test_a_google_release_is_read(data_dir):
-    folder = data_dir / "checkpoints" / "tf1_ckpt_tiny"
-    pretrained = read_pretrained(folder)
-    reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
+    directory = data_dir / "checkpoints" / "tf1_ckpt_tiny"
+    pretrained = read_pretrained(directory)
+    reader = tf.train.load_checkpoint(str(directory / "bert_model.ckpt"))
     assert pretrained.config.hidden_act == "gelu_new"
     np.testing.assert_array_equal(
         pretrained.weights["bert/layer_1/attention/key/kernel"],
@@ -211,14 +211,14 @@ def test_a_google_release_is_read(data_dir):
 
 
 def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(data_dir, tmp_path):
-    folder = data_dir / "checkpoints" / "tf1_ckpt_chinese_L12_indexonly"
-    for path in folder.iterdir():
+    directory = data_dir / "checkpoints" / "tf1_ckpt_chinese_L12_indexonly"
+    for path in directory.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "vocab.txt").write_bytes(
         (data_dir / "vocab" / "chinese" / "vocab.txt").read_bytes()
     )
-    reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
-    config = BertConfig.load(folder / "bert_config.json")
+    reader = tf.train.load_checkpoint(str(directory / "bert_model.ckpt"))
+    config = BertConfig.load(directory / "bert_config.json")
     shapes = reader.get_variable_to_shape_map()
     weights, unused_tensors = name_map.rename(
         {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()},

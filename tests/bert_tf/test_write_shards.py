@@ -37,42 +37,47 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
     flags = {"num_shards": 40, "dupe_factor": 20}
     here = write_here(settings_of(corpus, tmp_path / "here", **flags))
-    folder = tmp_path / "shards"
+    directory = tmp_path / "shards"
     for signum in (signal.SIGKILL, signal.SIGTERM):
-        process = start(corpus, folder, **flags)
-        wait_until_writing(process, folder)
+        process = start(corpus, directory, **flags)
+        wait_until_writing(process, directory)
         process.send_signal(signum)
         output = process.communicate(timeout=60)[1]
         if signum == signal.SIGTERM:
             assert process.returncode == 143 and "the same command goes on" in output
-        if not Manifest.load(folder).values["complete"]:
+        if not Manifest.load(directory).values["complete"]:
             with pytest.raises(UserError, match="manifest.json: not complete"):
-                Manifest.load(folder).check_files()
-    there = contents(folder)
+                Manifest.load(directory).check_files()
+    there = contents(directory)
     assert there.items() <= here.items()  # Only whole shards have a name.
-    done = write_command(run_command, corpus, folder, **flags)
-    assert contents(folder) == here
+    done = write_command(run_command, corpus, directory, **flags)
+    assert contents(directory) == here
     assert f"{len(there)} of 40 shards are there" in done.stderr or len(there) in (0, 40)
-    again = write_command(run_command, corpus, folder, **flags)
+    again = write_command(run_command, corpus, directory, **flags)
     assert "finished, nothing to do" in again.stderr
 
 
-def start(corpus, folder, **changes):
-    command = [sys.executable, "-m", "bert_tf.write_shards", *arguments(corpus, folder, **changes)]
+def start(corpus, directory, **changes):
+    command = [
+        sys.executable,
+        "-m",
+        "bert_tf.write_shards",
+        *arguments(corpus, directory, **changes),
+    ]
     return subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
-def is_writing(folder):
-    return any(".tfrecord." in name for name in os.listdir(folder))
+def is_writing(directory):
+    return any(".tfrecord." in name for name in os.listdir(directory))
 
 
-def wait_until_writing(process, folder):
+def wait_until_writing(process, directory):
     """Returns while a shard is being written, at most a minute after the workers are ready."""
     assert any(line.startswith("ready") for line in process.stderr)
     deadline = time.monotonic() + 60
-    while not is_writing(folder):
+    while not is_writing(directory):
         assert time.monotonic() < deadline and process.poll() is None
 
 
@@ -218,30 +223,32 @@ def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path, run_command):
-    folder = tmp_path / "shards"
-    write_command(run_command, corpus, folder)
+    directory = tmp_path / "shards"
+    write_command(run_command, corpus, directory)
     for changes, message in (
         ({"seed": 1}, "--seed: was 12345 when .* began, is 1;"),
         ({"num_shards": 4}, "--num_shards: was 3"),
         ({"input": str(write_corpus(tmp_path / "other.txt", seed=1))}, "--input: the text is not"),
     ):
         with pytest.raises(UserError, match=message):
-            writing.write_shards(settings_of(corpus, folder, **changes))
+            writing.write_shards(settings_of(corpus, directory, **changes))
     Vocabulary([*ENTRIES, "more"]).save(tmp_path / "more.txt")
     with pytest.raises(UserError, match="--vocab: the vocabulary is not the one"):
-        writing.write_shards(settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, folder))
+        writing.write_shards(
+            settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, directory)
+        )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(UserError, match="there is something else there"):
         writing.write_shards(settings_of(corpus, tmp_path / "full"))
 
 
-def test_two_commands_in_one_folder_do_not_meet(corpus, tmp_path):
-    folder = tmp_path / "shards"
-    folder.mkdir()
+def test_two_commands_in_one_directory_do_not_meet(corpus, tmp_path):
+    directory = tmp_path / "shards"
+    directory.mkdir()
     owner = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
-    with sole_writer(folder), pytest.raises(UserError, match=owner):
-        writing.write_shards(settings_of(corpus, folder))
+    with sole_writer(directory), pytest.raises(UserError, match=owner):
+        writing.write_shards(settings_of(corpus, directory))
 
 
 @pytest.mark.slow
@@ -281,19 +288,19 @@ def test_killed_at_twenty_moments_the_bytes_are_the_same(data_dir, tmp_path, run
     flags = {"num_shards": 128, "max_seq_length": 128, "dupe_factor": 4, "num_workers": 2}
     write_command(run_command, corpus, tmp_path / "undisturbed", **flags)
     rng, hits = random.Random(0), 0
-    folder = tmp_path / "killed"
+    directory = tmp_path / "killed"
     for _ in range(20):
-        process = start(corpus, folder, **flags)
-        wait_until_writing(process, folder)
+        process = start(corpus, directory, **flags)
+        wait_until_writing(process, directory)
         moment = time.monotonic() + rng.uniform(0, 0.2)
         while time.monotonic() < moment:
             pass
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-        hits += is_writing(folder)
+        hits += is_writing(directory)
     print(f"{hits} of 20 kills hit a shard that was being written")
     assert hits >= 15
-    assert len(contents(folder)) < 128
-    write_command(run_command, corpus, folder, **flags)
-    assert contents(folder) == contents(tmp_path / "undisturbed")
+    assert len(contents(directory)) < 128
+    write_command(run_command, corpus, directory, **flags)
+    assert contents(directory) == contents(tmp_path / "undisturbed")
     shutil.rmtree(tmp_path)

@@ -110,9 +110,9 @@ class Batching:
                         FAILED_PRECONDITION,
                     )
         joined = {name: np.concatenate([task.inputs[name] for task in batch]) for name in first}
-        answer = self._engine.predict(joined, signature)
+        prediction = self._engine.predict(joined, signature)
         ends = np.cumsum([task.size for task in batch])
-        for name, array in answer.items():
+        for name, array in prediction.items():
             if array.ndim == 0 or array.shape[0] != ends[-1]:
                 raise EngineError(
                     f"Batched output tensor {name}'s 0th dimension does not equal the sum of the "
@@ -120,4 +120,4 @@ class Batching:
                     FAILED_PRECONDITION,
                 )
         for task, end in zip(batch, ends, strict=True):
-            task.answer = {name: array[end - task.size : end] for name, array in answer.items()}
+            task.answer = {name: array[end - task.size : end] for name, array in prediction.items()}

@@ -91,38 +91,38 @@ class Engine:
         """
         if signature not in self.signatures:
             raise EngineError(f'Serving signature name: "{signature}" not found in signature def')
-        wanted = self.signatures[signature]
-        if set(inputs) != set(wanted["inputs"]):
+        expected = self.signatures[signature]
+        if set(inputs) != set(expected["inputs"]):
             raise EngineError(
-                f"{signature} takes {', '.join(sorted(wanted['inputs']))}, "
+                f"{signature} takes {', '.join(sorted(expected['inputs']))}, "
                 f"not {', '.join(sorted(inputs)) or 'nothing'}"
             )
         with contextlib.ExitStack() as stack:
             fed = [
-                stack.enter_context(self._tensor(name, values, wanted["inputs"][name].dtype))
+                stack.enter_context(self._tensor(name, values, expected["inputs"][name].dtype))
                 for name, values in inputs.items()
             ]
-            answers = (_POINTER * len(wanted["outputs"]))()
+            predictions = (_POINTER * len(expected["outputs"]))()
             self._checked(
                 self._library.TF_SessionRun,
                 self._session,
                 None,
-                self._places(wanted["inputs"][name] for name in inputs),
+                self._positions(expected["inputs"][name] for name in inputs),
                 (_POINTER * len(fed))(*fed),
                 len(fed),
-                self._places(wanted["outputs"].values()),
-                answers,
-                len(answers),
+                self._positions(expected["outputs"].values()),
+                predictions,
+                len(predictions),
                 None,
                 0,
                 None,
             )
-            for answer in answers:
-                stack.callback(self._library.TF_DeleteTensor, answer)
+            for prediction in predictions:
+                stack.callback(self._library.TF_DeleteTensor, prediction)
             # Before anything is freed: an output may be an input's memory.
             return {
-                name: self._array(answer)
-                for name, answer in zip(wanted["outputs"], answers, strict=True)
+                name: self._array(prediction)
+                for name, prediction in zip(expected["outputs"], predictions, strict=True)
             }
 
     def close(self):
@@ -134,16 +134,16 @@ class Engine:
     def _checked(self, function, *arguments):
         return checked(self._library, function, *arguments)
 
-    def _places(self, specs):
+    def _positions(self, specs):
         """TF_Outputs of tensors "operation:index"."""
-        places = []
+        positions = []
         for spec in specs:
             operation, _, index = spec.tensor.rpartition(":")
             found = self._library.TF_GraphOperationByName(self._graph, operation.encode())
             if not found:
                 raise EngineError(f"the graph has no operation {spec.tensor!r}")
-            places.append(_Place(found, int(index)))
-        return (_Place * len(places))(*places)
+            positions.append(_Place(found, int(index)))
+        return (_Place * len(positions))(*positions)
 
     @contextlib.contextmanager
     def _tensor(self, name, values, dtype):
@@ -181,9 +181,9 @@ class Engine:
             data = ctypes.string_at(start, size) if size else b""
             return np.frombuffer(data, DTYPES[number]).reshape(shape).copy()
         array = np.empty(int(np.prod(shape)), object)
-        for place in range(array.size):
-            string = start + place * STRING_BYTES
-            array[place] = ctypes.string_at(
+        for position in range(array.size):
+            string = start + position * STRING_BYTES
+            array[position] = ctypes.string_at(
                 library.TF_StringGetDataPointer(string), library.TF_StringGetSize(string)
             )
         return array.reshape(shape)
@@ -214,7 +214,7 @@ class _Buffer(ctypes.Structure):
 
 
 _INT, _SIZE, _TEXT = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
-_BUFFER, _PLACES, _POINTERS = (ctypes.POINTER(kind) for kind in (_Buffer, _Place, _POINTER))
+_BUFFER, _POSITIONS, _POINTERS = (ctypes.POINTER(kind) for kind in (_Buffer, _Place, _POINTER))
 # What each returns and takes, of tensorflow/c/: c_api.h, tf_status.h, tf_tensor.h, tf_tstring.h.
 _FUNCTIONS = {
     "TF_NewStatus": (_POINTER,),
@@ -234,7 +234,7 @@ _FUNCTIONS = {
     ),
     "TF_GraphOperationByName": (_POINTER, _POINTER, _TEXT),
     "TF_SessionRun": (
-        *(None, _POINTER, _POINTER, _PLACES, _POINTERS, _INT, _PLACES, _POINTERS, _INT),
+        *(None, _POINTER, _POINTER, _POSITIONS, _POINTERS, _INT, _POSITIONS, _POINTERS, _INT),
         *(_POINTER, _INT, _POINTER, _POINTER),
     ),
     "TF_CloseSession": (None, _POINTER, _POINTER),
@@ -314,30 +314,30 @@ def _map(entries):
 
 def _fields(data):
     """A protobuf message as {field number: [integers, or bytes], in order}."""
-    fields, place = {}, 0
-    while place < len(data):
-        key, place = _varint(data, place)
+    fields, position = {}, 0
+    while position < len(data):
+        key, position = _varint(data, position)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            value, place = _varint(data, place)
+            value, position = _varint(data, position)
         else:
             if kind == 2:
-                size, place = _varint(data, place)
+                size, position = _varint(data, position)
             else:
                 size = {1: 8, 5: 4}[kind]
-            value, place = data[place : place + size], place + size
+            value, position = data[position : position + size], position + size
         fields.setdefault(number, []).append(value)
     return fields
 
 
-def _varint(data, place):
+def _varint(data, position):
     value = shift = 0
     while True:
-        byte = data[place]
+        byte = data[position]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, place
+            return value, position
 
 
 def _as_bytes(name, value):

@@ -82,16 +82,18 @@ def run_cases(command, directory, cases, scratch):
     return isolated_runner.load(results)
 
 
-def differences(wanted, answers):
+def differences(expected, predictions):
     """{"i/output": what differs} between two engines' answers."""
-    found = dict.fromkeys(set(wanted) ^ set(answers), "only one has it")
-    for name in set(wanted) & set(answers):
-        want, got = wanted[name], answers[name]
-        if (want.dtype, want.shape) != (got.dtype, got.shape):
-            found[name] = f"{got.dtype}{list(got.shape)} for {want.dtype}{list(want.shape)}"
-        elif want.dtype.kind == "f":
-            if not np.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE):
-                found[name] = f"differs by {np.abs(got - want).max()}"
-        elif not np.array_equal(got, want):
-            found[name] = f"{np.count_nonzero(got != want)} of {want.size} differ"
+    found = dict.fromkeys(set(expected) ^ set(predictions), "only one has it")
+    for name in set(expected) & set(predictions):
+        reference, actual = expected[name], predictions[name]
+        if (reference.dtype, reference.shape) != (actual.dtype, actual.shape):
+            found[name] = (
+                f"{actual.dtype}{list(actual.shape)} for {reference.dtype}{list(reference.shape)}"
+            )
+        elif reference.dtype.kind == "f":
+            if not np.allclose(actual, reference, rtol=TOLERANCE, atol=TOLERANCE):
+                found[name] = f"differs by {np.abs(actual - reference).max()}"
+        elif not np.array_equal(actual, reference):
+            found[name] = f"{np.count_nonzero(actual != reference)} of {reference.size} differ"
     return found

@@ -28,11 +28,11 @@ def predicted(engine, body):
     if "instances" in request and "inputs" in request:
         raise EngineError("expecting only one of 'inputs' or 'instances' keys to exist")
     if "instances" in request:
-        answer = engine.predict(_of_rows(request["instances"], specs), signature)
-        text = _rows(answer)
+        prediction = engine.predict(_of_rows(request["instances"], specs), signature)
+        text = _rows(prediction)
     elif "inputs" in request:
-        answer = engine.predict(_of_columns(request["inputs"], specs), signature)
-        columns = {name: _written(values, name) for name, values in answer.items()}
+        prediction = engine.predict(_of_columns(request["inputs"], specs), signature)
+        columns = {name: _written(values, name) for name, values in prediction.items()}
         text = '{"outputs": ' + _one_or_object(columns) + "}"
     else:
         raise EngineError("Missing 'inputs' or 'instances' key")
@@ -139,16 +139,16 @@ def _leaf(value, dtype):
     return value.encode("utf-8", "surrogateescape") if dtype == "string" else value
 
 
-def _rows(answer):
+def _rows(prediction):
     """Row format: as many predictions as every output has rows."""
-    sizes = {name: values.shape[:1] for name, values in answer.items()}
+    sizes = {name: values.shape[:1] for name, values in prediction.items()}
     for name, size in sizes.items():
         if not size:
             raise EngineError(f"Tensor name: {name} has no shape information ")
         if size != next(iter(sizes.values())):
             raise EngineError(f"Tensor name: {name} has inconsistent batch size: {size[0]}")
     rows = [
-        _one_or_object({name: _written(values[row], name) for name, values in answer.items()})
+        _one_or_object({name: _written(values[row], name) for name, values in prediction.items()})
         for row in range(next(iter(sizes.values()))[0])
     ]
     return '{"predictions": [' + ", ".join(rows) + "]}"

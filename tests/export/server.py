@@ -152,7 +152,7 @@ class RestHandler(http.server.BaseHTTPRequestHandler):
 def metadata(servable):
     """GetModelMetadataResponse as JSON has it."""
 
-    def told(spec):
+    def logged(spec):
         sizes = [{"size": str(size), "name": ""} for size in spec.shape or ()]
         return {
             "dtype": TYPES[spec.dtype],
@@ -162,7 +162,7 @@ def metadata(servable):
 
     signatures = {
         name: {
-            **{key: {tensor: told(spec) for tensor, spec in parts[key].items()} for key in parts},
+            **{key: {tensor: logged(spec) for tensor, spec in parts[key].items()} for key in parts},
             "method_name": "tensorflow/serving/predict",
         }
         for name, parts in servable.engine.signatures.items()
@@ -201,12 +201,12 @@ def _start_grpc(servables):
                 servable = of(request.model_spec)
                 inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
                 signature = request.model_spec.signature_name or "serving_default"
-                answer = servable.engine.predict(inputs, signature)
+                prediction = servable.engine.predict(inputs, signature)
             except EngineError as error:
                 context.abort(codes[error.code], str(error))
             response.model_spec.name = servable.name
             response.model_spec.version.value = servable.version
-            for name, values in answer.items():
+            for name, values in prediction.items():
                 response.outputs[name].CopyFrom(tf.make_tensor_proto(values))
             return response
 

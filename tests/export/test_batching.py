@@ -18,21 +18,21 @@ from tests.export.server import Servable
 from tests.export.test_kinds import trained
 
 
-def published(folder, task, config, vocabulary):
+def published(directory, task, config, vocabulary):
     """MODELS/name with a version that has what a server reads of it."""
-    version = folder / "name" / "1"
-    write_saved_model(trained(folder, task, config, vocabulary), version)
+    version = directory / "name" / "1"
+    write_saved_model(trained(directory, task, config, vocabulary), version)
     parameters = batching_parameters(read_signatures(version))
     if parameters is not None:
         (version / BATCHING).write_text(parameters)
-    return folder / "name"
+    return directory / "name"
 
 
 @pytest.fixture(scope="module")
 def tagging(tmp_path_factory, config, vocabulary):
     task = Tagging(labels=("O", "B-x", "I-x"), max_seq_length=12, doc_stride=5)
-    folder = published(tmp_path_factory.mktemp("tagging"), task, config, vocabulary)
-    return Servable(folder, batches=True)
+    directory = published(tmp_path_factory.mktemp("tagging"), task, config, vocabulary)
+    return Servable(directory, batches=True)
 
 
 def texts(*values):
@@ -51,14 +51,14 @@ def together(engine, requests, signature="serving_default"):
     refused = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as threads:
         with engine.held(len(requests) - refused):
-            answers = [threads.submit(ask, inputs) for inputs in requests]
-        return [answer.result(60) for answer in answers]
+            predictions = [threads.submit(ask, inputs) for inputs in requests]
+        return [prediction.result(60) for prediction in predictions]
 
 
-def assert_begins_with(answer, alone):
+def assert_begins_with(prediction, alone):
     """The answer alone, and the padding that others' longer rows bring along."""
     for name, values in alone.items():
-        array = answer[name]
+        array = prediction[name]
         assert array.shape[0] == values.shape[0]
         part = array[tuple(slice(size) for size in values.shape)]
         if values.dtype.kind == "f":
@@ -78,38 +78,38 @@ REQUESTS = (
 @pytest.mark.parametrize("signature", ["serving_default", "tokenize", "embed"])
 def test_requests_that_meet_get_their_own_answers(tagging, signature):
     engine = tagging.engine
-    answers = together(engine, REQUESTS, signature)
+    predictions = together(engine, REQUESTS, signature)
     assert sorted(engine.batches[-1]) == [1, 1, 3]
-    for answer, inputs in zip(answers, REQUESTS, strict=True):
-        assert_begins_with(answer, engine._engine.predict(inputs, signature))
+    for prediction, inputs in zip(predictions, REQUESTS, strict=True):
+        assert_begins_with(prediction, engine._engine.predict(inputs, signature))
 
 
 @pytest.mark.slow
 def test_a_request_of_too_many_rows_fails_alone(tagging):
-    answers = together(tagging.engine, [*REQUESTS, texts(*[b"a"] * 33), texts(*[b"a"] * 27)])
-    assert answers[3].code == INVALID_ARGUMENT and "33 is larger" in str(answers[3])
+    predictions = together(tagging.engine, [*REQUESTS, texts(*[b"a"] * 33), texts(*[b"a"] * 27)])
+    assert predictions[3].code == INVALID_ARGUMENT and "33 is larger" in str(predictions[3])
     assert tagging.engine.batches[-1] != [33] and sum(tagging.engine.batches[-1]) == 32
-    for answer, inputs in zip(answers[:3], REQUESTS, strict=True):
-        assert_begins_with(answer, tagging.engine._engine.predict(inputs))
+    for prediction, inputs in zip(predictions[:3], REQUESTS, strict=True):
+        assert_begins_with(prediction, tagging.engine._engine.predict(inputs))
 
 
 @pytest.mark.slow
 def test_a_request_without_rows_goes_along_with_others(tagging):
-    *answers, empty = together(tagging.engine, [*REQUESTS, texts()])
+    *predictions, empty = together(tagging.engine, [*REQUESTS, texts()])
     assert empty["num_entities"].shape == (0,)
-    for answer, inputs in zip(answers, REQUESTS, strict=True):
-        assert_begins_with(answer, tagging.engine._engine.predict(inputs))
+    for prediction, inputs in zip(predictions, REQUESTS, strict=True):
+        assert_begins_with(prediction, tagging.engine._engine.predict(inputs))
 
 
 @pytest.mark.slow
 def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
     """By TF Serving's own hand, before the graph sees it; batching_params.pbtxt says so."""
     wrong = {"text": np.array([[b"a", b"b"]], object)}
-    answers = together(tagging.engine, [REQUESTS[0], wrong])
-    assert {answer.code for answer in answers} == {FAILED_PRECONDITION}
+    predictions = together(tagging.engine, [REQUESTS[0], wrong])
+    assert {prediction.code for prediction in predictions} == {FAILED_PRECONDITION}
     assert "FAILED_PRECONDITION" in (tagging.path / BATCHING).read_text()
-    (answer,) = together(tagging.engine, REQUESTS[:1])
-    assert_begins_with(answer, tagging.engine._engine.predict(REQUESTS[0]))
+    (prediction,) = together(tagging.engine, REQUESTS[:1])
+    assert_begins_with(prediction, tagging.engine._engine.predict(REQUESTS[0]))
     (error,) = together(tagging.engine, [wrong])
     assert error.code == INVALID_ARGUMENT  # Alone it comes to the graph, which refuses it.
 
@@ -117,15 +117,15 @@ def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
 @pytest.mark.slow
 def test_parts_of_a_large_request_could_not_be_put_together(tagging):
     """Why enable_large_batch_splitting is not set: outputs of parts differ in width."""
-    answers = [tagging.engine._engine.predict(inputs, "tokenize") for inputs in REQUESTS]
-    for name in answers[0]:
-        assert len({answer[name].shape[1:] for answer in answers}) > 1
+    predictions = [tagging.engine._engine.predict(inputs, "tokenize") for inputs in REQUESTS]
+    for name in predictions[0]:
+        assert len({prediction[name].shape[1:] for prediction in predictions}) > 1
 
 
 @pytest.mark.slow
 def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, config, vocabulary):
-    folder = published(tmp_path, MultipleChoice(max_seq_length=12), config, vocabulary)
-    engine = Servable(folder, batches=True).engine
+    directory = published(tmp_path, MultipleChoice(max_seq_length=12), config, vocabulary)
+    engine = Servable(directory, batches=True).engine
     assert isinstance(engine, Engine)
     two = {"prompt": np.array([b"a"], object), "choices": np.array([[b"b", b"c"]], object)}
     three = {**two, "choices": np.array([[b"b", b"c", b"a"]], object)}
@@ -133,8 +133,10 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
     batching = Batching(engine, "max_batch_size { value: 32 }")
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         with batching.held(2):
-            answers = [threads.submit(batching.predict, inputs) for inputs in (two, three)]
-        assert {answer.exception(60).code for answer in answers} == {FAILED_PRECONDITION}
+            predictions = [threads.submit(batching.predict, inputs) for inputs in (two, three)]
+        assert {prediction.exception(60).code for prediction in predictions} == {
+            FAILED_PRECONDITION
+        }
         for inputs in (two, three):
             assert engine.predict(inputs)["probabilities"].shape == inputs["choices"].shape
 

@@ -17,18 +17,18 @@ from tests.export.test_kinds import trained
 
 @pytest.fixture(scope="module")
 def labels_dir(tmp_path_factory, config, vocabulary):
-    folder = tmp_path_factory.mktemp("bounded_labels")
+    directory = tmp_path_factory.mktemp("bounded_labels")
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    write_saved_model(trained(folder, task, config, vocabulary), folder / "model")
-    return folder / "model"
+    write_saved_model(trained(directory, task, config, vocabulary), directory / "model")
+    return directory / "model"
 
 
 @pytest.fixture(scope="module")
 def answers_dir(tmp_path_factory, config, vocabulary):
-    folder = tmp_path_factory.mktemp("bounded_answers")
+    directory = tmp_path_factory.mktemp("bounded_answers")
     task = SpanQA(max_query_length=4, max_seq_length=16, doc_stride=8)
-    write_saved_model(trained(folder, task, config, vocabulary), folder / "model")
-    return folder / "model"
+    write_saved_model(trained(directory, task, config, vocabulary), directory / "model")
+    return directory / "model"
 
 
 # Each runs in a process with TensorFlow and TF Text alone, so that its memory is theirs.
@@ -139,18 +139,20 @@ def test_contexts_of_one_to_twenty_thousand_words_are_answered_with_their_own_ch
     words = f"{words} , 中 my app".split()
     contexts = [" ".join((words * 1539)[:count]) for count in (1, 30, 20_000, 0, 400)]
     model = tf.saved_model.load(str(answers_dir))
-    answer = model.signatures["serving_default"](
+    prediction = model.signatures["serving_default"](
         question=tf.constant(["is the bill high"] * len(contexts)), context=tf.constant(contexts)
     )
     names = ("nbest_answer", "nbest_start", "nbest_end")
     found = 0
     for row, context in enumerate(contexts):
-        for text, start, end in zip(*(answer[name].numpy()[row] for name in names), strict=True):
+        for text, start, end in zip(
+            *(prediction[name].numpy()[row] for name in names), strict=True
+        ):
             if start >= 0:
                 assert context[start:end] == text.decode()
                 found += 1
     assert found >= 30  # Equal texts count once.
-    assert answer["nbest_start"].numpy()[3].tolist() == [-1] * 20 and len(contexts[2]) > 75_000
+    assert prediction["nbest_start"].numpy()[3].tolist() == [-1] * 20 and len(contexts[2]) > 75_000
 
 
 @pytest.mark.slow

@@ -63,14 +63,14 @@ def test_signatures_are_those_that_python_reads(engine, python_signatures):
 @pytest.mark.parametrize(("signature", "inputs"), REQUESTS)
 def test_answers_are_those_of_python(engine, python_signatures, signature, inputs):
     specs = python_signatures[signature].structured_input_signature[1]
-    wanted = python_signatures[signature](
+    expected = python_signatures[signature](
         **{name: tf.constant(values, specs[name].dtype) for name, values in inputs.items()}
     )
-    answer = engine.predict(inputs, signature)
-    assert set(answer) == set(wanted)
-    for name, values in answer.items():
-        assert values.dtype == wanted[name].numpy().dtype
-        np.testing.assert_array_equal(values, wanted[name].numpy())
+    prediction = engine.predict(inputs, signature)
+    assert set(prediction) == set(expected)
+    for name, values in prediction.items():
+        assert values.dtype == expected[name].numpy().dtype
+        np.testing.assert_array_equal(values, expected[name].numpy())
 
 
 def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatures, tmp_path):
@@ -124,10 +124,10 @@ def test_what_is_no_saved_model_is_an_error(tmp_path):
 def test_threads_get_their_own_answers(engine):
     def asked(number):
         texts = [f"{number} {word} {'x' * number}".encode() for word in range(20)]
-        answer = engine.predict({"text": texts}, "tokenize")["words"].tolist()
+        prediction = engine.predict({"text": texts}, "tokenize")["words"].tolist()
         with pytest.raises(c_engine.EngineError, match=f": no{number}\n"):
             engine.predict({"text": [f"no{number}"]}, "one")
-        return answer == [text.split() for text in texts]
+        return prediction == [text.split() for text in texts]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert all(pool.map(asked, range(1, 200)))

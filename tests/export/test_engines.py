@@ -30,19 +30,19 @@ def model_of(tmp_path_factory, config, vocabulary):
 
     @functools.cache
     def write(kind, precision="float32"):
-        folder = tmp_path_factory.mktemp("of_a_kind")
+        directory = tmp_path_factory.mktemp("of_a_kind")
         if kind == "pretrained":
-            run = of_pretraining(folder, config, vocabulary)
+            run = of_pretraining(directory, config, vocabulary)
         else:
-            run = of_task(kind, folder, config, vocabulary)
-        write_saved_model(run, folder / "model", precision)
-        return folder / "model"
+            run = of_task(kind, directory, config, vocabulary)
+        write_saved_model(run, directory / "model", precision)
+        return directory / "model"
 
     return write
 
 
 @pytest.fixture(scope="module")
-def answers_of(model_of):
+def predictions_of(model_of):
     """(kind, texts) -> (requests, the answers of this process)."""
 
     @functools.cache
@@ -91,9 +91,13 @@ def test_a_model_of_every_kind_is_asked_for():
 
 def test_differences_are_found():
     strings = np.array([b"a", b"b\x00"], object)
-    answers = {"0/label": strings, "0/score": np.float32([0.5, 20]), "0/start": np.int32([1, 2])}
-    near = {**answers, "0/score": np.float32([0.500009, 20.0001])}
-    assert engines.differences(answers, near) == {}
+    predictions = {
+        "0/label": strings,
+        "0/score": np.float32([0.5, 20]),
+        "0/start": np.int32([1, 2]),
+    }
+    near = {**predictions, "0/score": np.float32([0.500009, 20.0001])}
+    assert engines.differences(predictions, near) == {}
     for name, other in (
         ("0/label", np.array([b"a", b"b"], object)),
         ("0/score", np.float32([0.5001, 20])),
@@ -103,7 +107,7 @@ def test_differences_are_found():
         ("0/start", np.int32([1, 3])),
         ("0/end", np.int32([1, 2])),
     ):
-        assert set(engines.differences(answers, {**answers, name: other})) == {name}
+        assert set(engines.differences(predictions, {**predictions, name: other})) == {name}
 
 
 @pytest.mark.slow
@@ -135,21 +139,21 @@ def test_the_other_tensorflow_is_another():
         ("multiple_choice", "session"),
     ],
 )
-def test_answers_are_the_same(model_of, answers_of, tmp_path, kind, engine):
+def test_answers_are_the_same(model_of, predictions_of, tmp_path, kind, engine):
     command = command_of(engine)
-    cases, wanted = answers_of(kind, LIGHT)
-    for name, array in wanted.items():
+    cases, expected = predictions_of(kind, LIGHT)
+    for name, array in expected.items():
         inputs = cases[int(name.split("/")[0])]["inputs"]
         assert len(array) == len(next(iter(inputs.values()))), name
-    answers = engines.run_cases(command, model_of(kind), cases, tmp_path)
-    assert engines.differences(wanted, answers) == {}
+    predictions = engines.run_cases(command, model_of(kind), cases, tmp_path)
+    assert engines.differences(expected, predictions) == {}
     # Equal because it is asked, and not because nothing is.
-    assert any(len(set(array.ravel().tolist())) > 5 for array in wanted.values())
+    assert any(len(set(array.ravel().tolist())) > 5 for array in expected.values())
 
 
 @pytest.mark.slow
-def test_answers_to_a_megabyte_are_the_same(model_of, answers_of, tmp_path):
+def test_answers_to_a_megabyte_are_the_same(model_of, predictions_of, tmp_path):
     command = command_of("other TensorFlow, C API")
-    cases, wanted = answers_of("tagging", parity.ADVERSARIAL_TEXTS)
-    answers = engines.run_cases(command, model_of("tagging"), cases, tmp_path)
-    assert engines.differences(wanted, answers) == {}
+    cases, expected = predictions_of("tagging", parity.ADVERSARIAL_TEXTS)
+    predictions = engines.run_cases(command, model_of("tagging"), cases, tmp_path)
+    assert engines.differences(expected, predictions) == {}

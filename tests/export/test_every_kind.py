@@ -56,25 +56,25 @@ SENTENCES = [text for texts in small.TEXTS.values() for text in texts]
 TEXTS = ["", " ", "a", *SENTENCES, "cafe\u0301 \U0001f600 the bill, unaffable!", "my app 中 " * 40]
 
 
-def of_task(name, folder, config, vocabulary):
+def of_task(name, directory, config, vocabulary):
     """A run of one of TASKS with weights that make answers differ."""
     if name == "anomaly":
-        return of_anomaly(folder, config, vocabulary)
-    return trained(folder, TASKS[name], config, vocabulary)
+        return of_anomaly(directory, config, vocabulary)
+    return trained(directory, TASKS[name], config, vocabulary)
 
 
-def of_anomaly(folder, config, vocabulary):
+def of_anomaly(directory, config, vocabulary):
     from bert_tf import read_pretrained
 
-    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    weights = small.write_huggingface(directory / "huggingface", config, vocabulary)
     source, task = read_pretrained(str(weights), None), TASKS["anomaly"]
     model = task.build_model(config)
     source.assign_to(model)
     model.adapt(np.random.default_rng(0).normal(size=(64, config.hidden_size)))
-    return TrainedModel.create(folder / "run", source, task, model)
+    return TrainedModel.create(directory / "run", source, task, model)
 
 
-def of_pretraining(folder, config, vocabulary):
+def of_pretraining(directory, config, vocabulary):
     """A pretrained run of random weights."""
     model = PretrainingModel(config)
     rng = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def of_pretraining(folder, config, vocabulary):
             variable.assign(rng.normal(1.0 if is_gain else 0.0, 0.3, variable.shape))
     from bert_tf.checkpoints import model_variables
 
-    run = Run.create(folder / "run", config, vocabulary, {"origin": "random"}, None)
+    run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, None)
     run.checkpoints.save(0, model_variables(model))
     return TrainedModel.open(run.path)
 
@@ -104,19 +104,21 @@ def of_rows(columns, rows):
     return {name: values[rows] for name, values in columns.items()}
 
 
-def assert_same(answer, wanted, strip_padding):
+def assert_same(prediction, expected, strip_padding):
     """Answers by rows, less what a batch's padding is; floats within 1e-5."""
-    for row, wanted_row in zip(by_rows(answer), by_rows(wanted), strict=True):
-        row, wanted_row = strip_padding(row), strip_padding(wanted_row)
+    for row, expected_row in zip(by_rows(prediction), by_rows(expected), strict=True):
+        row, expected_row = strip_padding(row), strip_padding(expected_row)
         for name, value in row.items():
             if np.asarray(value).dtype.kind == "f":
-                np.testing.assert_allclose(value, wanted_row[name], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(value, expected_row[name], rtol=1e-5, atol=1e-5)
             else:
-                assert value == wanted_row[name], name
+                assert value == expected_row[name], name
 
 
-def by_rows(answer):
-    return [dict(zip(answer, row, strict=True)) for row in zip(*answer.values(), strict=True)]
+def by_rows(prediction):
+    return [
+        dict(zip(prediction, row, strict=True)) for row in zip(*prediction.values(), strict=True)
+    ]
 
 
 @pytest.mark.slow
@@ -126,12 +128,12 @@ def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, confi
     publish(run, tmp_path / "models")
     served = LocalClient(tmp_path / "models")
     columns = inputs_of(run.task, TEXTS)
-    whole = served.predict(columns)
+    complete = served.predict(columns)
     for rows in (slice(0, 0), slice(0, 1), slice(3, 10), slice(14, 15)):
-        part = {key: values[rows] for key, values in whole.items()}
+        part = {key: values[rows] for key, values in complete.items()}
         assert_same(served.predict(of_rows(columns, rows)), part, run.task.strip_padding)
     many = served.predict(inputs_of(run.task, (TEXTS * 80)[:1000]))
-    expected = {key: (values * 80)[:1000] for key, values in whole.items()}
+    expected = {key: (values * 80)[:1000] for key, values in complete.items()}
     if len(columns) == 1:  # Else the turned second column meets other rows at the end.
         assert_same(many, expected, run.task.strip_padding)
     assert {len(values) for values in many.values()} == {1000}
@@ -175,14 +177,16 @@ def test_a_pretrained_run_serves_both_heads(tmp_path, config, vocabulary):
     run = of_pretraining(tmp_path, config, vocabulary)
     publish(run, tmp_path / "models")
     served = LocalClient(tmp_path / "models")
-    answer = served.predict(
+    prediction = served.predict(
         {"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]}, "masked_lm"
     )
-    assert np.shape(answer["token"]) == np.shape(answer["score"]) == (3, 5)
-    assert answer["token"][1] == [""] * 5 and answer["score"][1] == [0] * 5
-    assert answer == served.predict({"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]})
-    answer = served.predict(
+    assert np.shape(prediction["token"]) == np.shape(prediction["score"]) == (3, 5)
+    assert prediction["token"][1] == [""] * 5 and prediction["score"][1] == [0] * 5
+    assert prediction == served.predict(
+        {"text": ["the [MASK] is high", "no mask", "[MASK] [MASK]"]}
+    )
+    prediction = served.predict(
         {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}, "next_sentence"
     )
-    assert np.shape(answer["is_next"]) == (2,) and all(0 < p < 1 for p in answer["is_next"])
+    assert np.shape(prediction["is_next"]) == (2,) and all(0 < p < 1 for p in prediction["is_next"])
     assert served.predict({"text": []}, "masked_lm") == {"score": [], "token": []}

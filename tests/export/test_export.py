@@ -33,10 +33,12 @@ from tests.export import engines, serving_operations
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, config, vocabulary):
     """A run fine-tuned for seconds, which all tests here share and none changes."""
-    folder = tmp_path_factory.mktemp("export")
-    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    directory = tmp_path_factory.mktemp("export")
+    weights = small.write_huggingface(directory / "huggingface", config, vocabulary)
     return finetune(
-        small.settings(weights, small.write_complaints(folder), folder / "run", epochs=12, seed=2)
+        small.settings(
+            weights, small.write_complaints(directory), directory / "run", epochs=12, seed=2
+        )
     ).path
 
 
@@ -48,10 +50,10 @@ def trained(run_dir):
 @pytest.fixture(scope="module")
 def models(run_dir, tmp_path_factory, run_command):
     """MODELS/name with one version, published by the command."""
-    folder = tmp_path_factory.mktemp("models") / "complaints"
-    done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={folder}")
-    assert (done.returncode, done.stdout) == (0, f"{folder / '1'}\n"), done.stderr
-    return folder
+    directory = tmp_path_factory.mktemp("models") / "complaints"
+    done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={directory}")
+    assert (done.returncode, done.stdout) == (0, f"{directory / '1'}\n"), done.stderr
+    return directory
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -116,21 +118,21 @@ def test_the_graph_holds_nothing_that_servers_lack_and_no_path_of_here(models):
 def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
     served = LocalClient(models)
     texts = [text for texts in small.TEXTS.values() for text in texts]
-    whole = served.predict({"text": texts})
-    wanted = trained.pipeline.predict(text=tf.constant(texts))
+    complete = served.predict({"text": texts})
+    expected = trained.pipeline.predict(text=tf.constant(texts))
     assert (
-        whole["label"]
-        == [label.decode() for label in wanted["label"].numpy()]
+        complete["label"]
+        == [label.decode() for label in expected["label"].numpy()]
         == [label for label in small.TEXTS for _ in range(3)]
     )
-    np.testing.assert_allclose(whole["probabilities"], wanted["probabilities"], atol=1e-5)
+    np.testing.assert_allclose(complete["probabilities"], expected["probabilities"], atol=1e-5)
     for size in (1, 4):
         parts = [
             served.predict({"text": texts[start : start + size]}) for start in range(0, 9, size)
         ]
         np.testing.assert_allclose(
             [row for part in parts for row in part["probabilities"]],
-            whole["probabilities"],
+            complete["probabilities"],
             atol=1e-5,
         )
     assert served.predict({"text": []}) == {
@@ -152,29 +154,31 @@ def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
     assert [12, width + saved_model.FILLER] in [shape for _, shape in variables]
     assert [12, width] not in [shape for _, shape in variables]
     texts = small.TEXTS["billing"]
-    wanted = trained.pipeline.predict(text=tf.constant(texts))
+    expected = trained.pipeline.predict(text=tf.constant(texts))
     served = LocalClient(tmp_path).predict({"text": texts})
-    np.testing.assert_allclose(served["probabilities"], wanted["probabilities"], atol=1e-6)
+    np.testing.assert_allclose(served["probabilities"], expected["probabilities"], atol=1e-6)
 
 
 def test_tokenize_gives_characters_of_the_text_as_sent(models):
     text = "The Cafe\u0301, 中 unaffable"
-    answer = LocalClient(models).predict({"text": [text, "a"]}, "tokenize")
+    prediction = LocalClient(models).predict({"text": [text, "a"]}, "tokenize")
     covered = [
         text[start:end]
-        for start, end in zip(answer["start"][0], answer["end"][0], strict=True)
+        for start, end in zip(prediction["start"][0], prediction["end"][0], strict=True)
         if start >= 0
     ]
     assert covered == ["The", "Cafe\u0301", ",", "中", "un", "aff", "able"]
-    assert answer["start"][1][3:] == [-1] * (len(answer["start"][1]) - 3)
-    assert answer["input_mask"][1][:4] == [1, 1, 1, 0]
+    assert prediction["start"][1][3:] == [-1] * (len(prediction["start"][1]) - 3)
+    assert prediction["input_mask"][1][:4] == [1, 1, 1, 0]
 
 
 def test_embeddings_are_those_of_the_encoder(models, trained):
-    answer = LocalClient(models).predict({"text": ["the bill", "my screen is broken !"]}, "embed")
-    wanted = trained.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
+    prediction = LocalClient(models).predict(
+        {"text": ["the bill", "my screen is broken !"]}, "embed"
+    )
+    expected = trained.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
     for name in ("pooled", "mean"):
-        np.testing.assert_allclose(answer[name], wanted[name], atol=1e-5)
+        np.testing.assert_allclose(prediction[name], expected[name], atol=1e-5)
 
 
 @pytest.mark.slow
@@ -186,10 +190,10 @@ def test_a_pair_task_takes_two_texts(trained, tmp_path):
         pipeline=Pipeline(task, trained.pipeline.tokenizer, trained.pipeline.model),
     )
     publish(pair, tmp_path / "pair")
-    answer = LocalClient(tmp_path / "pair").predict(
+    prediction = LocalClient(tmp_path / "pair").predict(
         {"text_a": ["the bill"], "text_b": ["is high"]}, "tokenize"
     )
-    assert answer["segment_ids"] == [[0, 0, 0, 0, 1, 1, 1]]
+    assert prediction["segment_ids"] == [[0, 0, 0, 0, 1, 1, 1]]
 
 
 def altered(trained, *, weight=False, vocabulary=None, cased=False, labels=None):
@@ -262,8 +266,10 @@ def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
 def test_the_gate_tries_every_entry_of_the_vocabulary(trained):
     words = parity._vocabulary_words(trained.run.vocabulary)
     ids = trained.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
-    specials = {trained.run.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")}
-    assert set(ids.tolist()) | specials == set(range(len(trained.run.vocabulary)))
+    special_tokens = {
+        trained.run.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+    }
+    assert set(ids.tolist()) | special_tokens == set(range(len(trained.run.vocabulary)))
 
 
 @pytest.mark.slow
@@ -304,12 +310,12 @@ def test_the_published_version_is_served_by_other_engines(models, tmp_path, engi
     inputs = {"text": [base64.b64encode(text.encode()).decode() for text in texts]}
     cases = [{"signature": "serving_default", "inputs": inputs}]
     results = engines.run_cases(engines.commands()[engine], models / "1", cases, tmp_path)
-    wanted = LocalClient(models).predict({"text": texts})
-    assert sorted(results) == [f"0/{name}" for name in sorted(wanted)]
+    expected = LocalClient(models).predict({"text": texts})
+    assert sorted(results) == [f"0/{name}" for name in sorted(expected)]
     for name in ("label", "labels"):
-        assert jsonable(tf.constant(results[f"0/{name}"])) == wanted[name]
+        assert jsonable(tf.constant(results[f"0/{name}"])) == expected[name]
     for name in ("score", "probabilities"):
-        np.testing.assert_allclose(results[f"0/{name}"], wanted[name], atol=1e-6)
+        np.testing.assert_allclose(results[f"0/{name}"], expected[name], atol=1e-6)
 
 
 @pytest.mark.slow

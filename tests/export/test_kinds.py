@@ -23,16 +23,16 @@ CHOICES = [["is high", "broken"], ["broken", "c", "does not open"], ["", "b"]]
 TOKENIZED = ("end", "input_ids", "input_mask", "segment_ids", "start")
 
 
-def trained(folder, task, config, vocabulary):
+def trained(directory, task, config, vocabulary):
     """A run of a task whose weights are so large that answers differ, the same each time."""
     from bert_tf import read_pretrained
 
-    weights = small.write_huggingface(folder / "huggingface", config, vocabulary)
+    weights = small.write_huggingface(directory / "huggingface", config, vocabulary)
     source = read_pretrained(str(weights), None)
     model = task.build_model(config)
     source.assign_to(model)
     model.head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, model.head.kernel.shape))
-    return TrainedModel.create(folder / "run", source, task, model)
+    return TrainedModel.create(directory / "run", source, task, model)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def of_choices(tmp_path_factory, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def choices_dir(of_choices, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "choices"
-    publish(of_choices, folder)
-    return folder
+    directory = tmp_path_factory.mktemp("models") / "choices"
+    publish(of_choices, directory)
+    return directory
 
 
 def shapes_of(served, signature):
@@ -61,19 +61,19 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
         "probabilities": ("float32", 2),
     }
     assert shapes_of(served, "tokenize") == dict.fromkeys(TOKENIZED, ("int32", 3))
-    answer = served.predict({"prompt": PROMPTS, "choices": CHOICES})
-    wanted = of_choices.pipeline.predict(
+    prediction = served.predict({"prompt": PROMPTS, "choices": CHOICES})
+    expected = of_choices.pipeline.predict(
         prompt=tf.constant(PROMPTS), choices=tf.ragged.constant(CHOICES).to_tensor("")
     )
-    np.testing.assert_allclose(answer["probabilities"], wanted["probabilities"], atol=1e-5)
-    assert answer["choice"] == wanted["choice"].numpy().tolist()
-    assert answer["choice"][2] == 1 and answer["probabilities"][2] == [0, 1, 0]
+    np.testing.assert_allclose(prediction["probabilities"], expected["probabilities"], atol=1e-5)
+    assert prediction["choice"] == expected["choice"].numpy().tolist()
+    assert prediction["choice"][2] == 1 and prediction["probabilities"][2] == [0, 1, 0]
     for number in range(3):
         inputs = {"prompt": PROMPTS[number : number + 1], "choices": CHOICES[number]}
         alone = served.predict(inputs)  # Strings alone are one question's.
         count = len(CHOICES[number])
         np.testing.assert_allclose(
-            alone["probabilities"], [answer["probabilities"][number][:count]], atol=1e-5
+            alone["probabilities"], [prediction["probabilities"][number][:count]], atol=1e-5
         )
     assert served.predict({"prompt": [], "choices": []}) == {"choice": [], "probabilities": []}
     tokens = served.predict({"prompt": ["the bill"], "choices": ["is high", "", "a"]}, "tokenize")
@@ -93,8 +93,8 @@ def test_wrong_requests_for_choices_are_told(choices_dir):
 def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
     inputs = ("prompt=the bill", "choices=is high", "choices=broken")
     request.main(request.RequestSettings(inputs, str(choices_dir)))
-    answer = json.loads(capsys.readouterr().out)
-    assert len(answer["choice"]) == 1 and len(answer["probabilities"][0]) == 2
+    prediction = json.loads(capsys.readouterr().out)
+    assert len(prediction["choice"]) == 1 and len(prediction["probabilities"][0]) == 2
 
 
 def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
@@ -131,7 +131,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "served", "is_same"),
+    ("expected", "served", "is_same"),
     [
         (np.zeros([2, 3, 4], np.int32), np.zeros([2, 3, 5], np.int32), False),
         (np.zeros([2, 3, 4]), np.zeros([2, 2, 4]), False),
@@ -140,39 +140,39 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
         (np.full([2, 1, 3], 0.5), np.full([2, 1, 3], 0.500009), True),
     ],
 )
-def test_outputs_of_any_rank_are_compared(wanted, served, is_same):
+def test_outputs_of_any_rank_are_compared(expected, served, is_same):
     inputs = {"prompt": [b"p", b"q"], "choices": [[b"c", b"\xff"], [b"d", b""]]}
     case = parity._Case("tokenize", inputs, "start")
     if is_same:
-        parity._compare(case, wanted, served)
+        parity._compare(case, expected, served)
     else:
         with pytest.raises(UserError, match=r"prompt='p', choices=\['c', '\ufffd'\]: start is"):
-            parity._compare(case, wanted, served)
+            parity._compare(case, expected, served)
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "served"),
+    ("name", "expected", "served"),
     [
         ("entity_text", [[b"bill"], [b"a"]], [[b"bill", b""], [b"a", b"high"]]),
         ("entity_start", [[4], [0]], [[4, -1], [0, 7]]),
         ("entity_score", [[0.9], [0.5]], [[0.9, -1.0], [0.5, 0.5]]),
     ],
 )
-def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, wanted, served):
+def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, expected, served):
     """In bfloat16 a second entity of the second text makes all rows of the batch wider."""
     inputs, tolerance = {"text": [b"the bill", b"a high"]}, parity.TOLERANCES["bfloat16"]
-    wanted, served = (
-        np.array(rows, object if name == "entity_text" else None) for rows in (wanted, served)
+    expected, served = (
+        np.array(rows, object if name == "entity_text" else None) for rows in (expected, served)
     )
     close, clear = np.array([0.9, 0.01]), np.array([0.9, 0.9])
     case = parity._Case("serving_default", inputs, name, tolerance, close)
-    parity._compare(case, wanted, served)
+    parity._compare(case, expected, served)
     with pytest.raises(UserError, match=f"text='a high': {name} is"):
-        parity._compare(case._replace(margins=clear), wanted, served)
+        parity._compare(case._replace(margins=clear), expected, served)
 
 
 @pytest.mark.parametrize(
-    ("precision", "wanted", "served", "is_same"),
+    ("precision", "expected", "served", "is_same"),
     [
         ("bfloat16", -0.904, -0.879, True),  # Probabilities 0.288 and 0.293.
         ("bfloat16", -0.9, -0.8, False),  # 0.289 and 0.310.
@@ -181,7 +181,7 @@ def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, wanted, se
         ("float32", 12.0, 12.001, False),
     ],
 )
-def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, wanted, served, is_same):
+def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected, served, is_same):
     case = parity._Case(
         "serving_default",
         {"context": [b"the bill"]},
@@ -189,12 +189,12 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, wanted, s
         parity.TOLERANCES[precision],
         np.array([0.9]) if precision == "bfloat16" else None,
     )
-    wanted, served = (np.array([score], np.float32) for score in (wanted, served))
+    expected, served = (np.array([score], np.float32) for score in (expected, served))
     if is_same:
-        parity._compare(case, wanted, served)
+        parity._compare(case, expected, served)
     else:
         with pytest.raises(UserError, match="context='the bill': no_answer_score is"):
-            parity._compare(case, wanted, served)
+            parity._compare(case, expected, served)
 
 
 def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):
@@ -205,11 +205,11 @@ def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path
         b"\x00end\x00",
         "\u00e9".encode(),
     )
-    answers = {"0/entity_text": strings, "0/none": strings[:, :0], "0/score": np.eye(3)}
-    isolated_runner.save(tmp_path / "results.npz", answers)
+    predictions = {"0/entity_text": strings, "0/none": strings[:, :0], "0/score": np.eye(3)}
+    isolated_runner.save(tmp_path / "results.npz", predictions)
     loaded = isolated_runner.load(tmp_path / "results.npz")
-    assert set(loaded) == set(answers)
-    for name, array in answers.items():
+    assert set(loaded) == set(predictions)
+    for name, array in predictions.items():
         assert loaded[name].dtype == array.dtype
         np.testing.assert_array_equal(loaded[name], array)
 
@@ -222,8 +222,8 @@ def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
     served = LocalClient(tmp_path / "models")
     assert shapes_of(served, "serving_default") == {"value": ("float32", 1)}
     texts = {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}
-    answer = served.predict(texts)
-    wanted = run.pipeline.predict(**{name: tf.constant(values) for name, values in texts.items()})
-    np.testing.assert_allclose(answer["value"], wanted["value"], atol=1e-5)
-    assert abs(answer["value"][0] - answer["value"][1]) > 1e-3
+    prediction = served.predict(texts)
+    expected = run.pipeline.predict(**{name: tf.constant(values) for name, values in texts.items()})
+    np.testing.assert_allclose(prediction["value"], expected["value"], atol=1e-5)
+    assert abs(prediction["value"][0] - prediction["value"][1]) > 1e-3
     assert served.predict({"text_a": [], "text_b": []}) == {"value": []}

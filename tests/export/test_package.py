@@ -32,13 +32,13 @@ from tests.export import c_engine, rest_json
 NAME = 'a "name"\\ of\n ünusual kind: #1'
 
 
-def trained_as(folder, task, config, vocabulary):
+def trained_as(directory, task, config, vocabulary):
     """A run of a task with new weights, in folders whose names no file may tell."""
     config = dataclasses.replace(config, num_hidden_layers=1)
-    weights = small.write_huggingface(folder / "builders-weights" / "tiny", config, vocabulary)
+    weights = small.write_huggingface(directory / "builders-weights" / "tiny", config, vocabulary)
     source = read_pretrained(str(weights))
     return TrainedModel.create(
-        folder / "builders-run" / "run", source, task, task.build_model(config)
+        directory / "builders-run" / "run", source, task, task.build_model(config)
     )
 
 
@@ -47,12 +47,12 @@ def packaged(trained, directory, name=NAME):
     write_saved_model(trained, directory)
     signatures = package.prepare(directory, trained)
     served = tf.saved_model.load(str(directory)).signatures
-    answers = {
+    predictions = {
         signature.name: asked(served, signature.name, signature.example())
         for signature in signatures
     }
-    package.write_documents(directory, name, trained, "float32", signatures, answers)
-    return served, answers
+    package.write_documents(directory, name, trained, "float32", signatures, predictions)
+    return served, predictions
 
 
 def asked(served, signature, inputs):
@@ -69,8 +69,8 @@ def trained(tmp_path_factory, config, vocabulary):
 @pytest.fixture(scope="module")
 def version(trained, tmp_path_factory):
     directory = tmp_path_factory.mktemp("builders-models") / "version"
-    served, answers = packaged(trained, directory)
-    return types.SimpleNamespace(directory=directory, served=served, answers=answers)
+    served, predictions = packaged(trained, directory)
+    return types.SimpleNamespace(directory=directory, served=served, answers=predictions)
 
 
 def text_of(version, name):
@@ -184,27 +184,27 @@ def blocks(text, language):
 def test_the_signature_page_shows_what_this_model_answers(version):
     page = text_of(version, "SIGNATURES.md")
     curls = [shlex.split(block) for block in blocks(page, "")]
-    answers = [json.loads(block) for block in blocks(page, "json")]
-    assert len(curls) == len(answers) == 2 * len(version.served)
-    for curl, answer in zip(curls, answers, strict=True):
+    predictions = [json.loads(block) for block in blocks(page, "json")]
+    assert len(curls) == len(predictions) == 2 * len(version.served)
+    for curl, prediction in zip(curls, predictions, strict=True):
         assert curl[1].endswith(
             "/v1/models/a%20%22name%22%5C%20of%0A%20%C3%BCnusual%20kind%3A%20%231:predict"
         )
         request = json.loads(curl[3])
-        wanted = version.answers[request.get("signature_name", "serving_default")]
+        expected = version.answers[request.get("signature_name", "serving_default")]
         texts = request["instances"] if "instances" in request else request["inputs"]["text"]
         assert texts == ["My invoice is wrong.", "The screen stays black."]
-        if "predictions" in answer:
-            columns = {name: [row[name] for row in answer["predictions"]] for name in wanted}
+        if "predictions" in prediction:
+            columns = {name: [row[name] for row in prediction["predictions"]] for name in expected}
         else:
-            columns = answer["outputs"]
-        assert set(columns) == set(wanted)
+            columns = prediction["outputs"]
+        assert set(columns) == set(expected)
         for name, rows in columns.items():
-            for shown, right in zip(rows, wanted[name].tolist(), strict=True):
+            for shown, right in zip(rows, expected[name].tolist(), strict=True):
                 if isinstance(shown, list) and str(shown[-1]).startswith("..."):
                     assert shown[-1] == f"... {len(right) - 4} more"
                     shown, right = shown[:4], right[:4]
-                if wanted[name].dtype == object:
+                if expected[name].dtype == object:
                     assert shown == np.array(right).astype(str).tolist()
                 else:
                     np.testing.assert_allclose(shown, right, rtol=1e-3)
@@ -226,8 +226,8 @@ def test_the_python_of_the_signature_page_asks(version, monkeypatch):
             assert request.model_spec.name == NAME
             inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
             response = predict_pb2.PredictResponse()
-            answer = asked(version.served, request.model_spec.signature_name, inputs)
-            for name, value in answer.items():
+            prediction = asked(version.served, request.model_spec.signature_name, inputs)
+            for name, value in prediction.items():
                 response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
             return response
 
@@ -244,10 +244,10 @@ def test_the_python_of_the_signature_page_asks(version, monkeypatch):
     for request in requests:
         names = {}
         exec(f"{client}\n{request}", names)
-        wanted = version.answers[names["request"].model_spec.signature_name]
-        assert set(names["answer"]) == set(wanted)
+        expected = version.answers[names["request"].model_spec.signature_name]
+        assert set(names["answer"]) == set(expected)
         for name, values in names["answer"].items():
-            np.testing.assert_array_equal(values, wanted[name])
+            np.testing.assert_array_equal(values, expected[name])
 
 
 def test_the_model_card_tells_what_the_run_recorded(version, trained):
@@ -327,9 +327,9 @@ def test_every_kind_is_packaged(name, tmp_path, config, vocabulary):
     engine = c_engine.Engine(tmp_path / "version")
     requests = [shlex.split(block)[3] for block in blocks(page, "")]
     for request, shown in zip(requests, blocks(page, "json"), strict=True):
-        answer = json.loads(rest_json.predicted(engine, request.encode()))
+        prediction = json.loads(rest_json.predicted(engine, request.encode()))
         ((form, shown),) = json.loads(shown).items()
-        assert_shows(shown, answer[form])
+        assert_shows(shown, prediction[form])
 
 
 def assert_shows(shown, right):
@@ -341,7 +341,7 @@ def assert_shows(shown, right):
         if len(right) > 8 and isinstance(shown[-1], str) and len(shown) == 5:
             assert shown.pop() == f"... {len(right) - 4} more"
             right = right[:4]
-        for value, wanted in zip(shown, right, strict=True):
-            assert_shows(value, wanted)
+        for value, expected in zip(shown, right, strict=True):
+            assert_shows(value, expected)
     else:
         assert shown == (pytest.approx(right, rel=1e-3) if isinstance(right, float) else right)

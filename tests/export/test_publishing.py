@@ -198,12 +198,12 @@ def test_the_model_is_called_as_its_directory(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, config, vocabulary):
-    folder = tmp_path_factory.mktemp("publishing")
+    directory = tmp_path_factory.mktemp("publishing")
     source = read_pretrained(
-        str(small.write_huggingface(folder / "huggingface", config, vocabulary))
+        str(small.write_huggingface(directory / "huggingface", config, vocabulary))
     )
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    return TrainedModel.create(folder / "run", source, task, task.build_model(config)).run.path
+    return TrainedModel.create(directory / "run", source, task, task.build_model(config)).run.path
 
 
 def hashes(directory):
@@ -217,21 +217,21 @@ def hashes(directory):
 @pytest.fixture(scope="module")
 def exported_twice(run_dir, tmp_path_factory):
     """Two versions of one run, by two processes, which hash differently, in two directories."""
-    folders = [tmp_path_factory.mktemp(name) / "model" for name in ("one", "another")]
+    directories = [tmp_path_factory.mktemp(name) / "model" for name in ("one", "another")]
     processes = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "export.export_saved_model"),
-                *(f"--run={run_dir}", f"--output_dir={folder}"),
+                *(f"--run={run_dir}", f"--output_dir={directory}"),
             ],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             stdout=subprocess.DEVNULL,
         )
-        for seed, folder in enumerate(folders)
+        for seed, directory in enumerate(directories)
     ]
     assert [process.wait() for process in processes] == [0, 0]
-    return [folder / "1" for folder in folders]
+    return [directory / "1" for directory in directories]
 
 
 @pytest.mark.slow

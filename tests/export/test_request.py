@@ -110,9 +110,9 @@ def test_the_three_give_one_answer(targets, signature, inputs):
 
 def test_bytes_arrive_as_they_are(targets):
     for model in targets.values():
-        answer = model.predict({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
-        assert answer["length"] == [1, 2, 2]
-        assert answer["text"] == ["\ufffd", "\u00e9", "\ufffd"]
+        prediction = model.predict({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
+        assert prediction["length"] == [1, 2, 2]
+        assert prediction["text"] == ["\ufffd", "\u00e9", "\ufffd"]
 
 
 def test_signatures_are_the_same(targets):
@@ -228,8 +228,8 @@ def test_a_server_of_something_else_is_told(stranger, addresses):
         GrpcClient(address, "echo")
     with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):  # gRPC's port.
         RestClient(f"http://{addresses.grpc}/v1/models/echo")
-    with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as answer:
-        pages[path] = 200, "application/json", answer.read()
+    with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as prediction:
+        pages[path] = 200, "application/json", prediction.read()
     pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
     with pytest.raises(UserError, match="no TF Serving answers there: HTTP status 200"):
         RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
@@ -302,12 +302,12 @@ def test_a_bert_gives_one_answer(tmp_path, config, vocabulary):
         directory = LocalClient(version.parent)
         rest, grpc = RestClient(url), GrpcClient(addresses.grpc, "bert")
         for signature in rest.signatures:
-            answer = rest.predict({"text": TEXTS}, signature)
-            assert json.dumps(grpc.predict({"text": TEXTS}, signature)) == json.dumps(answer)
-            wanted = directory.predict({"text": TEXTS}, signature)
-            assert list(wanted) == list(answer)
+            prediction = rest.predict({"text": TEXTS}, signature)
+            assert json.dumps(grpc.predict({"text": TEXTS}, signature)) == json.dumps(prediction)
+            expected = directory.predict({"text": TEXTS}, signature)
+            assert list(expected) == list(prediction)
             for name, spec in rest.signatures[signature].outputs.items():
                 if spec.dtype == "float32":  # Another graph is optimized in another way.
-                    np.testing.assert_allclose(answer[name], wanted[name], atol=1e-6)
+                    np.testing.assert_allclose(prediction[name], expected[name], atol=1e-6)
                 else:
-                    assert answer[name] == wanted[name]
+                    assert prediction[name] == expected[name]

@@ -21,8 +21,8 @@ def asked(addresses, path, body=None):
     """(status, body as text) of GET, or of POST with a body."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(addresses.rest + path, data, timeout=60) as answer:
-            return answer.status, answer.read().decode("utf-8", "surrogateescape")
+        with urllib.request.urlopen(addresses.rest + path, data, timeout=60) as prediction:
+            return prediction.status, prediction.read().decode("utf-8", "surrogateescape")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
@@ -46,7 +46,7 @@ def test_the_model_and_its_signatures_are_told(addresses):
 
 
 @pytest.mark.parametrize(
-    ("request_", "wanted"),
+    ("request_", "expected"),
     [
         ({"signature_name": "one", "instances": ["1", "0.1"]}, '{"predictions": [1.0, 0.1]}'),
         ({"signature_name": "one", "inputs": ["1", "0.1"]}, '{"outputs": [1.0, 0.1]}'),
@@ -81,8 +81,8 @@ def test_the_model_and_its_signatures_are_told(addresses):
         ),
     ],
 )
-def test_answers_have_the_form_of_their_requests(addresses, request_, wanted):
-    assert predicted(addresses, request_) == (200, wanted)
+def test_answers_have_the_form_of_their_requests(addresses, request_, expected):
+    assert predicted(addresses, request_) == (200, expected)
 
 
 def test_numbers_are_short_and_bytes_are_as_they_are(addresses):

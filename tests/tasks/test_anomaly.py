@@ -45,7 +45,7 @@ def task():
     return Anomaly(max_seq_length=12, latent_dim=3, normal_labels=("a", "b"))
 
 
-def test_rows_are_ordinary_or_not(tmp_path):
+def test_rows_are_normal_or_not(tmp_path):
     path = small.write_rows(
         tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "c"), ("w", "a")], ("words", "class")
     )
@@ -62,7 +62,7 @@ def test_rows_are_ordinary_or_not(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
-def test_without_labels_every_row_is_ordinary(tmp_path, name):
+def test_without_labels_every_row_is_normal(tmp_path, name):
     (tmp_path / "train.csv").write_text("text\nthe bill\nmy bill\n")
     (tmp_path / "train.jsonl").write_text('{"text": "the bill"}\n{"text": "my bill"}\n')
     task = from_data(tmp_path / name)
@@ -143,9 +143,9 @@ def test_threshold_metrics_and_answer_by_hand(task):
     assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the one false alarm, 0.9.
     metrics = task.metrics(data, outputs)
     assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
-    answer = task.serving_outputs({}, None, {"score": tf.constant(scores)})
-    assert answer["is_anomaly"].numpy().tolist() == [False, False, False, True, True, False]
-    np.testing.assert_array_equal(answer["score"], scores)
+    prediction = task.serving_outputs({}, None, {"score": tf.constant(scores)})
+    assert prediction["is_anomaly"].numpy().tolist() == [False, False, False, True, True, False]
+    np.testing.assert_array_equal(prediction["score"], scores)
     only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
     assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
     with pytest.raises(UserError, match="--dev: the first file holds no normal row"):
@@ -166,16 +166,16 @@ def test_what_does_not_beat_the_simple_ways_says_so(task):
 
 @pytest.fixture(scope="module")
 def settings(config, vocabulary, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("anomaly")
+    directory = tmp_path_factory.mktemp("anomaly")
     normal = [(text, "billing") for text in NORMAL]
     files = {
-        "train": small.write_rows(folder / "train.csv", [*normal, (UNUSUAL[0], "hardware")]),
-        "dev": small.write_rows(folder / "dev.csv", [*normal, *((t, "x") for t in UNUSUAL)]),
+        "train": small.write_rows(directory / "train.csv", [*normal, (UNUSUAL[0], "hardware")]),
+        "dev": small.write_rows(directory / "dev.csv", [*normal, *((t, "x") for t in UNUSUAL)]),
     }
     return small.settings(
-        small.write_huggingface(folder / "huggingface", config, vocabulary),
+        small.write_huggingface(directory / "huggingface", config, vocabulary),
         files,
-        folder / "run",
+        directory / "run",
         task="anomaly",
         normal_labels=("billing",),
         latent_dim=2,
@@ -196,7 +196,7 @@ def run(settings, said):
     return finetune(settings, said.append)
 
 
-def test_it_trains_on_the_ordinary_and_leaves_the_encoder_alone(run, said, settings):
+def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
         line.startswith("anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal is billing")
         for line in said
@@ -226,16 +226,16 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
     assert metrics["loss"] == pytest.approx(normal.mean(), rel=1e-5)  # Of the normal alone.
     predict(trained, settings.dev[0], tmp_path / "answers.jsonl", 5, lambda line: None)
     with open(tmp_path / "answers.jsonl") as lines:
-        answers = [json.loads(line) for line in lines]
-    assert set(answers[0]) == {"score", "is_anomaly"}
-    alarms = [answer["is_anomaly"] for answer in answers]
+        predictions = [json.loads(line) for line in lines]
+    assert set(predictions[0]) == {"score", "is_anomaly"}
+    alarms = [prediction["is_anomaly"] for prediction in predictions]
     assert sum(alarms[: len(NORMAL)]) / len(NORMAL) == metrics["false_alarm_rate"] <= 0.05
     assert sum(alarms[len(NORMAL) :]) / len(UNUSUAL) == metrics["detection_rate"]
     serve = trained.pipeline.signatures()["serving_default"]
     for texts in ([], [""], ["the bill"] * 17):
-        answer = serve(tf.constant(texts, tf.string))
-        assert answer["score"].shape == answer["is_anomaly"].shape == [len(texts)]
-        assert np.isfinite(answer["score"]).all()
+        prediction = serve(tf.constant(texts, tf.string))
+        assert prediction["score"].shape == prediction["is_anomaly"].shape == [len(texts)]
+        assert np.isfinite(prediction["score"]).all()
 
 
 @pytest.mark.slow

@@ -24,14 +24,14 @@ def tokens_of(texts):
     """Each word that stands between spaces is a token; its id is of no concern."""
     ids, starts, ends = [], [], []
     for text in texts:
-        places, start = [], 0
+        positions, start = [], 0
         for word in text.split():
             start = text.index(word, start)
-            places.append((start, start + len(word)))
+            positions.append((start, start + len(word)))
             start += len(word)
-        ids.append([5 + place % 20 for place in range(len(places))])
-        starts.append([start for start, _ in places])
-        ends.append([end for _, end in places])
+        ids.append([5 + position % 20 for position in range(len(positions))])
+        starts.append([start for start, _ in positions])
+        ends.append([end for _, end in positions])
     return Tokens(ragged(*ids), ragged(*starts), ragged(*ends))
 
 
@@ -133,9 +133,9 @@ def test_the_best_spans_of_eight_words():
         }
         found_answer = sometimes["answer"].decode(), sometimes["start"], sometimes["end"]
         assert found_answer == answer
-        wanted = softmax(7, 5, 4, 4, 2)
-        np.testing.assert_allclose(sometimes["nbest_score"], wanted[:4], rtol=1e-5)
-        np.testing.assert_allclose(sometimes["score"], wanted[scored], rtol=1e-5)
+        expected = softmax(7, 5, 4, 4, 2)
+        np.testing.assert_allclose(sometimes["nbest_score"], expected[:4], rtol=1e-5)
+        np.testing.assert_allclose(sometimes["score"], expected[scored], rtol=1e-5)
         assert sometimes["no_answer_score"] == -5
 
 
@@ -149,25 +149,25 @@ def test_random_spans_as_the_released_selection_has_them():
         best = best_spans(start, end, windows, tf.constant(contexts), 20, longest)
         answers = {name: value.numpy() for name, value in select_answer(best, 0.5).items()}
         for example, context in enumerate(contexts):
-            wanted = merged(
+            expected = merged(
                 spans_of_example(start, end, windows, example, context, longest, n_best=20), 20
             )
-            assert found(best, example) == wanted
+            assert found(best, example) == expected
 
             null = (start + end)[windows.example_W == example, 0].min()
-            logits = np.array([*(span.logit for span in wanted), null], np.float64)
+            logits = np.array([*(span.logit for span in expected), null], np.float64)
             scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-            difference = null - wanted[0].logit if wanted else np.inf
+            difference = null - expected[0].logit if expected else np.inf
             is_null = difference > 0.5
-            assert answers["answer"][example].decode() == ("" if is_null else wanted[0].text)
+            assert answers["answer"][example].decode() == ("" if is_null else expected[0].text)
             assert (answers["start"][example] == -1) == is_null == (answers["end"][example] == -1)
             np.testing.assert_allclose(
                 [answers["score"][example], *answers["nbest_score"][example]],
-                [scores[-1 if is_null else 0], *scores[:-1], *[0] * (20 - len(wanted))],
+                [scores[-1 if is_null else 0], *scores[:-1], *[0] * (20 - len(expected))],
                 rtol=1e-4,
             )
             assert np.isfinite(answers["no_answer_score"][example])
-            if wanted:
+            if expected:
                 assert answers["no_answer_score"][example] == difference
 
 

@@ -80,14 +80,14 @@ def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))
     encoded = EncodedExamples.encode(examples, pipeline, to_flat)
     evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
-    wanted = evaluator.outputs(encoded)
+    expected = evaluator.outputs(encoded)
     on_vectors = FeatureExamples(encoded, evaluator, said.append)
     batches = list(on_vectors.training_batches(global_batch_size=4, num_epochs=2, seed=0))
     assert [len(inputs["vector"]) for inputs, *_ in batches] == [4, 3, 4, 3]
     order = np.random.default_rng([0, 0]).permutation(len(TEXTS))
-    np.testing.assert_array_equal(batches[0][0]["vector"], wanted["vector"][order[:4]])
+    np.testing.assert_array_equal(batches[0][0]["vector"], expected["vector"][order[:4]])
     for name, values in evaluator.outputs(on_vectors).items():
-        np.testing.assert_allclose(values, wanted[name], atol=1e-6)
+        np.testing.assert_allclose(values, expected[name], atol=1e-6)
     assert said == ["the encoder's vectors of 7 rows, made once"]
 
 

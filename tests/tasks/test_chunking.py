@@ -37,16 +37,16 @@ def run(lengths, names):
 
 @pytest.mark.parametrize("lengths", [[], [8], [3, 8, 1, 1, 8], [2] * 33])
 def test_parts_give_what_the_whole_gives(lengths, monkeypatch):
-    wanted = run(lengths, ["sum"])["sum"]
+    expected = run(lengths, ["sum"])["sum"]
     tokens = run(lengths, ["tokens"])["tokens"]
     monkeypatch.setattr(chunking, "TOKENS_PER_CHUNK", 8)
-    np.testing.assert_array_equal(run(lengths, ["sum"])["sum"], wanted)
-    got = run(lengths, ["tokens"])["tokens"]
-    assert got.shape == tokens.shape == (len(lengths), max(lengths, default=0), 1)
+    np.testing.assert_array_equal(run(lengths, ["sum"])["sum"], expected)
+    actual = run(lengths, ["tokens"])["tokens"]
+    assert actual.shape == tokens.shape == (len(lengths), max(lengths, default=0), 1)
     for row, length in enumerate(lengths):
-        np.testing.assert_array_equal(got[row, :length], tokens[row, :length])
+        np.testing.assert_array_equal(actual[row, :length], tokens[row, :length])
         # Behind a row's end stands nothing, or what fills a part up.
-        assert set(got[row, length:].flat) <= {0.0, np.float32(MASKED_SCORE)}
+        assert set(actual[row, length:].flat) <= {0.0, np.float32(MASKED_SCORE)}
 
 
 def test_a_part_holds_no_more_than_it_may_with_its_padding(monkeypatch):
@@ -58,8 +58,8 @@ def test_a_part_holds_no_more_than_it_may_with_its_padding(monkeypatch):
         return {"sum": sums(inputs)["sum"]}
 
     lengths = [1, 9, 1, 1, 8, 1, 8, 1]
-    got = chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0})["sum"]
-    np.testing.assert_array_equal(got, run(lengths, ["sum"])["sum"])
+    actual = chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0})["sum"]
+    np.testing.assert_array_equal(actual, run(lengths, ["sum"])["sum"])
     # The longest first; what is shorter than MIN_TOKENS counts as those.
     assert [lengths.tolist() for lengths in seen] == [[9], [1, 1], [1, 8], [1, 8], [1]]
 
@@ -107,12 +107,12 @@ def test_texts_in_parts_give_what_the_whole_gives(texts, seen, monkeypatch):
     assert found["count"].tolist() == [len(text) for text in texts]
     assert found["letters"].shape == found["places"].shape == (len(texts), longest)
     for row, text in enumerate(texts):
-        behind = longest - len(text)
-        assert found["letters"][row].tolist() == [*map(str.encode, text), *[b""] * behind]
+        after = longest - len(text)
+        assert found["letters"][row].tolist() == [*map(str.encode, text), *[b""] * after]
         # Padded by the part, or where other parts are wider.
-        places = found["places"][row].tolist()
-        assert places[: len(text)] == list(range(len(text)))
-        assert set(places[len(text) :]) <= {-7, -9}
+        positions = found["places"][row].tolist()
+        assert positions[: len(text)] == list(range(len(text)))
+        assert set(positions[len(text) :]) <= {-7, -9}
     if seen:
         assert [[text.decode() for text in part] for part in SEEN] == seen
 

@@ -59,13 +59,13 @@ def test_weights_are_those_given_or_make_all_classes_count_alike(train):
 
 def test_every_class_is_drawn_equally_often(train):
     task = from_data(train, balanced_sampling=True)
-    odds = task.sampling_weights(task.load_examples(train), None)
-    np.testing.assert_allclose(odds / odds.sum(), [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3])
+    weights = task.sampling_weights(task.load_examples(train), None)
+    np.testing.assert_allclose(weights / weights.sum(), [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3])
     assert from_data(train).sampling_weights(task.load_examples(train), None) is None
 
 
 @pytest.mark.parametrize(
-    ("labels", "multi_label", "rows", "shares"),
+    ("labels", "multi_label", "rows", "fractions"),
     [
         ("a b c", False, [0] * 4 + [1] * 3 + [2], [4 / 8, 3 / 8, 1 / 8]),
         ("a b", False, [0] * 6 + [1] * 2, [6 / 8, 2 / 8]),
@@ -73,7 +73,9 @@ def test_every_class_is_drawn_equally_often(train):
         ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # Always, never: half a row.
     ],
 )
-def test_training_begins_with_the_shares_as_the_answer(config, labels, multi_label, rows, shares):
+def test_training_begins_with_the_shares_as_the_answer(
+    config, labels, multi_label, rows, fractions
+):
     """What the head says of a text of which it knows nothing: hidden values of 0."""
     task = Classification(
         labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
@@ -83,10 +85,10 @@ def test_training_begins_with_the_shares_as_the_answer(config, labels, multi_lab
     windows = one_window_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
     encoded = EncodedExamples(task, rows, windows, None, to_flat)
     task.init_head(model, encoded)
-    answer = task.serving_outputs(
+    prediction = task.serving_outputs(
         {}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))}
     )
-    np.testing.assert_allclose(answer["probabilities"], [shares], rtol=1e-5)
+    np.testing.assert_allclose(prediction["probabilities"], [fractions], rtol=1e-5)
     plain = dataclasses.replace(task, prior_bias=False)
     model = plain.build_model(config)
     plain.init_head(model, encoded)
@@ -208,7 +210,7 @@ def test_what_chooses_the_checkpoint_is_among_the_metrics(options, best):
 # Figures.
 
 
-def test_figures_of_a_rare_class_by_hand():
+def test_metrics_of_a_rare_class_by_hand():
     """p(c) of four rows is 0.7, 0.38, 0.4, 0.1; from 0.35 on it is c."""
     task = Classification(
         labels=("a", "b", "c"),
@@ -218,9 +220,9 @@ def test_figures_of_a_rare_class_by_hand():
         max_seq_length=8,
     )
     logits = np.log([[0.2, 0.1, 0.7], [0.5, 0.12, 0.38], [0.1, 0.5, 0.4], [0.8, 0.1, 0.1]])
-    figures = task.metrics(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)})
+    metrics = task.metrics(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)})
     confidence = [0.7, 0.5, 0.5, 0.8]  # Right by the highest: yes, no, yes, yes.
-    wanted = {
+    expected = {
         "accuracy": 3 / 4,
         "f1_a": 1,
         "f1_b": 0,
@@ -235,7 +237,7 @@ def test_figures_of_a_rare_class_by_hand():
         "ece": (abs(confidence[0] - 1) + abs(0.5 + 0.5 - 1) + abs(0.8 - 1)) / 4,
         "degenerate": 0,
     }
-    assert figures == pytest.approx(wanted, abs=1e-6)
+    assert metrics == pytest.approx(expected, abs=1e-6)
     assert task.report(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)}) == {
         "labels": ["a", "b", "c"],
         "per_label": {
@@ -253,21 +255,21 @@ def test_figures_of_a_rare_class_by_hand():
 def test_of_many_labels_none_has_a_curve_of_its_own():
     labels = tuple(f"intent {number}" for number in range(21))
     task = Classification(labels=labels, max_seq_length=8)
-    figures = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
-    assert set(figures) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
+    metrics = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
+    assert set(metrics) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
 
 
 def test_one_answer_for_all_is_told_in_words():
     task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
-    figures = task.metrics(data_of([0, 1]), same)
-    assert figures["degenerate"] == 1.0
-    assert task.warning(figures).startswith("every row was given the same label, whatever its text")
-    figures = task.metrics(data_of([0, 0]), same)  # As is right.
-    assert figures["degenerate"] == 0.0 and task.warning(figures) is None
+    metrics = task.metrics(data_of([0, 1]), same)
+    assert metrics["degenerate"] == 1.0
+    assert task.warning(metrics).startswith("every row was given the same label, whatever its text")
+    metrics = task.metrics(data_of([0, 0]), same)  # As is right.
+    assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
-    figures = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
-    assert figures["degenerate"] == 1.0 and "the same labels" in several.warning(figures)
+    metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
+    assert metrics["degenerate"] == 1.0 and "the same labels" in several.warning(metrics)
 
 
 # Decided on dev.
@@ -287,10 +289,10 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
     # Probabilities 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half of
     # their distance.
     assert tuned.thresholds == pytest.approx((-0.1,), abs=1e-5)
-    figures = tuned.metrics(data_of(labels), {"label": logits})
-    assert (figures["recall"], figures["precision"]) == (1.0, 0.5)
-    assert figures["ece"] < 1e-4 < task.metrics(data_of(labels), {"label": logits})["ece"]
-    assert tuned.warning({**figures, "degenerate": 0.0}) is None
+    metrics = tuned.metrics(data_of(labels), {"label": logits})
+    assert (metrics["recall"], metrics["precision"]) == (1.0, 0.5)
+    assert metrics["ece"] < 1e-4 < task.metrics(data_of(labels), {"label": logits})["ece"]
+    assert tuned.warning({**metrics, "degenerate": 0.0}) is None
     only = dataclasses.replace(task, threshold_objective=None).tune(
         data_of(labels), {"label": logits}
     )
@@ -300,7 +302,7 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
 
 @pytest.mark.parametrize("threshold_objective", ["f1", "precision=0.8", "recall=0.7"])
 @pytest.mark.parametrize("form", ["binary", "rare", "multi"])
-def test_tuned_thresholds_reach_the_aim_where_they_decide(form, threshold_objective):
+def test_tuned_thresholds_reach_the_objective_where_they_decide(form, threshold_objective):
     """Against trying all thresholds; no other reaches a better F1."""
     rng = np.random.default_rng(7)
     options = {
@@ -321,18 +323,18 @@ def test_tuned_thresholds_reach_the_aim_where_they_decide(form, threshold_object
     tuned = task.tune(data, outputs)
     assert len(tuned.thresholds) == (3 if form == "multi" else 1)
     names = task._objective_metrics()
-    figures = tuned.metrics(data, outputs)
-    assert tuned.warning(figures) is None
+    metrics = tuned.metrics(data, outputs)
+    assert tuned.warning(metrics) is None
     if threshold_objective == "f1":
         for number, name in enumerate(names):
             for threshold in np.linspace(0.01, 0.99, 50):
                 others = list(tuned.thresholds)
                 others[number] = threshold
                 other = dataclasses.replace(tuned, thresholds=tuple(others))
-                assert other.metrics(data, outputs)[name] <= figures[name] + 1e-12
+                assert other.metrics(data, outputs)[name] <= metrics[name] + 1e-12
     else:
-        wanted = float(threshold_objective.split("=")[1])
-        assert all(figures[name] >= wanted for name in names)
+        expected = float(threshold_objective.split("=")[1])
+        assert all(metrics[name] >= expected for name in names)
 
 
 def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
@@ -348,7 +350,7 @@ def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
     assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
 
 
-def test_an_aim_that_is_not_reached_is_told():
+def test_an_objective_that_is_not_reached_is_told():
     task = Classification(
         labels=("no", "yes"), threshold_objective="precision=0.9", max_seq_length=8
     )
@@ -392,12 +394,12 @@ def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir
 
     changes |= {"balanced_sampling": True, "focal_gamma": 1.0, "rare_label": "rare"}
     kit = finetune(small.settings(huggingface_dir, files, tmp_path / "kit", **changes))
-    report, told = evaluated(kit, path, capsys)
-    assert report["degenerate"] == 0.0 and report["f1"] > 0.5 and "warning" not in told
+    report, logged = evaluated(kit, path, capsys)
+    assert report["degenerate"] == 0.0 and report["f1"] > 0.5 and "warning" not in logged
     assert report["labels"] == ["ordinary", "rare"] and np.sum(report["confusion_matrix"]) == 64
     assert report["f1"] == kit.metrics()[-1]["tuned_dev_f1"]
-    report, told = evaluated(plain, path, capsys)
-    assert "warning: every row was given the same label" in told
+    report, logged = evaluated(plain, path, capsys)
+    assert "warning: every row was given the same label" in logged
     assert report["confusion_matrix"] == [[60, 0], [4, 0]]
 
 

@@ -40,7 +40,7 @@ def from_data(path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
+    ("found", "expected"),
     [
         (["b", "a", "c", "a"], ("a", "b", "c")),
         (["10", "9", "-1"], ("-1", "9", "10")),
@@ -48,12 +48,12 @@ def from_data(path, **changes):
         (["2", "01", "1"], ("01", "1", "2")),
     ],
 )
-def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, wanted):
+def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, expected):
     path = small.write_rows(tmp_path / "a.csv", [("t", label) for label in found])
-    assert from_data(path).labels == wanted
-    given = tuple(reversed(wanted))
+    assert from_data(path).labels == expected
+    given = tuple(reversed(expected))
     assert from_data(path, labels=given).labels == given
-    assert from_data(path).load_examples(path).labels == [wanted.index(label) for label in found]
+    assert from_data(path).load_examples(path).labels == [expected.index(label) for label in found]
 
 
 def test_one_class_and_unknown_labels_are_refused(tmp_path):
@@ -77,23 +77,23 @@ def test_a_task_is_read_back_from_its_json():
 
 def test_the_answer_of_a_binary_task_by_hand():
     task = Classification(labels=("no", "yes"), max_seq_length=12)
-    answer = {
+    prediction = {
         name: value.numpy()
         for name, value in task.serving_outputs(
             {}, None, {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
         ).items()
     }
-    assert answer["label"].tolist() == [b"yes", b"no"]
-    np.testing.assert_allclose(answer["probabilities"], [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
-    np.testing.assert_allclose(answer["score"], [0.75, 0.8], rtol=1e-6)
-    assert answer["labels"].tolist() == [[b"no", b"yes"]] * 2
+    assert prediction["label"].tolist() == [b"yes", b"no"]
+    np.testing.assert_allclose(prediction["probabilities"], [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(prediction["score"], [0.75, 0.8], rtol=1e-6)
+    assert prediction["labels"].tolist() == [[b"no", b"yes"]] * 2
 
 
 def test_the_answer_of_a_multi_class_task_by_hand():
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    answer = task.serving_outputs({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
-    assert answer["label"].numpy().tolist() == [b"b"]
-    np.testing.assert_allclose(answer["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
+    prediction = task.serving_outputs({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    assert prediction["label"].numpy().tolist() == [b"b"]
+    np.testing.assert_allclose(prediction["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
 
 def test_metrics_by_hand():
@@ -131,8 +131,8 @@ def test_the_loss_of_an_evaluation_by_hand(pipeline, encoded, monkeypatch):
         return {"label": logits}
 
     monkeypatch.setattr(evaluator, "_collected", collected)
-    wanted = (3 * math.log(2) + 6 * math.log(4) + math.log(2)) / 10
-    assert evaluator.metrics(encoded)["loss"] == pytest.approx(wanted)
+    expected = (3 * math.log(2) + 6 * math.log(4) + math.log(2)) / 10
+    assert evaluator.metrics(encoded)["loss"] == pytest.approx(expected)
 
 
 @pytest.fixture
@@ -186,10 +186,12 @@ def test_from_a_later_step_on_the_batches_are_the_same(numbered):
 
 def test_replicas_share_each_global_batch(numbered):
     arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
-    whole = rows_of(numbered.training_batches(**arguments))
+    complete = rows_of(numbered.training_batches(**arguments))
     for replicas in (2, 4):
-        shares = rows_of(numbered.training_batches(**arguments, num_replicas=replicas))
-        assert [joined(shares[i : i + replicas]) for i in range(0, len(shares), replicas)] == whole
+        batches = rows_of(numbered.training_batches(**arguments, num_replicas=replicas))
+        assert [
+            joined(batches[i : i + replicas]) for i in range(0, len(batches), replicas)
+        ] == complete
 
 
 def test_batches_hold_the_packed_ids(numbered, vocabulary):
@@ -209,17 +211,17 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
     pipeline, encoded, mirrored, replica_batch_size
 ):
     model = pipeline.model
-    wanted = np.concatenate(
+    expected = np.concatenate(
         [model(inputs)["label"] for inputs, _ in encoded.evaluation_batches(np.arange(10), 1)]
     )
     evaluator = Evaluator(pipeline.task, model, tf.distribute.get_strategy(), replica_batch_size)
-    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
+    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], expected, atol=1e-6)
     with mirrored.scope():
         copy = pipeline.task.build_model(model.config)
     for variable, value in zip(copy.variables, model.variables, strict=True):
         variable.assign(value)
     evaluator = Evaluator(pipeline.task, copy, mirrored, replica_batch_size)
-    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], wanted, atol=1e-6)
+    np.testing.assert_allclose(evaluator.outputs(encoded)["label"], expected, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -94,30 +94,32 @@ def test_metrics_are_those_of_what_is_answered(labels, options, rows):
     count = len(task.labels)
     logits = rng.normal(0, 2, (rows, 1 if task.is_binary else count)).astype(np.float32)
     shape, top = ((rows, count), 2) if task.multi_label else ((rows,), count)
-    wanted = rng.integers(0, top, shape).astype(np.int32)
-    data = types.SimpleNamespace(labels={"label": wanted})
+    expected = rng.integers(0, top, shape).astype(np.int32)
+    data = types.SimpleNamespace(labels={"label": expected})
     serve = tf.function(
         lambda logits: task.serving_outputs({}, None, {"label": logits}),
         input_signature=[tf.TensorSpec([None, logits.shape[1]], tf.float32)],
     )
-    answer = {name: value.numpy() for name, value in serve(logits).items()}
+    prediction = {name: value.numpy() for name, value in serve(logits).items()}
     metrics = task.metrics(data, {"label": logits})
     assert all(type(value) is float for value in metrics.values())
-    assert answer["labels"].shape == answer["probabilities"].shape == (rows, count)
+    assert prediction["labels"].shape == prediction["probabilities"].shape == (rows, count)
     if task.multi_label:
         right = [
-            given.tolist() == want.tolist()
-            for given, want in zip(answer["selected"], wanted, strict=True)
+            given.tolist() == reference.tolist()
+            for given, reference in zip(prediction["selected"], expected, strict=True)
         ]
-        figure = "exact_match"
-        assert answer["selected"].shape == (rows, count)
+        metric = "exact_match"
+        assert prediction["selected"].shape == (rows, count)
     else:
         right = [
-            given.decode() == task.labels[want]
-            for given, want in zip(answer["label"], wanted, strict=True)
+            given.decode() == task.labels[reference]
+            for given, reference in zip(prediction["label"], expected, strict=True)
         ]
-        figure = "accuracy"
-        scores = zip(answer["probabilities"].tolist(), answer["score"].tolist(), strict=True)
+        metric = "accuracy"
+        scores = zip(
+            prediction["probabilities"].tolist(), prediction["score"].tolist(), strict=True
+        )
         chosen = [task.labels[row.index(score)].encode() for row, score in scores]
-        assert chosen == answer["label"].tolist()
-    assert metrics[figure] == pytest.approx(sum(right) / rows if rows else 0.0)
+        assert chosen == prediction["label"].tolist()
+    assert metrics[metric] == pytest.approx(sum(right) / rows if rows else 0.0)

@@ -135,19 +135,19 @@ def test_all_entities_of_wnut17_come_back(data_dir):
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
     tokenizer = Tokenizer(vocabulary, do_lower_case=True)
     words, tokens, labelled = from_words(tokenizer, sentences, tags, bio)
-    wanted = []
+    expected = []
     for row, (text, of_text) in enumerate(zip(words.texts, tags, strict=True)):
         starts = words.starts[words.splits[row] : words.splits[row + 1]]
         ends = starts + [len(word) for word in sentences[row]]
-        wanted.append(
+        expected.append(
             [
                 (int(starts[first]), int(ends[last]), kind, text[starts[first] : ends[last]])
                 for kind, first, last in get_entities(of_text.split())
             ]
         )
-    assert sum(map(len, wanted)) > 1900
+    assert sum(map(len, expected)) > 1900
     windows = {"size": 20, "stride": 12}
     labels_T = np.maximum(labelled.labels, 0)  # Words that are O label their first piece alone.
-    assert decoded(words.texts, tokens, labels_T, bio, vocabulary, **windows) == wanted
+    assert decoded(words.texts, tokens, labels_T, bio, vocabulary, **windows) == expected
     predictions_T = np.where(labelled.labels >= 0, labelled.labels, 0)
     assert word_predictions(bio, predictions_T, labelled) == [of_text.split() for of_text in tags]

@@ -34,8 +34,8 @@ def test_the_answer_by_hand(tokenizer):
     tokens = tokenizer.tokenize_with_offsets(texts)
     windows = windows_of(tokens)
     labels_T = np.array([2, 4, 3, 0, 0, 4, 4, 0, 4, 2], np.int32)
-    answer = entities(texts, windows, logits_of(windows, labels_T, 5), BIO)
-    assert found(answer) == [
+    prediction = entities(texts, windows, logits_of(windows, labels_T, 5), BIO)
+    assert found(prediction) == [
         [
             (0, 4, "PER", "Anna"),
             (5, 9, "LOC", "York"),
@@ -44,7 +44,7 @@ def test_the_answer_by_hand(tokenizer):
         ],
         [(0, 5, "LOC", "Cafe\u0301"), (9, 10, "LOC", "東"), (10, 11, "PER", "京")],
     ]
-    for texts_of_row, row in zip(texts, found(answer), strict=True):
+    for texts_of_row, row in zip(texts, found(prediction), strict=True):
         assert all(texts_of_row[start:end] == text for start, end, _, text in row)
 
 
@@ -56,9 +56,9 @@ def test_the_score_is_the_mean_of_the_labels_probabilities(tokenizer):
     probabilities[0, 1] = [0.1, 0.1, 0.1, 0.6, 0.1]
     probabilities[0, 2] = [0.05, 0.05, 0.05, 0.05, 0.8]
     probabilities[0, 3] = [0.0, 0.0, 1.0, 0.0, 0.0]  # ##s: nobody looks at it.
-    answer = entities(texts, windows, np.log(probabilities + 1e-30), BIO)
-    assert found(answer) == [[(0, 9, "LOC", "new yorks")]]
-    np.testing.assert_allclose(answer["entity_score"], [[0.7]], rtol=1e-5)
+    prediction = entities(texts, windows, np.log(probabilities + 1e-30), BIO)
+    assert found(prediction) == [[(0, 9, "LOC", "new yorks")]]
+    np.testing.assert_allclose(prediction["entity_score"], [[0.7]], rtol=1e-5)
 
 
 def test_no_texts_empty_texts_and_no_entities(tokenizer):
@@ -74,12 +74,12 @@ def test_no_texts_empty_texts_and_no_entities(tokenizer):
         tokens = tokenizer.tokenize_with_offsets(tf.constant(texts, tf.string))
         windows = windows_of(tokens)
         labels_T = np.zeros(int(tokens.ids.row_splits[-1]), np.int32)
-        answer = entities(
+        prediction = entities(
             tf.constant(texts, tf.string), windows, logits_of(windows, labels_T, 5), BIO
         )
-        assert {name: values.dtype for name, values in answer.items()} == dtypes
-        assert answer["num_entities"].numpy().tolist() == [0] * len(texts)
-        for name, values in answer.items():
+        assert {name: values.dtype for name, values in prediction.items()} == dtypes
+        assert prediction["num_entities"].numpy().tolist() == [0] * len(texts)
+        for name, values in prediction.items():
             assert name == "num_entities" or values.shape == (len(texts), 0)
 
 
@@ -89,14 +89,14 @@ def test_bytes_that_are_no_utf8_count_as_python_counts_them(tokenizer):
     windows = windows_of(tokens)
     labels_T = np.where(np.isin(tokens.ids.flat_values, [VOCABULARY["anna"]]), 1, 0)
     labels_T[tokens.ids.flat_values.numpy() == VOCABULARY["paris"]] = 3
-    answer = entities(
+    prediction = entities(
         tf.constant([sent]),
         windows,
         logits_of(windows, labels_T.astype(np.int32), 5),
         BIO,
     )
     text = sent.decode("utf-8", "replace")
-    assert [(kind, text[start:end]) for start, end, kind, _ in found(answer)[0]] == [
+    assert [(kind, text[start:end]) for start, end, kind, _ in found(prediction)[0]] == [
         ("PER", "Anna"),
         ("LOC", "Paris"),
     ]
@@ -137,12 +137,12 @@ def test_spans_come_back_over_any_windows(tokenizer, sizes):
     tokens = tokenizer.tokenize_with_offsets(texts)
     result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (0, 0)
-    wanted = [
+    expected = [
         [(start, end, kind, text[start:end]) for start, end, kind in of_text]
         for text, of_text in zip(texts, spans, strict=True)
     ]
-    assert sum(map(len, wanted)) > 500
-    assert decoded(texts, tokens, result.tokens.labels, **sizes) == wanted
+    assert sum(map(len, expected)) > 500
+    assert decoded(texts, tokens, result.tokens.labels, **sizes) == expected
 
 
 def test_windows_may_come_in_any_order(tokenizer):
@@ -164,8 +164,8 @@ def test_windows_may_come_in_any_order(tokenizer):
     np.testing.assert_array_equal(
         in_text_order(windows, logits).numpy().argmax(-1)[labels_T >= 0], labels_T[labels_T >= 0]
     )
-    answer = found(entities(texts, windows, logits, BIO))
-    assert [[entity[:3] for entity in row] for row in answer] == spans
+    prediction = found(entities(texts, windows, logits, BIO))
+    assert [[entity[:3] for entity in row] for row in prediction] == spans
 
 
 def test_decoding_agrees_with_seqeval(tokenizer):
@@ -175,10 +175,10 @@ def test_decoding_agrees_with_seqeval(tokenizer):
     sentences = [["paris"] * size for size in rng.integers(0, 12, 300)]
     tags = [" ".join(rng.choice(BIO.labels, len(words))) for words in sentences]
     words, tokens, labelled = from_words(tokenizer, sentences, tags)
-    answer = decoded(words.texts, tokens, labelled.labels, size=5, stride=3)
+    prediction = decoded(words.texts, tokens, labelled.labels, size=5, stride=3)
     step = len("paris ")
     assert [
-        [(kind, start // step, end // step) for start, end, kind, _ in row] for row in answer
+        [(kind, start // step, end // step) for start, end, kind, _ in row] for row in prediction
     ] == [get_entities(of_text.split()) for of_text in tags]
     assert word_predictions(BIO, labelled.labels, labelled) == [of_text.split() for of_text in tags]
 
@@ -188,7 +188,7 @@ def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
         input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([None, None, 5])],
         autograph=False,
     )
-    def answer(texts, logits):
+    def prediction(texts, logits):
         tokens = tokenizer.tokenize_with_offsets(texts)
         lengths = tokens.ids.row_lengths()
         packed = Packed(tokens.ids, tokens.ids, tokens.starts, tokens.ends)
@@ -200,12 +200,12 @@ def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
 
     logits = np.zeros((2, 3, 5), np.float32)
     logits[0, 1, 3] = logits[1, 0, 1] = logits[1, 1, 2] = 9
-    row = found(answer(tf.constant(["in Paris", "Anna-"]), logits))
+    row = found(prediction(tf.constant(["in Paris", "Anna-"]), logits))
     assert row == [[(3, 8, "LOC", "Paris")], [(0, 5, "PER", "Anna-")]]
-    assert found(answer(tf.constant([], tf.string), np.zeros((0, 0, 5), np.float32))) == []
+    assert found(prediction(tf.constant([], tf.string), np.zeros((0, 0, 5), np.float32))) == []
     operations = {
         node.op
-        for function in answer.get_concrete_function().graph.as_graph_def().library.function
+        for function in prediction.get_concrete_function().graph.as_graph_def().library.function
         for node in function.node_def
-    } | {operation.type for operation in answer.get_concrete_function().graph.get_operations()}
+    } | {operation.type for operation in prediction.get_concrete_function().graph.get_operations()}
     assert not [name for name in operations if "PyFunc" in name]

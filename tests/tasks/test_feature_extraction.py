@@ -67,8 +67,8 @@ def test_each_option_is_that_of_the_encoder(
     assert vectors.shape == (5, 48 if layers == "concat_last_4" else 12)
     for text, vector in zip(TEXTS, vectors, strict=True):
         ids = [CLS, *[vocabulary[word] for word in text.split()][:6], SEP]
-        wanted = by_hand(encoder, ids, [0] * len(ids), layers, pooling)
-        np.testing.assert_allclose(vector, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+        expected = by_hand(encoder, ids, [0] * len(ids), layers, pooling)
+        np.testing.assert_allclose(vector, expected, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
 def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
@@ -76,8 +76,8 @@ def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
     source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))
     run(extractor, source, tmp_path / "out.npy", ["first", "second"])
     ids = [CLS, *(vocabulary[w] for w in ("the", "bill")), SEP, vocabulary["my"], vocabulary["app"]]
-    wanted = by_hand(encoder, [*ids, SEP], [0] * 4 + [1] * 3, "last", "mean")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], wanted, atol=1e-5)
+    expected = by_hand(encoder, [*ids, SEP], [0] * 4 + [1] * 3, "last", "mean")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], expected, atol=1e-5)
 
 
 def test_lines_are_in_order_whatever_the_batch_and_bad_rows_keep_their_place(pretrained, tmp_path):

@@ -99,8 +99,8 @@ def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
 
 @pytest.mark.slow
 def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path, monkeypatch):
-    whole = finetune(settings)
-    final = read(whole.checkpoints.path(8))
+    complete = finetune(settings)
+    final = read(complete.checkpoints.path(8))
     for stop in (1, 4):  # In an epoch; at its end, before the evaluation.
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
         original, count = TrainingLoop._steps, []
@@ -124,12 +124,12 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
         assert any(line == f"resuming at step {stop} of 8" for line in said)
         for name, array in read(resumed.checkpoints.path(8)).items():
             np.testing.assert_array_equal(array, final[name], err_msg=f"{name}, stopped at {stop}")
-        assert metrics_of(resumed) == metrics_of(whole)
+        assert metrics_of(resumed) == metrics_of(complete)
 
 
 @pytest.mark.slow
 def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path):
-    whole = finetune(settings)
+    complete = finetune(settings)
     code = (
         "import os, sys\nfrom bert_tf.train.loop import TrainingLoop\n"
         "from tasks import finetuning, settings\noriginal = TrainingLoop._steps\n"
@@ -150,8 +150,8 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
     assert Run.open(changed.output_dir).checkpoints.steps() == [4]
     resumed = finetune(changed)
     for name, array in read(resumed.checkpoints.path(8)).items():
-        np.testing.assert_array_equal(array, read(whole.checkpoints.path(8))[name], err_msg=name)
-    assert metrics_of(resumed) == metrics_of(whole)
+        np.testing.assert_array_equal(array, read(complete.checkpoints.path(8))[name], err_msg=name)
+    assert metrics_of(resumed) == metrics_of(complete)
 
 
 @pytest.mark.slow
@@ -320,12 +320,14 @@ def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_pat
         f"--output={tmp_path / 'answers.jsonl'}",
     )
     assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert [answer["label"] for answer in answers] == [
+    predictions = [
+        json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()
+    ]
+    assert [prediction["label"] for prediction in predictions] == [
         label for label, texts in small.TEXTS.items() for _ in texts
     ]
-    assert set(answers[0]) == {"label", "score", "probabilities", "labels"}
-    assert sum(answers[0]["probabilities"]) == pytest.approx(1, abs=1e-5)
+    assert set(predictions[0]) == {"label", "score", "probabilities", "labels"}
+    assert sum(predictions[0]["probabilities"]) == pytest.approx(1, abs=1e-5)
 
     done = run_command("tasks.finetune", *flags(settings, output_dir=f"{complaints['dev']}/run"))
     assert done.returncode == 2 and "Not a directory" in done.stderr.splitlines()[-1], done.stderr

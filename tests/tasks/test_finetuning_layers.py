@@ -77,9 +77,9 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
         settings, layer_decay=0.5, frozen_layers=1, patience=2, learning_rate=1e-9, epochs=6
     )
     said = []
-    whole = finetune(settings, said.append)
+    complete = finetune(settings, said.append)
     assert any(line.startswith("stopped early at step 12 of 24: no better score") for line in said)
-    assert whole.checkpoints.steps()[-1] == 12
+    assert complete.checkpoints.steps()[-1] == 12
     again = []
     finetune(settings, again.append)
     assert len(again) == 1 and "finished at step 12, nothing to do" in again[0]
@@ -99,9 +99,9 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
             finetune(changed)
     resumed = finetune(changed)
     assert resumed.checkpoints.steps()[-1] == 12
-    wanted, got = (read(run.checkpoints.path(12)) for run in (whole, resumed))
-    assert set(wanted) == set(got)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(got[name], array, err_msg=name)
+    expected, actual = (read(run.checkpoints.path(12)) for run in (complete, resumed))
+    assert set(expected) == set(actual)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(actual[name], array, err_msg=name)
     with pytest.raises(UserError, match="--patience: was 2 when .* began, is 3"):
         finetune(dataclasses.replace(settings, patience=3))

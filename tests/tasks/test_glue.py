@@ -149,10 +149,10 @@ def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name)
         assert task.labels == labels
         assert examples.labels == [number % len(labels) for number in range(6)]
     data = types.SimpleNamespace(labels=task.targets(examples, None)[0])
-    figures = task.metrics(data, right)
+    scores = task.metrics(data, right)
     assert task.best_metric == ("spearman" if name == "stsb" else metrics[0])
     for metric in metrics:
-        assert figures[metric] == pytest.approx(float(metric != "mean_squared_error"))
+        assert scores[metric] == pytest.approx(float(metric != "mean_squared_error"))
 
     first_two = {name: tf.constant(values[:2], tf.float32) for name, values in right.items()}
     output = tmp_path / "test.tsv"
@@ -170,12 +170,12 @@ def test_f1_and_matthews_are_of_the_second_label(tmp_path):
     qqp, cola = (
         task_of(write_labelled(tmp_path / f"{name}.tsv", name), name) for name in ("qqp", "cola")
     )
-    figures = qqp.metrics(data, {"label": logits})
-    assert (figures["accuracy"], figures["f1"]) == pytest.approx((0.5, 0.4))
+    metrics = qqp.metrics(data, {"label": logits})
+    assert (metrics["accuracy"], metrics["f1"]) == pytest.approx((0.5, 0.4))
     assert cola.metrics(data, {"label": logits})["matthews"] == 0.0
     logits[3] = -1
-    wanted = (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)
-    assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(wanted)
+    expected = (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)
+    assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(expected)
 
 
 def test_a_submission_is_whole_or_is_not_there(tmp_path):
@@ -218,9 +218,9 @@ def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
     )
     run = finetune(settings)
     metrics = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
-    wanted = [*FORMS[name][3], "loss"]
+    expected = [*FORMS[name][3], "loss"]
     both = ("dev", "dev2")[: len(devs)]
-    assert set(metrics) >= {f"{dev}_{metric}" for dev in both for metric in wanted}
+    assert set(metrics) >= {f"{dev}_{metric}" for dev in both for metric in expected}
     assert ("dev2_loss" in metrics) == (name == "mnli")
     path, output = write_test(tmp_path / "test.tsv", name), tmp_path / "submission.tsv"
     trained = TrainedModel.open(run.path)
@@ -229,11 +229,11 @@ def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
     assert header == "index\tprediction" and [line[:3] for line in lines] == ["10\t", "11\t"]
     answer = trained.pipeline.signatures()["serving_default"]
     texts = [text[: len(trained.task.input_names)] for text in TEXTS[:2]]
-    answers = answer(*map(tf.constant, zip(*texts, strict=True)))
+    predictions = answer(*map(tf.constant, zip(*texts, strict=True)))
     for number, line in enumerate(lines):
         prediction = line.split("\t")[1]
         if name == "stsb":
-            value = np.clip(answers["value"][number], 0, 5)
+            value = np.clip(predictions["value"][number], 0, 5)
             assert float(prediction) == pytest.approx(value, abs=6e-4)
         else:
-            assert prediction == answers["label"][number].numpy().decode()
+            assert prediction == predictions["label"][number].numpy().decode()

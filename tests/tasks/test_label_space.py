@@ -50,7 +50,7 @@ def test_of_glue(tmp_path):
     assert task.load_examples(str(path)).labels == [1, 0]
 
 
-def test_of_what_is_ordinary(tmp_path):
+def test_of_what_is_normal(tmp_path):
     path = write(tmp_path / "rows.csv", ROWS)
     task = Anomaly.from_data(path, normal_labels=(" x",), max_seq_length=8)
     assert task.normal_labels == ("x",) and task.load_examples(path).labels == [0, 0, 0, 1]

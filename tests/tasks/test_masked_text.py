@@ -20,8 +20,8 @@ def ids(texts, tokenizer):
 def test_a_mask_is_one_token_wherever_it_stands(tokenizer):
     mask, a, b = (tokenizer.vocabulary[entry] for entry in ("[MASK]", "a", "b"))
     texts = ["a [MASK] b", "a[MASK]b", "[MASK]", "[MASK][MASK]", "", "a b", "b[MASK]"]
-    wanted = [[a, mask, b], [a, mask, b], [mask], [mask, mask], [], [a, b], [b, mask]]
-    assert ids(texts, tokenizer) == wanted
+    expected = [[a, mask, b], [a, mask, b], [mask], [mask, mask], [], [a, b], [b, mask]]
+    assert ids(texts, tokenizer) == expected
     assert ids([], tokenizer) == []
 
 
@@ -56,5 +56,5 @@ def test_bytes_that_are_no_text_are_counted_as_python_counts_them(tokenizer):
         tf.constant([text]), tokenizer.tokenize_with_offsets, tokenizer.vocabulary
     )
     start = text.decode("utf-8", "replace").index("[MASK]")
-    place = tokens.ids.to_list()[0].index(tokenizer.vocabulary["[MASK]"])
-    assert tokens.starts.to_list()[0][place:] == [start, start + 7]
+    position = tokens.ids.to_list()[0].index(tokenizer.vocabulary["[MASK]"])
+    assert tokens.starts.to_list()[0][position:] == [start, start + 7]

@@ -59,7 +59,7 @@ def test_unknown_labels_among_several_are_named(tmp_path):
         from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
-def test_figures_of_several_labels_are_scikit_learns():
+def test_metrics_of_several_labels_are_scikit_learns():
     rng = np.random.default_rng(4)
     logits = rng.normal(0, 2, (60, 4)).astype(np.float32)
     labels = (rng.random((60, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(np.int32)  # The last: never.
@@ -72,13 +72,13 @@ def test_figures_of_several_labels_are_scikit_learns():
         max_seq_length=8,
     )
     data = types.SimpleNamespace(labels={"label": labels})
-    figures = task.metrics(data, {"label": logits})
+    metrics = task.metrics(data, {"label": logits})
     probabilities = 1 / (1 + np.exp(-logits / 2.0))
     chosen = probabilities >= [0.3, 0.5, 0.7, 0.5]
     options = {"zero_division": 0}
     of_each = sklearn.metrics.f1_score(labels, chosen, average=None, **options)
     recalls = sklearn.metrics.recall_score(labels, chosen, average=None, **options)
-    assert figures == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "micro_f1": sklearn.metrics.f1_score(labels, chosen, average="micro", **options),
             "macro_f1": of_each.mean(),
@@ -91,18 +91,18 @@ def test_figures_of_several_labels_are_scikit_learns():
             ),
             **{f"f1_{name}": value for name, value in zip("wxyz", of_each, strict=True)},
             **{f"recall_{name}": value for name, value in zip("wxyz", recalls, strict=True)},
-            "ece": figures["ece"],
+            "ece": metrics["ece"],
             "degenerate": 0,
         }
     )
     report = task.report(data, {"label": logits})
-    wanted = sklearn.metrics.multilabel_confusion_matrix(labels, chosen)
-    assert report["confusion_matrix"] == wanted.tolist()
+    expected = sklearn.metrics.multilabel_confusion_matrix(labels, chosen)
+    assert report["confusion_matrix"] == expected.tolist()
     assert report["per_label"]["support"] == labels.sum(0).tolist()
     json.dumps(report)
     low = [name for name, value in zip("wxyz", recalls, strict=True) if value < 0.6]
     assert "z" in low and len(low) < 4
-    warning = task.warning(figures)
+    warning = task.warning(metrics)
     assert [name for name in "wxyz" if f"recall_{name} is" in warning] == low
 
 
@@ -148,20 +148,20 @@ def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_
     assert not [line for line in said if line.startswith("warning")]
     trained = TrainedModel.open(run.path)
     assert len(trained.task.thresholds) == 3 and 0.05 <= trained.task.temperature <= 20
-    answers = tmp_path / "answers.jsonl"
-    assert predict(trained, path, answers, 5, said.append) == (16, 0)
-    for line, (_, labels) in zip(answers.read_text().splitlines(), OF_SEVERAL, strict=True):
-        answer = json.loads(line)
-        assert answer["labels"] == ["billing", "hardware", "software"]
-        pairs = zip(answer["labels"], answer["selected"], strict=True)
+    predictions = tmp_path / "answers.jsonl"
+    assert predict(trained, path, predictions, 5, said.append) == (16, 0)
+    for line, (_, labels) in zip(predictions.read_text().splitlines(), OF_SEVERAL, strict=True):
+        prediction = json.loads(line)
+        assert prediction["labels"] == ["billing", "hardware", "software"]
+        pairs = zip(prediction["labels"], prediction["selected"], strict=True)
         assert [name for name, selected in pairs if selected] == list(
             filter(None, labels.split("|"))
         )
-        assert answer["score"] == max(answer["probabilities"])
+        assert prediction["score"] == max(prediction["probabilities"])
     serve = trained.pipeline.signatures()["serving_default"]
     for count in (0, 1, 17):
-        answer = serve(tf.constant([""] * count, tf.string))
-        shapes = {name: value.shape for name, value in answer.items()}
+        prediction = serve(tf.constant([""] * count, tf.string))
+        shapes = {name: value.shape for name, value in prediction.items()}
         assert shapes == {
             "label": (count,),
             "score": (count,),

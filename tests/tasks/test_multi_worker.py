@@ -35,9 +35,9 @@ def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_comman
     assert one.checkpoints.steps() == two.checkpoints.steps()
     assert one.checkpoints.best_step() == two.checkpoints.best_step()
     for step in one.checkpoints.steps():
-        weights, wanted = (read(run.checkpoints.path(step)) for run in (two, one))
-        assert set(weights) == set(wanted)
-        for name, array in wanted.items():
+        weights, expected = (read(run.checkpoints.path(step)) for run in (two, one))
+        assert set(weights) == set(expected)
+        for name, array in expected.items():
             np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-5, err_msg=name)
     for mine, theirs in zip(two.metrics(), one.metrics(), strict=True):
         for name in set(theirs) - {"examples_per_second"}:

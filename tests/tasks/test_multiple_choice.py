@@ -74,12 +74,14 @@ def test_the_answer_by_hand():
             [0.0, math.log(4.5) + 1e-7, math.log(4.5)],
         ]
     )
-    answer = MultipleChoice(max_seq_length=12).serving_outputs(None, None, {"choice": scores})
+    prediction = MultipleChoice(max_seq_length=12).serving_outputs(None, None, {"choice": scores})
     np.testing.assert_allclose(
-        answer["probabilities"], [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]], 1e-5
+        prediction["probabilities"],
+        [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]],
+        1e-5,
     )
     # The last two are equal but for rounding: the first of them, whichever way that goes.
-    assert answer["choice"].numpy().tolist() == [1, -1, 1, 1]
+    assert prediction["choice"].numpy().tolist() == [1, -1, 1, 1]
     swapped = MultipleChoice(max_seq_length=12).serving_outputs(
         None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
     )
@@ -94,29 +96,29 @@ def test_metrics_are_of_the_decision_that_is_answered():
 
 
 def test_each_choice_is_read_behind_the_prompt(signatures):
-    answer = signatures["tokenize"](
+    prediction = signatures["tokenize"](
         tf.constant(["the bill", "app"]), tf.constant([["is high", "", "a"], ["", "", ""]])
     )
-    assert answer["input_ids"].numpy().tolist() == [
+    assert prediction["input_ids"].numpy().tolist() == [
         [[2, 5, 6, 3, 7, 9, 3], [0] * 7, [2, 5, 6, 3, 22, 3, 0]],
         [[0] * 7] * 3,
     ]
-    assert answer["segment_ids"][0].numpy().tolist() == [
+    assert prediction["segment_ids"][0].numpy().tolist() == [
         [0, 0, 0, 0, 1, 1, 1],
         [0] * 7,
         [0, 0, 0, 0, 1, 1, 0],
     ]
-    assert answer["start"][0, 0].numpy().tolist() == [-1, 0, 4, -1, 0, 3, -1]
-    assert answer["end"][0, 0].numpy().tolist() == [-1, 3, 8, -1, 2, 7, -1]
-    assert (answer["input_mask"].numpy() == (answer["input_ids"].numpy() != 0)).all()
+    assert prediction["start"][0, 0].numpy().tolist() == [-1, 0, 4, -1, 0, 3, -1]
+    assert prediction["end"][0, 0].numpy().tolist() == [-1, 3, 8, -1, 2, 7, -1]
+    assert (prediction["input_mask"].numpy() == (prediction["input_ids"].numpy() != 0)).all()
 
 
 def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
     """Against the encoder, pooler and head on one pair at a time."""
-    answer = signatures["serving_default"]
+    prediction = signatures["serving_default"]
     prompts = [prompt for prompt, *_ in QUESTIONS] + ["the bill", ""]
     rows = [choices for _, choices, _ in QUESTIONS] + [["", "broken", ""], ["a", "b"]]
-    whole = answer(tf.constant(prompts), tf.ragged.constant(rows).to_tensor(""))
+    complete = prediction(tf.constant(prompts), tf.ragged.constant(rows).to_tensor(""))
     for number, (prompt, choices) in enumerate(zip(prompts, rows, strict=True)):
         scores = []
         for choice in choices:
@@ -127,12 +129,14 @@ def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
                 scores.append(float(pipeline.model.head(pooled)[0, 0]))
             else:
                 scores.append(-math.inf)
-        wanted = np.exp(scores) / np.sum(np.exp(scores))
-        found = whole["probabilities"][number].numpy()
-        np.testing.assert_allclose(found[: len(wanted)], wanted, atol=1e-6)
-        assert not found[len(wanted) :].any() and whole["choice"][number] == np.argmax(wanted)
-        alone = answer(tf.constant([prompt]), tf.constant([choices]))
-        np.testing.assert_allclose(alone["probabilities"][0], wanted, atol=1e-6)
+        expected = np.exp(scores) / np.sum(np.exp(scores))
+        found = complete["probabilities"][number].numpy()
+        np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-6)
+        assert not found[len(expected) :].any() and complete["choice"][number] == np.argmax(
+            expected
+        )
+        alone = prediction(tf.constant([prompt]), tf.constant([choices]))
+        np.testing.assert_allclose(alone["probabilities"][0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (1, 0), (2, 2), (17, 5)])
@@ -140,9 +144,11 @@ def test_rows_without_a_choice_have_no_answer(signatures, shape):
     prompts, choices = tf.fill(shape[:1], "the bill"), tf.fill(shape, "")
     tokens = signatures["tokenize"](prompts, choices)
     assert {tuple(values.shape) for values in tokens.values()} == {(*shape, 0)}
-    answer = signatures["serving_default"](prompts, choices)
-    assert answer["choice"].numpy().tolist() == [-1] * shape[0]
-    assert answer["probabilities"].shape == shape and not answer["probabilities"].numpy().any()
+    prediction = signatures["serving_default"](prompts, choices)
+    assert prediction["choice"].numpy().tolist() == [-1] * shape[0]
+    assert (
+        prediction["probabilities"].shape == shape and not prediction["probabilities"].numpy().any()
+    )
 
 
 @pytest.mark.parametrize(("prompts", "rows"), [(2, 1), (1, 2)])
@@ -234,10 +240,12 @@ def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir
     with open(files["dev"], "a") as file:
         file.write('{"prompt": "the bill", "choices": ["a"]}\n')
     assert predict(trained, files["dev"], output, 3, said.append) == (9, 1)
-    answers = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [answer["choice"] for answer in answers[:-1]] == [label for *_, label in reversed_ones]
-    assert set(answers[0]) == {"choice", "probabilities"}
-    assert answers[-1] == {"error": f"{files['dev']}:9: 1 choices, wanted two or more"}
+    predictions = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [prediction["choice"] for prediction in predictions[:-1]] == [
+        label for *_, label in reversed_ones
+    ]
+    assert set(predictions[0]) == {"choice", "probabilities"}
+    assert predictions[-1] == {"error": f"{files['dev']}:9: 1 choices, wanted two or more"}
 
 
 @pytest.mark.slow

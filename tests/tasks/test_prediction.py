@@ -13,12 +13,12 @@ from tasks.prediction import predict
 from tests import small
 
 
-def stub(answer, **changes):
-    """What `predict` needs of a TrainedModel, with `answer` for a model: {name: [B,
+def stub(prediction, **changes):
+    """What `predict` needs of a TrainedModel, with `prediction` for a model: {name: [B,
     ...]} of strings.
     """
     task = Classification(labels=("a", "b"), max_seq_length=12, **changes)
-    pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": answer})
+    pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": prediction})
     return types.SimpleNamespace(task=task, pipeline=pipeline)
 
 
@@ -30,7 +30,7 @@ def lengths(*texts):
     }
 
 
-def answers(path):
+def predictions(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -41,7 +41,7 @@ def test_rows_are_answered_in_order(tmp_path, batch_size):
     said, output = [], tmp_path / "out.jsonl"
     counts = predict(stub(lengths), path, output, batch_size, said.append)
     assert counts == (7, 0)
-    assert answers(output) == [{"length": len(text), "text": text} for text in texts]
+    assert predictions(output) == [{"length": len(text), "text": text} for text in texts]
     assert said[-1] == "7 rows" and len(said) == -(-7 // batch_size)
     assert '"é"' in output.read_text(encoding="utf-8")  # To be read by people too.
 
@@ -50,7 +50,10 @@ def test_pairs_go_in_as_the_columns_are_named(tmp_path):
     path = small.write_rows(tmp_path / "in.csv", [("1", "22"), ("x", "")], ("second", "first"))
     trained = stub(lengths, text_columns=("first", "second"))
     predict(trained, path, tmp_path / "out.jsonl", 8, lambda line: None)
-    assert [answer["text"] for answer in answers(tmp_path / "out.jsonl")] == ["22|1", "|x"]
+    assert [prediction["text"] for prediction in predictions(tmp_path / "out.jsonl")] == [
+        "22|1",
+        "|x",
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
@@ -60,7 +63,7 @@ def test_a_bad_row_has_its_error_in_its_place(tmp_path, batch_size):
     path.write_text("\n".join(lines))
     output = tmp_path / "out.jsonl"
     assert predict(stub(lengths), path, output, batch_size, lambda line: None) == (6, 4)
-    first, *bad, good, last = answers(output)
+    first, *bad, good, last = predictions(output)
     assert (first["text"], good["text"]) == ("a", "cc")
     for number, (line, message) in enumerate(
         zip(bad, ("not JSON", "no column 'text'", "holds None, wanted text"), strict=True), start=2
@@ -76,7 +79,7 @@ def test_answers_stand_in_the_lines_of_their_texts(tmp_path, suffix):
     path, output = tmp_path / f"in{suffix}", tmp_path / "out.jsonl"
     path.write_text("".join(f"{line}\n" for line in ["text", *lines]))
     assert predict(stub(lengths), path, output, 2, lambda line: None) == (7, 0)
-    assert [answer["text"] for answer in answers(output)] == lines
+    assert [prediction["text"] for prediction in predictions(output)] == lines
 
 
 def write_long(path, rows):
@@ -110,24 +113,24 @@ def test_of_many_rows_only_some_are_in_memory(tmp_path):
 def test_a_failed_or_killed_one_leaves_no_half_file(tmp_path, error, before):
     """SystemExit is what the command makes of SIGTERM."""
     path = small.write_rows(tmp_path / "in.csv", [("a", ""), ("b", ""), ("c", "")])
-    folder = tmp_path / "out"
-    folder.mkdir()
+    directory = tmp_path / "out"
+    directory.mkdir()
     if before:
-        (folder / "out.jsonl").write_text(before)
+        (directory / "out.jsonl").write_text(before)
     calls = []
 
-    def answer(text):
+    def prediction(text):
         calls.append(text)
         if len(calls) == 3:
             raise error
         return lengths(text)
 
     with pytest.raises(type(error)):
-        predict(stub(answer), path, folder / "out.jsonl", 1, lambda line: None)
-    left = [entry.name for entry in folder.iterdir()]
+        predict(stub(prediction), path, directory / "out.jsonl", 1, lambda line: None)
+    left = [entry.name for entry in directory.iterdir()]
     assert left == (["out.jsonl"] if before else [])
     if before:
-        assert (folder / "out.jsonl").read_text() == before
+        assert (directory / "out.jsonl").read_text() == before
 
 
 @pytest.mark.parametrize("content", ["", "text,label\n"])

@@ -43,8 +43,8 @@ def test_metrics_and_answer_by_hand():
             "mean_squared_error": (1 + 4 + 9 + 1) / 4,
         }
     )
-    answer = task.serving_outputs({}, None, {"value": tf.constant(outputs["value"])})
-    assert {name: value.numpy().tolist() for name, value in answer.items()} == {
+    prediction = task.serving_outputs({}, None, {"value": tf.constant(outputs["value"])})
+    assert {name: value.numpy().tolist() for name, value in prediction.items()} == {
         "value": [2.0, 4.0, 6.0, 5.0]
     }
 
@@ -76,8 +76,11 @@ def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
     assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
     output = tmp_path / "answers.jsonl"
     assert predict(trained, files["dev"], output, 5, lambda line: None) == (9, 0)
-    answers = [json.loads(line) for line in output.read_text().splitlines()]
-    errors = [answer["value"] - float(row[1]) for answer, row in zip(answers, rows, strict=True)]
+    predictions = [json.loads(line) for line in output.read_text().splitlines()]
+    errors = [
+        prediction["value"] - float(row[1])
+        for prediction, row in zip(predictions, rows, strict=True)
+    ]
     assert np.mean(np.square(errors)) == pytest.approx(best["dev_mean_squared_error"], rel=1e-3)
     served = trained.pipeline.signatures()["serving_default"]
     assert served(tf.zeros([0], tf.string))["value"].shape == (0,)

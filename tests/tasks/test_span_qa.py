@@ -143,18 +143,18 @@ def test_the_tokens_of_answers_as_loops_find_them(pipeline):
             if set(range(start, end)) & set(range(first, first + len(text)))
         ]
         of_all.append(inside)
-    wanted = []
-    for w, owner in enumerate(windows.example_W.numpy()):
+    expected = []
+    for w, example in enumerate(windows.example_W.numpy()):
         begin, offset = int(windows.begin_W[w]), int(windows.offset_W[w])
         end = begin + windows.packed.input_ids[w].shape[0] - offset - 1
-        inside = of_all[owner]
-        is_whole = inside and begin <= inside[0] and inside[-1] < end
-        wanted.append([inside[at] - begin + offset if is_whole else 0 for at in (0, -1)])
-    assert np.transpose(wanted).tolist() == [
+        inside = of_all[example]
+        is_complete = inside and begin <= inside[0] and inside[-1] < end
+        expected.append([inside[at] - begin + offset if is_complete else 0 for at in (0, -1)])
+    assert np.transpose(expected).tolist() == [
         encoded.labels["start"].tolist(),
         encoded.labels["end"].tolist(),
     ]
-    assert 10 < np.count_nonzero(encoded.labels["end"]) < len(wanted) - 10
+    assert 10 < np.count_nonzero(encoded.labels["end"]) < len(expected) - 10
 
 
 def answers_of(task, encoded, outputs):
@@ -163,7 +163,7 @@ def answers_of(task, encoded, outputs):
     return [text.decode() for text in answer.numpy()]
 
 
-def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
+def test_metrics_are_those_of_what_is_answered(pipeline, monkeypatch):
     monkeypatch.setattr(span_qa, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
     encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
@@ -172,9 +172,9 @@ def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     for logits in outputs.values():
         logits[:, 0] += 2
     labels = encoded.examples.labels
-    told = answers_of(task, encoded, outputs)
+    logged = answers_of(task, encoded, outputs)
     metrics = task.metrics(encoded, outputs)
-    silent = [told[number] == "" for number, answers in enumerate(labels) if not answers]
+    silent = [logged[number] == "" for number, answers in enumerate(labels) if not answers]
     assert metrics["no_answer_exact_match"] == metrics["no_answer_f1"] == np.mean(silent)
     assert 0 < np.mean(silent) < 1
 
@@ -184,12 +184,14 @@ def test_figures_are_those_of_what_is_answered(pipeline, monkeypatch):
     assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
     assert (after["f1_at_0"], after["exact_match_at_0"]) == (metrics["f1"], metrics["exact_match"])
     assert "f1_at_0" not in metrics
-    assert answers_of(decided, encoded, outputs) != told
+    assert answers_of(decided, encoded, outputs) != logged
 
     # A model that always answers is measured on the same texts.
     always = SpanQA(**SIZES)
-    told = answers_of(always, encoded, outputs)
-    labels[:] = [((text, 0),) for text in told[:10]] + [(("no such word", 0),)] * (len(told) - 10)
+    logged = answers_of(always, encoded, outputs)
+    labels[:] = [((text, 0),) for text in logged[:10]] + [(("no such word", 0),)] * (
+        len(logged) - 10
+    )
     assert always.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
     assert always.tunable_fields == () and always.tune(encoded, outputs) is always
 
@@ -201,7 +203,7 @@ def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
         *[("", "a", ["a"])] * 3,  # One batch is shorter than all.
     ]
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, layout)
-    wanted = []
+    expected = []
     for w, ids in enumerate(encoded.windows.packed.input_ids.to_list()):
         segments = encoded.windows.packed.segment_ids[w]
         inputs = {
@@ -212,11 +214,11 @@ def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
         outputs = pipeline.model({name: tf.constant(part) for name, part in inputs.items()})
         for name in ("start", "end"):
             logits = outputs[name][0].numpy().astype(np.float64)
-            place = encoded.labels[name][w]
-            wanted.append(math.log(np.sum(np.exp(logits))) - logits[place])
+            position = encoded.labels[name][w]
+            expected.append(math.log(np.sum(np.exp(logits))) - logits[position])
     evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy(), 2)
     # Half of both outputs' means, summed: the mean of all.
-    assert evaluator.metrics(encoded)["loss"] == pytest.approx(np.mean(wanted), rel=1e-5)
+    assert evaluator.metrics(encoded)["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
 
 
 def test_answers_that_no_window_holds_are_told(pipeline):
@@ -226,8 +228,8 @@ def test_answers_that_no_window_holds_are_told(pipeline):
         ("a", " ".join(PLAIN), [" ".join(PLAIN)]),
     ]
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
-    told = ["2 of 3 answers are in no window, or not where they are said to be"]
-    assert pipeline.task.label_warnings(encoded) == told
+    logged = ["2 of 3 answers are in no window, or not where they are said to be"]
+    assert pipeline.task.label_warnings(encoded) == logged
 
 
 @pytest.mark.slow
@@ -305,11 +307,11 @@ def test_it_learns(tmp_path, vocabulary):
     rng, rows = np.random.default_rng(0), []
     for number in range(16):
         words = list(rng.permutation(PLAIN)[:9])
-        place = int(rng.integers(8))
-        asked = words.pop(place) if number % 4 == 0 else words[place]
+        position = int(rng.integers(8))
+        asked = words.pop(position) if number % 4 == 0 else words[position]
         context = " ".join(words)
-        start = sum(len(word) + 1 for word in words[: place + 1])
-        answers = [(words[place + 1], start)] if asked in words else []
+        start = sum(len(word) + 1 for word in words[: position + 1])
+        answers = [(words[position + 1], start)] if asked in words else []
         rows.append((asked, context, answers))
     config = BertConfig(
         vocab_size=len(vocabulary),

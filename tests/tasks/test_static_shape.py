@@ -26,20 +26,20 @@ ARGUMENTS = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
 KINDS = ("classification", "multiple_choice", "tagging")
 
 
-def classification(folder):
+def classification(directory):
     task = Classification(labels=("billing", "hardware", "software"), max_seq_length=12)
     return task, Examples({"text": TEXTS}, LABELS)
 
 
-def multiple_choice(folder):
+def multiple_choice(directory):
     texts = {"prompt": TEXTS, "choices": [CHOICES[number % 3] for number in range(10)]}
     return MultipleChoice(max_seq_length=12), Examples(texts, [number % 2 for number in range(10)])
 
 
-def tagging(folder):
+def tagging(directory):
     """Five texts in ten windows of 6 tokens."""
     sentence = "the O\nbill B-X\nis O\ntoo O\nhigh B-X\n! O\n\n"
-    path = folder / "train.txt"
+    path = directory / "train.txt"
     path.write_text(sentence * 5)
     task = Tagging.from_data(path, max_seq_length=6, doc_stride=2)
     return task, task.load_examples(path)
@@ -70,13 +70,13 @@ def test_all_shapes_are_known_before_there_is_a_batch(encoded, kind):
     data, _ = encoded(kind, True)
     assert len(data) == 10
     length, rows = data.task.max_seq_length, 16 if kind == "multiple_choice" else 4
-    wanted = [(rows, length)] * 3 + [(4, 4)] * (kind == "multiple_choice")
+    expected = [(rows, length)] * 3 + [(4, 4)] * (kind == "multiple_choice")
     of_labels = (4, length) if kind == "tagging" else (4,)
     for batches, targets in (
         (data.training_batches(**ARGUMENTS), [of_labels] * 2),
         (data.evaluation_batches(data.by_length(), 4), [(4,)]),
     ):
-        assert shapes(batches.element_spec) == wanted + targets
+        assert shapes(batches.element_spec) == expected + targets
         assert len([shapes(batch) for batch in batches]) >= 3
 
 

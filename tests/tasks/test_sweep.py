@@ -112,8 +112,8 @@ def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
     sweep(settings, said.append)
     assert any("seed-1: finished at step 4, nothing to do" in line for line in said)
     assert "resuming at step 2 of 4" in said
-    whole = dataclasses.replace(settings.runs()["seed-2"], output_dir=str(tmp_path / "whole"))
-    assert_same(tmp_path / "sweep" / "seed-2", finetune(whole).path)
+    complete = dataclasses.replace(settings.runs()["seed-2"], output_dir=str(tmp_path / "whole"))
+    assert_same(tmp_path / "sweep" / "seed-2", finetune(complete).path)
     assert (tmp_path / "sweep" / "sweep.json").exists()
 
 
@@ -171,7 +171,7 @@ def scored(score, degenerate=0.0):
 
 
 @pytest.mark.slow
-def test_the_figures_by_hand(settings, tmp_path, monkeypatch):
+def test_the_metrics_by_hand(settings, tmp_path, monkeypatch):
     diverged = sweep_module.DivergenceError("not finite")
     scripted(monkeypatch, [scored(0.5), diverged, scored(0.9), scored(0.1, degenerate=1.0)])
     said = []
@@ -253,16 +253,16 @@ def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settin
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_not_ours_or_held_is_refused(settings, tmp_path):
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    (folder / "sweep.json").write_text("theirs")
+def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
+    directory = tmp_path / "sweep"
+    directory.mkdir()
+    (directory / "sweep.json").write_text("theirs")
     with pytest.raises(UserError, match="something else there; .* found sweep.json, but no sweep"):
         sweep(settings)
-    assert os.listdir(folder) == ["sweep.json"]
-    assert (folder / "sweep.json").read_text() == "theirs"
-    (folder / "sweep.json").unlink()
-    with ownership.sole_writer(folder):
+    assert os.listdir(directory) == ["sweep.json"]
+    assert (directory / "sweep.json").read_text() == "theirs"
+    (directory / "sweep.json").unlink()
+    with ownership.sole_writer(directory):
         with pytest.raises(UserError, match=r"another process is at work there \(PID"):
             sweep(settings)
 

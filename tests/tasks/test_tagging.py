@@ -243,9 +243,9 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
         assert metrics[f"f1_{name}"] == pytest.approx(report[name]["f1-score"])
 
     texts = {"text": tf.constant(data.examples.texts["text"])}
-    answer = found(pipeline.task.serving_outputs(texts, data.windows, outputs))
+    prediction = found(pipeline.task.serving_outputs(texts, data.windows, outputs))
     assert [
-        [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in answer
+        [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in prediction
     ] == [entities_of(tags) for tags in predicted]
 
 
@@ -257,15 +257,15 @@ def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
     serve = signatures["serving_default"]
     each = [serve(tf.constant([text])) for text in texts[:17]]
     for count in (0, 1, 17):
-        answer = serve(tf.constant(texts[:count], tf.string))
-        assert set(answer) == {*FIELDS, "num_entities"}
-        assert all(values.shape[0] == count for values in answer.values())
-        rows = found(answer)
+        prediction = serve(tf.constant(texts[:count], tf.string))
+        assert set(prediction) == {*FIELDS, "num_entities"}
+        assert all(values.shape[0] == count for values in prediction.values())
+        rows = found(prediction)
         assert count < 17 or sum(map(len, rows)) > 10
         for number, (row, alone) in enumerate(zip(rows, each, strict=False)):
             assert found(alone) == [row]
             np.testing.assert_allclose(
-                answer["entity_score"][number, : len(row)], alone["entity_score"][0], atol=1e-5
+                prediction["entity_score"][number, : len(row)], alone["entity_score"][0], atol=1e-5
             )
         ids = signatures["tokenize"](tf.constant(texts[:count], tf.string))["input_ids"]
         assert ids.shape.rank == 3 and ids.shape[0] == count
@@ -299,7 +299,7 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
 
     rows = tmp_path / "rows.csv"
     small.write_rows(rows, [("",), ("london",), ("is it in New York  City?",)], ("text",))
-    for path, wanted in (
+    for path, expected in (
         (
             rows,
             [
@@ -315,12 +315,12 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
     ):
         assert predict(trained, path, tmp_path / "out.jsonl", 64, said.append)[1] == 0
         lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert [set(line) for line in lines] == [{*FIELDS, "num_entities"}] * len(wanted)
-        for line, (texts, types, places) in zip(lines, wanted, strict=True):
+        assert [set(line) for line in lines] == [{*FIELDS, "num_entities"}] * len(expected)
+        for line, (texts, types, positions) in zip(lines, expected, strict=True):
             assert all(len(line[name]) == line["num_entities"] == len(texts) for name in FIELDS)
             assert (line["entity_text"], line["entity_type"]) == (texts, types)
             ends = zip(line["entity_start"], line["entity_end"], strict=True)
-            assert [list(pair) for pair in ends] == places
+            assert [list(pair) for pair in ends] == positions
 
 
 @pytest.mark.slow
@@ -342,28 +342,28 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), to_padded)
     model, task = pipeline.model, pipeline.task
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())
-    wanted = evaluator.metrics(data)["loss"]
+    expected = evaluator.metrics(data)["loss"]
     model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})
     batches = data.validation_batches(len(data))  # One, so that Keras has no means to average.
-    assert model.evaluate(batches, verbose=0) == pytest.approx(wanted, rel=1e-5)
+    assert model.evaluate(batches, verbose=0) == pytest.approx(expected, rel=1e-5)
     batches = data.training_batches(global_batch_size=4, num_epochs=8, seed=0)
     model.fit(batches, verbose=0)
-    assert evaluator.metrics(data)["loss"] < 0.9 * wanted
+    assert evaluator.metrics(data)["loss"] < 0.9 * expected
 
 
 @pytest.mark.slow
 def test_wnut17_is_learned(data_dir, pretrained_dir):
     """All of its files make sense; a few steps of a real BERT on sentences with entities."""
-    folder = data_dir / "ner" / "wnut17"
-    task = Tagging.from_data(folder / "wnut17train.conll", max_seq_length=32)
+    directory = data_dir / "ner" / "wnut17"
+    task = Tagging.from_data(directory / "wnut17train.conll", max_seq_length=32)
     assert len(task.labels) == 13
     for name in ("emerging.dev.conll", "emerging.test.annotated"):
-        assert len(task.load_examples(folder / name)) > 1000
+        assert len(task.load_examples(directory / name)) > 1000
     source = read_pretrained(str(pretrained_dir))
     model = task.build_model(source.config)
     source.assign_to(model)
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
-    examples = task.load_examples(folder / "wnut17train.conll")
+    examples = task.load_examples(directory / "wnut17train.conll")
     some = examples.filter(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
     data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), to_padded)
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())

@@ -26,16 +26,16 @@ ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory, config, vocabulary):
-    folder = tmp_path_factory.mktemp("tuned")
+    directory = tmp_path_factory.mktemp("tuned")
     files = {
-        "train": small.write_rows(folder / "train.csv", ROWS * 4),
+        "train": small.write_rows(directory / "train.csv", ROWS * 4),
         # One row has the wrong label: there is an optimal temperature.
-        "dev": small.write_rows(folder / "dev.csv", [*ROWS, ("the screen is high", "no")] * 2),
+        "dev": small.write_rows(directory / "dev.csv", [*ROWS, ("the screen is high", "no")] * 2),
     }
     return small.settings(
-        small.write_huggingface(folder / "huggingface", config, vocabulary),
+        small.write_huggingface(directory / "huggingface", config, vocabulary),
         files,
-        folder / "run",
+        directory / "run",
         threshold_objective="f1",
         calibrate=True,
     )
@@ -204,9 +204,9 @@ def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
     assert "uned" not in card() and "temperature" not in card()
 
 
-def opened(folder, config, vocabulary, task, **settings):
+def opened(directory, config, vocabulary, task, **settings):
     """A Trained without its model, of a run with these settings."""
-    run = Run.create(folder, config, vocabulary, {"settings": settings}, task.to_dict())
+    run = Run.create(directory, config, vocabulary, {"settings": settings}, task.to_dict())
     run.checkpoints.save(6, {"step": 6})
     return TrainedModel(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
 

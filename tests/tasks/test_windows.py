@@ -15,7 +15,7 @@ def ragged(*rows):
 
 def with_offsets(*rows):
     """Tokens of which the n-th of a text covers the characters from 3n to 3n + 2."""
-    starts = [[3 * place for place in range(len(row))] for row in rows]
+    starts = [[3 * position for position in range(len(row))] for row in rows]
     return Tokens(
         ragged(*rows), ragged(*starts), ragged(*[[start + 2 for start in row] for row in starts])
     )
@@ -102,14 +102,14 @@ def test_windows_behind_a_question_that_is_cut(vocabulary):
 
 def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
     """Compares every window, place by place, with what the loops say."""
-    wanted = []
-    for owner, text in enumerate(texts):
-        head = [] if questions is None else [*questions[owner][:max_first], 3]
+    expected = []
+    for example, text in enumerate(texts):
+        head = [] if questions is None else [*questions[example][:max_first], 3]
         spans = looped_spans(len(text), max_seq_length - len(head) - 2, doc_stride)
         best = [looped_best(spans, token) for token in range(len(text))]
         for number, (start, length) in enumerate(spans):
             inside = range(start, start + length)
-            wanted.append(
+            expected.append(
                 (
                     [2, *head, *(text[token] for token in inside), 3],
                     [0] * (len(head) + 1) + [int(questions is not None)] * (length + 1),
@@ -117,7 +117,7 @@ def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
                     + [best[token] == number for token in inside]
                     + [False],
                     [-1] * (len(head) + 1) + [3 * token for token in inside] + [-1],
-                    owner,
+                    example,
                     start,
                     len(head) + 1,
                 )
@@ -135,7 +135,7 @@ def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
         windows.offset_W.numpy(),
         strict=True,
     )
-    assert list(found) == wanted
+    assert list(found) == expected
 
 
 def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):

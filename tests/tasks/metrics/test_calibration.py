@@ -29,12 +29,12 @@ def test_error_against_a_loop():
         probabilities = rng.dirichlet([0.5, 0.5, 0.5], rng.integers(1, 80))
         labels = rng.integers(0, 3, len(probabilities))
         confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
-        wanted = 0.0
+        expected = 0.0
         for k in range(15):
             inside = (confidence > k / 15) & (confidence <= (k + 1) / 15)
             if inside.any():
-                wanted += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-        assert expected_calibration_error(probabilities, labels) == pytest.approx(wanted)
+                expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+        assert expected_calibration_error(probabilities, labels) == pytest.approx(expected)
 
 
 def test_error_at_the_edges():

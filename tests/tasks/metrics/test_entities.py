@@ -66,24 +66,24 @@ def test_against_seqeval(strict):
         for tags in gold + predicted:
             if strict:
                 theirs = seqeval.scheme.Tokens(tags, seqeval.scheme.IOB2).entities
-                wanted = [(entity.tag, entity.start, entity.end) for entity in theirs]
+                expected = [(entity.tag, entity.start, entity.end) for entity in theirs]
             else:
                 theirs = seqeval.metrics.sequence_labeling.get_entities(tags)
-                wanted = [(kind, start, last + 1) for kind, start, last in theirs]
-            assert entities_of(tags, strict) == wanted
+                expected = [(kind, start, last + 1) for kind, start, last in theirs]
+            assert entities_of(tags, strict) == expected
         ours = entity_scores(gold, predicted, strict)
         for name in ("precision", "recall", "f1"):
             theirs = getattr(seqeval.metrics, f"{name}_score")
-            wanted = theirs(gold, predicted, zero_division=0, **options)
-            assert ours[name] == pytest.approx(wanted)
+            expected = theirs(gold, predicted, zero_division=0, **options)
+            assert ours[name] == pytest.approx(expected)
         if ours["types"]:
             report = seqeval.metrics.classification_report(
                 gold, predicted, output_dict=True, zero_division=0, **options
             )
-            for kind, wanted in report.items():
+            for kind, expected in report.items():
                 if not kind.endswith(" avg"):
-                    figures = ours["types"].pop(kind)
-                    assert list(figures.values()) == pytest.approx(list(wanted.values()))
+                    metrics = ours["types"].pop(kind)
+                    assert list(metrics.values()) == pytest.approx(list(expected.values()))
             assert not ours["types"]
 
 

@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Of three 0, two are found; of two 1, one; the only 2 is taken for a 1.
 LABELS, PREDICTIONS = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 1])
-FIGURES = (labels.accuracy, labels.macro_f1, labels.micro_f1, labels.matthews_correlation)
-SETS_FIGURES = (
+METRICS = (labels.accuracy, labels.macro_f1, labels.micro_f1, labels.matthews_correlation)
+SETS_METRICS = (
     labels.multi_label_micro_f1,
     labels.multi_label_macro_f1,
     labels.exact_match_ratio,
@@ -31,11 +31,11 @@ def test_by_hand():
         [0, 1, 0, 0],
         [0, 0, 0, 0],
     ]
-    figures = labels.per_class_f1(LABELS, PREDICTIONS, 4)
-    assert figures["precision"].tolist() == [2 / 3, 1 / 3, 0, 0]
-    assert figures["recall"].tolist() == [2 / 3, 1 / 2, 0, 0]
-    assert figures["f1"].tolist() == [4 / 6, 2 / 5, 0, 0]
-    assert figures["support"].tolist() == [3, 2, 1, 0]
+    metrics = labels.per_class_f1(LABELS, PREDICTIONS, 4)
+    assert metrics["precision"].tolist() == [2 / 3, 1 / 3, 0, 0]
+    assert metrics["recall"].tolist() == [2 / 3, 1 / 2, 0, 0]
+    assert metrics["f1"].tolist() == [4 / 6, 2 / 5, 0, 0]
+    assert metrics["support"].tolist() == [3, 2, 1, 0]
     # Two classes: (TP TN - FP FN) / sqrt(3 * 3 * 2 * 2).
     assert labels.matthews_correlation(
         np.array([1, 1, 1, 0, 0]), np.array([1, 1, 0, 1, 0])
@@ -62,12 +62,12 @@ def test_against_scikit_learn():
         for ours, average in ((labels.macro_f1, "macro"), (labels.micro_f1, "micro")):
             theirs = sklearn.metrics.f1_score(gold, guess, average=average, zero_division=0)
             assert ours(gold, guess) == pytest.approx(theirs)
-        wanted = sklearn.metrics.precision_recall_fscore_support(gold, guess, **every)
+        expected = sklearn.metrics.precision_recall_fscore_support(gold, guess, **every)
         np.testing.assert_allclose(
-            list(labels.per_class_f1(gold, guess, classes).values()), wanted, rtol=1e-12
+            list(labels.per_class_f1(gold, guess, classes).values()), expected, rtol=1e-12
         )
         for label in range(classes):
-            assert labels.f1(gold, guess, label) == pytest.approx(wanted[2][label])
+            assert labels.f1(gold, guess, label) == pytest.approx(expected[2][label])
         np.testing.assert_array_equal(
             labels.confusion_matrix(gold, guess, classes),
             sklearn.metrics.confusion_matrix(gold, guess, labels=range(classes)),
@@ -96,17 +96,17 @@ def test_sets_against_scikit_learn():
 
 def test_what_is_undefined_is_0():
     nothing, ones = np.array([], int), np.ones(4, int)
-    for figure in FIGURES:
-        assert figure(nothing, nothing) == 0
-    for figure in SETS_FIGURES:
-        assert figure(np.zeros((0, 3), bool), np.zeros((0, 3), bool)) == 0
+    for metric in METRICS:
+        assert metric(nothing, nothing) == 0
+    for metric in SETS_METRICS:
+        assert metric(np.zeros((0, 3), bool), np.zeros((0, 3), bool)) == 0
     assert labels.f1(ones, ones, positive=0) == 0
     assert labels.matthews_correlation(ones, ones) == 0
     assert labels.matthews_correlation(np.array([0, 1, 1, 0]), ones) == 0
     assert labels.multi_label_micro_f1(np.zeros((2, 3), bool), np.zeros((2, 3), bool)) == 0
     assert labels.confusion_matrix(nothing, nothing, 2).tolist() == [[0, 0], [0, 0]]
-    for figure in labels.per_class_f1(nothing, nothing, 2).values():
-        assert figure.tolist() == [0, 0]
+    for metric in labels.per_class_f1(nothing, nothing, 2).values():
+        assert metric.tolist() == [0, 0]
 
 
 def test_matthews_of_a_million_examples_does_not_overflow():
@@ -115,9 +115,9 @@ def test_matthews_of_a_million_examples_does_not_overflow():
 
 
 def test_arrays_that_do_not_belong_together_are_refused():
-    for figure in FIGURES:
+    for metric in METRICS:
         with pytest.raises(ValueError, match=r"shapes \(6,\) and \(6, 1\), wanted the same"):
-            figure(LABELS, PREDICTIONS[:, np.newaxis])
+            metric(LABELS, PREDICTIONS[:, np.newaxis])
     for label in (-1, 3):
         with pytest.raises(ValueError, match="invalid entry"):
             labels.confusion_matrix(np.array([0, 1]), np.array([0, label]), 3)

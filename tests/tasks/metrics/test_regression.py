@@ -32,13 +32,13 @@ def test_against_scipy():
         )
 
 
-@pytest.mark.parametrize("figure", [pearson, spearman])
-def test_a_constant_side_correlates_with_nothing(figure):
+@pytest.mark.parametrize("metric", [pearson, spearman])
+def test_a_constant_side_correlates_with_nothing(metric):
     slope = np.arange(7.0)
     constant = np.full(7, 0.1)  # Its mean is not quite 0.1.
     for pair in ((slope, constant), (constant, slope), (constant, constant), ([1.0], [2.0])):
-        assert figure(*pair) == 0.0
-    assert figure([], []) == 0.0
+        assert metric(*pair) == 0.0
+    assert metric([], []) == 0.0
     assert mean_squared_error([], []) == 0.0
 
 

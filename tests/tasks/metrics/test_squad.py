@@ -14,7 +14,7 @@ from tasks.metrics.squad import (
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("The  Cat's hat!", "cats hat"),
         ("a an the", ""),
@@ -29,12 +29,12 @@ from tasks.metrics.squad import (
         ("on—the—way", "on— —way"),
     ],
 )
-def test_answers_are_normalized(text, wanted):
-    assert normalize_answer(text) == wanted
+def test_answers_are_normalized(text, expected):
+    assert normalize_answer(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("prediction", "golds", "exact", "wanted"),
+    ("prediction", "golds", "exact", "expected"),
     [
         ("the Denver Broncos!", ["Denver Broncos"], 1, 1),
         ("Denver", ["Denver Broncos"], 0, 2 * 1 * 0.5 / 1.5),
@@ -49,9 +49,9 @@ def test_answers_are_normalized(text, wanted):
         ("Denver", [], 0, 0),
     ],
 )
-def test_one_answer_by_hand(prediction, golds, exact, wanted):
+def test_one_answer_by_hand(prediction, golds, exact, expected):
     assert exact_match(prediction, golds) == exact
-    assert f1(prediction, golds) == pytest.approx(wanted)
+    assert f1(prediction, golds) == pytest.approx(expected)
 
 
 def test_version_1_gives_no_f1_to_answers_without_words():

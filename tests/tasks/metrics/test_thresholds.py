@@ -21,7 +21,7 @@ IS_POSITIVE = np.array([1, 0, 1, 1, 0], bool)
         ("recall=0.1", 0.85, 1, 1 / 3),
     ],
 )
-def test_each_aim_by_hand(objective, threshold, precision, recall):
+def test_each_objective_by_hand(objective, threshold, precision, recall):
     if objective == "recall=0.6":  # With 0.6 a positive, it would have the higher precision.
         is_positive = np.array([1, 0, 1, 0, 1], bool)
     else:
@@ -45,7 +45,7 @@ def test_a_precision_out_of_reach_is_told():
     }
 
 
-def figures_at(threshold, is_positive, scores):
+def metrics_at(threshold, is_positive, scores):
     chosen = scores >= threshold
     hits = np.sum(chosen & is_positive)
     precision = hits / chosen.sum() if chosen.any() else 0.0
@@ -60,18 +60,18 @@ def test_against_every_threshold():
         is_positive[0] = True
         scores = np.round(0.5 * is_positive + rng.random(len(is_positive)), rng.integers(1, 4))
         # Highest first: max keeps the first, the highest, of equals.
-        every = [figures_at(t, is_positive, scores) for t in np.unique(scores)[::-1]]
-        wanted = rng.choice([0.3, 0.5, 0.8, 0.95, 1.0])
-        precise = [figures for figures in every if figures[0] >= wanted]
+        every = [metrics_at(t, is_positive, scores) for t in np.unique(scores)[::-1]]
+        expected = rng.choice([0.3, 0.5, 0.8, 0.95, 1.0])
+        precise = [metrics for metrics in every if metrics[0] >= expected]
         for objective, best in (
-            ("f1", max(every, key=lambda figures: figures[2])),
+            ("f1", max(every, key=lambda metrics: metrics[2])),
             (
-                f"precision={wanted}",
-                max(precise, key=lambda figures: figures[1]) if precise else max(every),
+                f"precision={expected}",
+                max(precise, key=lambda metrics: metrics[1]) if precise else max(every),
             ),
             (
-                f"recall={wanted}",
-                max([f for f in every if f[1] >= wanted], key=lambda figures: figures[0]),
+                f"recall={expected}",
+                max([f for f in every if f[1] >= expected], key=lambda metrics: metrics[0]),
             ),
         ):
             threshold, achieved = best_threshold(is_positive, scores, objective)
@@ -79,7 +79,7 @@ def test_against_every_threshold():
             missed += not reached
             assert achieved.pop("reached") is reached
             assert tuple(achieved.values()) == pytest.approx(best), objective
-            assert figures_at(threshold, is_positive, scores) == pytest.approx(best), objective
+            assert metrics_at(threshold, is_positive, scores) == pytest.approx(best), objective
     assert missed
 
 
@@ -153,7 +153,7 @@ def test_false_alarms_are_as_many_as_allowed():
     "objective",
     "F1 f1=0.5 precision precision= precision=0 precision=1.5 recall=nan recall=9% a=1 =1".split(),
 )
-def test_an_aim_that_is_none_is_refused(objective):
+def test_an_objective_that_is_none_is_refused(objective):
     with pytest.raises(
         UserError, match="^--threshold_objective: got '.*', wanted f1, precision=P or recall=R"
     ):

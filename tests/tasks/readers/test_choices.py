@@ -50,17 +50,17 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         Choice("Q", ["a", "b"], 1, f"{path}:3"),
         Choice("Q", ["a", "b", "c"], 0, f"{path}:4"),
     ]
-    wanted = "wanted one of the 3 choices: a letter from A, or a number from 1"
+    expected = "wanted one of the 3 choices: a letter from A, or a number from 1"
     assert rows[3:] == [
-        BadRow(f"{path}:5", f"the answer is 'E', {wanted}", is_known=True),
-        BadRow(f"{path}:6", f"the answer is '0', {wanted}"),
-        BadRow(f"{path}:7", f"the answer is '4', {wanted}"),
+        BadRow(f"{path}:5", f"the answer is 'E', {expected}", is_known=True),
+        BadRow(f"{path}:6", f"the answer is '0', {expected}"),
+        BadRow(f"{path}:7", f"the answer is '4', {expected}"),
         BadRow(f"{path}:8", "no choices, wanted two or more", is_known=True),
         BadRow(f"{path}:9", "3 fields, wanted a question, two or more choices and the answer"),
         Choice("Q", ["a", "b"], 1, f"{path}:10"),
-        BadRow(f"{path}:11", f"the answer is 'C', {wanted.replace('3', '2')}", is_known=True),
+        BadRow(f"{path}:11", f"the answer is 'C', {expected.replace('3', '2')}", is_known=True),
         BadRow(f"{path}:12", "choice 2 is empty, wanted text"),
-        BadRow(f"{path}:13", f"the answer is 'Ⅲ', {wanted}"),
+        BadRow(f"{path}:13", f"the answer is 'Ⅲ', {expected}"),
     ]
     unlabelled = list(read_choices(path, "arc", labelled=False))
     assert unlabelled[3] == Choice("Q", ["a", "b", "c"], None, f"{path}:5")

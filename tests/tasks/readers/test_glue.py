@@ -71,16 +71,16 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_task_is_read_in_its_three_ways(tmp_path, name):
-    labelled, wanted, unlabelled, wanted_of_test = FILES[name]
+    labelled, expected, unlabelled, expected_of_test = FILES[name]
     dev, test = tmp_path / "dev.tsv", tmp_path / "test.tsv"
     dev.write_bytes(labelled.encode())
     test.write_bytes(unlabelled.encode())
     rows = list(read_glue(name, dev, labelled=True))
-    assert [row.values for row in rows] == wanted
+    assert [row.values for row in rows] == expected
     assert rows[0].location == f"{dev}:{1 if name == 'cola' else 2}"
-    without = [{k: v for k, v in values.items() if k != "label"} for values in wanted]
+    without = [{k: v for k, v in values.items() if k != "label"} for values in expected]
     assert [row.values for row in read_glue(name, dev, labelled=False)] == without
-    assert [row.values for row in read_glue(name, test, labelled=False)] == wanted_of_test
+    assert [row.values for row in read_glue(name, test, labelled=False)] == expected_of_test
     with pytest.raises(UserError, match=f"test.tsv:1: no column '{GLUE[name].label_column}' of"):
         list(read_glue(name, test, labelled=True))
 

@@ -99,10 +99,10 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value", "message"), BROKEN)
-def test_a_broken_file_is_told_by_the_place_inside(tmp_path, place, value, message):
+@pytest.mark.parametrize(("position", "value", "message"), BROKEN)
+def test_a_broken_file_is_told_by_the_place_inside(tmp_path, position, value, message):
     data = copy.deepcopy(SQUAD)
-    *way, last = (int(key) if key.isdecimal() else key for key in place.split())
+    *way, last = (int(key) if key.isdecimal() else key for key in position.split())
     node = data
     for key in way:
         node = node[key]

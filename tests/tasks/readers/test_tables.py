@@ -21,7 +21,7 @@ def read(path, columns=("text", "label"), **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "wanted"),
+    ("name", "content", "expected"),
     [
         ("a.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n', [('a, "b"\nc', "x"), ("d", "y")]),
         ("a.csv", "\ufefftext,label\r\na,x\r\n", [("a", "x")]),
@@ -35,9 +35,9 @@ def read(path, columns=("text", "label"), **options):
         ),
     ],
 )
-def test_each_form_is_read_by_column_name(tmp_path, name, content, wanted):
+def test_each_form_is_read_by_column_name(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content.encode())
-    assert read(tmp_path / name) == wanted
+    assert read(tmp_path / name) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_blank_line_is_an_empty_text_where_a_text_is_all_there_is(tmp_path, su
     rows = [
         (row.values["text"], row.location.rpartition(":")[2]) for row in read_rows(path, ["text"])
     ]
-    wanted = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
-    assert rows == wanted[: 6 if ending == "\n\n" else 5]
+    expected = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
+    assert rows == expected[: 6 if ending == "\n\n" else 5]
     # Beside other columns it is no row, as it would have to be a bad one.
     path.write_text("text,label\n\na,x\n\n".replace(",", "," if suffix == ".csv" else "\t"))
     assert [row.location for row in read_rows(path, ["text"])] == [f"{path}:3"]
@@ -131,7 +131,7 @@ def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         ('"a"', "a"),
         ("1", "1"),
@@ -148,14 +148,14 @@ def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path
         (r'"\ude00\ud83d"', "column 'text' holds half of a surrogate pair, which is no character"),
     ],
 )
-def test_what_a_json_value_may_be(tmp_path, value, wanted):
+def test_what_a_json_value_may_be(tmp_path, value, expected):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": {value}}}\n')
     (row,) = read_rows(path, ("text",))
     if isinstance(row, Row):
-        assert row.values["text"] == wanted
+        assert row.values["text"] == expected
     else:
-        assert row.location == f"{path}:1" and row.message.startswith(wanted)
+        assert row.location == f"{path}:1" and row.message.startswith(expected)
 
 
 def test_lists_of_labels_optional_columns_and_entities(tmp_path):

@@ -19,14 +19,14 @@ def write_column_file(path, sentences):
 
 def random_entities(rng, length):
     """Entities [(start, end, type)] of a sentence, many of them touching."""
-    entities, place = [], 0
-    while place < length:
+    entities, position = [], 0
+    while position < length:
         if rng.random() < 0.6:
-            end = min(length, place + rng.randint(1, 3))
-            entities.append((place, end, rng.choice(["PER", "creative-work"])))
-            place = end
+            end = min(length, position + rng.randint(1, 3))
+            entities.append((position, end, rng.choice(["PER", "creative-work"])))
+            position = end
         else:
-            place += 1
+            position += 1
     return entities
 
 
@@ -39,9 +39,9 @@ def tags_of(entities, length, scheme):
         first = {"IOB1": "B" if touches else "I"}.get(scheme, "B")
         last = {"BIOES": "E", "BILOU": "L"}.get(scheme, "I")
         alone = {"BIOES": "S", "BILOU": "U"}.get(scheme, first)
-        for place in range(start, end):
-            prefix = first if place == start else last if place == end - 1 else "I"
-            tags[place] = f"{alone if end - start == 1 else prefix}-{kind}"
+        for position in range(start, end):
+            prefix = first if position == start else last if position == end - 1 else "I"
+            tags[position] = f"{alone if end - start == 1 else prefix}-{kind}"
     return tags
 
 
@@ -65,7 +65,7 @@ def test_each_scheme_is_told_and_read_as_bio(tmp_path, scheme, seqeval_scheme):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "tags", "wanted"),
+    ("scheme", "tags", "expected"),
     [
         ("IO", "I-a I-a O I-b I-a", "B-a I-a O B-b B-a"),
         ("IO", "O O", "O O"),
@@ -77,8 +77,8 @@ def test_each_scheme_is_told_and_read_as_bio(tmp_path, scheme, seqeval_scheme):
         ("BILOU", "B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
     ],
 )
-def test_tags_by_hand(tmp_path, scheme, tags, wanted):
-    assert to_bio(tags.split()) == wanted.split()
+def test_tags_by_hand(tmp_path, scheme, tags, expected):
+    assert to_bio(tags.split()) == expected.split()
     assert scheme_of(write_column_file(tmp_path / "a.iob", [tags.split()])) == scheme
 
 

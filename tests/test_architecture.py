@@ -1,4 +1,4 @@
-"""The house as it is meant to be: the way imports go, what stands where, what importing costs."""
+"""The architecture: the way imports go, what stands where, what importing costs."""
 
 import ast
 import pathlib
@@ -10,10 +10,10 @@ import pytest
 
 from tests.conftest import COMMANDS, ROOT
 
-ROOMS = ("bert_tf", "tasks", "export")
-VERBS = {*COMMANDS, "bert_tf.text.make_tables"}
-# Inside bert_tf a module may import from its own floor and from those before it.
-FLOORS = (
+PACKAGES = ("bert_tf", "tasks", "export")
+COMMAND_MODULES = {*COMMANDS, "bert_tf.text.make_tables"}
+# Inside bert_tf a module may import from its own layer and from those before it.
+LAYERS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files", "bert_tf.strict_json"},
     {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
     {"bert_tf.command", "bert_tf.config", "bert_tf.bucketing"},
@@ -26,7 +26,7 @@ FLOORS = (
     {"bert_tf.train"},
     {"bert_tf.pretraining"},
 )
-SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 def module_name(path):
@@ -45,19 +45,19 @@ def imports(path):
             for alias in node.names:
                 inner = ROOT / pathlib.Path(*node.module.split("."), f"{alias.name}.py")
                 found.add(f"{node.module}.{alias.name}" if inner.is_file() else node.module)
-    return {name for name in found if name.split(".")[0] in ROOMS}
+    return {name for name in found if name.split(".")[0] in PACKAGES}
 
 
-def floor(module):
+def layer(module):
     owner = ".".join(module.split(".")[:2])
-    return next((number for number, names in enumerate(FLOORS) if owner in names), len(FLOORS))
+    return next((number for number, names in enumerate(LAYERS) if owner in names), len(LAYERS))
 
 
 def test_imports_go_from_export_to_tasks_to_bert_tf():
     for path in SOURCES:
-        room = ROOMS.index(module_name(path).split(".")[0])
+        package = PACKAGES.index(module_name(path).split(".")[0])
         for name in imports(path):
-            assert ROOMS.index(name.split(".")[0]) <= room, f"{path} imports {name}: upwards"
+            assert PACKAGES.index(name.split(".")[0]) <= package, f"{path} imports {name}: upwards"
 
 
 def test_imports_inside_bert_tf_go_downwards():
@@ -65,17 +65,19 @@ def test_imports_inside_bert_tf_go_downwards():
         module = module_name(path)
         if module.startswith("bert_tf"):
             for name in imports(path):
-                assert floor(name) <= floor(module), f"{path} imports {name}: upwards"
+                assert layer(name) <= layer(module), f"{path} imports {name}: upwards"
 
 
-def test_nothing_imports_a_verb_and_only_verbs_have_a_main():
+def test_nothing_imports_a_command_and_only_commands_have_a_main():
     for path in SOURCES:
-        assert not imports(path) & VERBS, path
+        assert not imports(path) & COMMAND_MODULES, path
         has_main = "__main__" in path.read_text()
-        assert has_main == (module_name(path) in VERBS or path.name == "isolated_runner.py"), path
+        assert has_main == (
+            module_name(path) in COMMAND_MODULES or path.name == "isolated_runner.py"
+        ), path
 
 
-def test_one_file_takes_gradients_one_imports_keras_nlp_and_no_file_is_a_drawer():
+def test_one_file_takes_gradients_one_imports_keras_nlp_and_no_file_is_a_catch_all():
     assert [path.name for path in SOURCES if "GradientTape" in path.read_text()] == ["step.py"]
     assert [path.name for path in SOURCES if re.search(r"import keras_nlp", path.read_text())] == [
         "keras_preset.py"
@@ -94,7 +96,7 @@ def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():
             r"import pickle|pickle\.load|allow_pickle=True|load_model\(|extractall\(|yaml\.load\(",
             text,
         ), path
-        if module_name(path) not in VERBS | {"bert_tf.command"}:
+        if module_name(path) not in COMMAND_MODULES | {"bert_tf.command"}:
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
             assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
             assert not re.search(r"^(from|import) absl", text, re.MULTILINE), path
@@ -137,6 +139,6 @@ def test_names_of_the_package_are_there_and_the_model_needs_no_extra():
     assert done.stdout.strip() == "[]"
 
 
-def test_test_folders_mirror_the_rooms():
-    for folder in ROOMS:
-        assert (ROOT / "tests" / folder).is_dir()
+def test_test_directories_mirror_the_packages():
+    for directory in PACKAGES:
+        assert (ROOT / "tests" / directory).is_dir()
