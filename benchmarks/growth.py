@@ -26,7 +26,7 @@ from pretraining_batch import Sizes
 
 BASE = Sizes(hidden=256, batch=8)
 GROWING = {"length": (64, 128, 256, 512), "batch": (4, 8, 16, 32), "layers": (2, 4, 6, 12)}
-STEPS, UNCOUNTED = 5, 2
+STEPS, WARMUP_STEPS = 5, 2
 RECOMPUTE = {False: "layers kept", True: "layers computed again"}
 SERVED = Sizes(hidden=384)
 NUMBER = matplotlib.ticker.StrMethodFormatter("{x:,.0f}")
@@ -42,16 +42,16 @@ def training_points():
     }
     for sizes in sorted(points, key=dataclasses.astuple):
         for recompute in RECOMPUTE:
-            figures = own_process.call(
+            metrics = own_process.call(
                 "pretraining_step_tensorflow.bare",
                 sizes=dataclasses.asdict(sizes),
                 layout="flat",
                 precision="float32",
                 steps=STEPS,
                 recompute=recompute,
-                uncounted=UNCOUNTED,
+                uncounted=WARMUP_STEPS,
             )
-            yield {"recompute": recompute, **dataclasses.asdict(sizes), **figures}
+            yield {"recompute": recompute, **dataclasses.asdict(sizes), **metrics}
 
 
 def draw_training(points, path):
@@ -59,9 +59,9 @@ def draw_training(points, path):
     for (name, values), (times, memory) in zip(GROWING.items(), grid.T, strict=True):
         others = {key: value for key, value in dataclasses.asdict(BASE).items() if key != name}
         for recompute, label in RECOMPUTE.items():
-            wanted = {**others, "recompute": recompute}
+            expected = {**others, "recompute": recompute}
             line = sorted(
-                (point for point in points if wanted.items() <= point.items()),
+                (point for point in points if expected.items() <= point.items()),
                 key=lambda point: point[name],
             )
             times.plot(values, [point["median_ms"] for point in line], marker="o", label=label)

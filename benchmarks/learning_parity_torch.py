@@ -12,27 +12,28 @@ import numpy as np
 import torch
 import transformers
 from finetuning_torch import MODELS, WINDOWS, labels_of, outputs_of, updates
-from learning_parity import dropout_seed_of, figures_of, first_head
+from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 from safetensors.torch import save_file
 
 KIND = "classification"
 
 
-def adapt(folder, recipe, kept):
-    """Trains the encoder in `folder` on the other rows, without dropout; or takes what was `kept`.
+def adapt(directory, recipe, kept):
+    """Trains the encoder in `directory` on the other rows, without dropout; or takes what was
+    `kept`.
 
     From pooled vectors that say little a small model learns by chance, early or late.
     """
-    folder, kept = pathlib.Path(folder), pathlib.Path(kept)
+    directory, kept = pathlib.Path(directory), pathlib.Path(kept)
     if not kept.exists():
-        rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))["others"]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "encoder")
+        rows = json.loads((directory / "rows.json").read_text(encoding="utf-8"))["others"]
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "encoder")
         labels = labels_of(KIND, rows)
         windows = WINDOWS[KIND](rows, tokenizer, recipe["max_seq_length"], labels)
         torch.manual_seed(0)
         network = MODELS[KIND].from_pretrained(
-            folder / "encoder",
+            directory / "encoder",
             num_labels=len(labels),
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
@@ -41,15 +42,15 @@ def adapt(folder, recipe, kept):
             pass
         kept.parent.mkdir(parents=True, exist_ok=True)
         save_file(network.bert.state_dict(), kept, metadata={"format": "pt"})
-    shutil.copyfile(kept, folder / "encoder" / "model.safetensors")
+    shutil.copyfile(kept, directory / "encoder" / "model.safetensors")
     return {}
 
 
-def measure(side, folder, recipe, trainings, output, keeps_losses):
+def measure(backend, directory, recipe, trainings, output, keeps_losses):
     """As of learning_parity_bert_tf."""
-    folder = pathlib.Path(folder)
-    rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "encoder")
+    directory = pathlib.Path(directory)
+    rows = json.loads((directory / "rows.json").read_text(encoding="utf-8"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "encoder")
     labels = labels_of(KIND, rows["train"])
     train, test = (
         WINDOWS[KIND](rows[name], tokenizer, recipe["max_seq_length"], labels)
@@ -58,7 +59,7 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
     numbers = np.array([window["labels"] for window in test])
     for training in trainings:
         start = time.process_time()
-        network = MODELS[KIND].from_pretrained(folder / "encoder", num_labels=len(labels))
+        network = MODELS[KIND].from_pretrained(directory / "encoder", num_labels=len(labels))
         kernel = first_head(training[0], network.config.hidden_size, len(labels))
         with torch.no_grad():
             network.classifier.weight.copy_(torch.from_numpy(kernel.T))
@@ -68,11 +69,11 @@ def measure(side, folder, recipe, trainings, output, keeps_losses):
         losses = [float(loss) for loss, _ in updates(network, train, pad, recipe, training[0])]
         logits = outputs_of(network.eval(), test, pad, recipe["precision"])
         record = {
-            "side": side,
+            "backend": backend,
             "seed": training[0],
             "dropout": training[1],
             **recipe,
-            **figures_of(losses, np.stack(logits), numbers),
+            **metrics_of(losses, np.stack(logits), numbers),
             "processor_seconds": round(time.process_time() - start, 1),
         }
         if keeps_losses:

@@ -57,9 +57,9 @@ def append(path, record):
 def main(function, arguments):
     module, name = function.split(".")
     with contextlib.redirect_stdout(sys.stderr):  # Libraries' and recipes' lines.
-        answer = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+        prediction = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({**answer, "peak_mb": round(peak * 1024 / 1e6)}))
+    print(json.dumps({**prediction, "peak_mb": round(peak * 1024 / 1e6)}))
 
 
 if __name__ == "__main__":

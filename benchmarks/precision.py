@@ -35,13 +35,13 @@ def main(run, path):
         raise UserError(f"--run={run}: wanted a run of classification with one label a text")
     examples = task.load_examples(path)
     labels = np.array(task.labels)[examples.labels]
-    answers = {}
+    predictions = {}
     for precision in ("float32", "bfloat16"):
         with tempfile.TemporaryDirectory() as folder:
             directory = pathlib.Path(folder) / precision
             write_saved_model(trained, directory, precision)
-            answers[precision] = ask(directory, examples.texts, len(labels))
-    (of_float32, wanted), (of_bfloat16, got) = answers.values()
+            predictions[precision] = ask(directory, examples.texts, len(labels))
+    (of_float32, expected), (of_bfloat16, actual) = predictions.values()
     differences = np.abs(of_float32 - of_bfloat16)
     print(
         json.dumps(
@@ -50,9 +50,9 @@ def main(run, path):
                 "rows": len(labels),
                 "max_difference": float(f"{differences.max():.3g}"),
                 "mean_difference": float(f"{differences.mean():.3g}"),
-                "different_labels": int((wanted != got).sum()),
-                "accuracy_float32": round(float((wanted == labels).mean()), 4),
-                "accuracy_bfloat16": round(float((got == labels).mean()), 4),
+                "different_labels": int((expected != actual).sum()),
+                "accuracy_float32": round(float((expected == labels).mean()), 4),
+                "accuracy_bfloat16": round(float((actual == labels).mean()), 4),
             }
         )
     )
@@ -64,9 +64,9 @@ def ask(directory, texts, count):
     probabilities, labels = [], []
     for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
-        answer = served(**{name: as_tensor(values[part]) for name, values in texts.items()})
-        probabilities.append(answer["probabilities"].numpy())
-        labels += [label.decode() for label in answer["label"].numpy()]
+        prediction = served(**{name: as_tensor(values[part]) for name, values in texts.items()})
+        probabilities.append(prediction["probabilities"].numpy())
+        labels += [label.decode() for label in prediction["label"].numpy()]
     return np.concatenate(probabilities), np.array(labels)
 
 

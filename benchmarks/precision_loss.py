@@ -23,18 +23,18 @@ from matplotlib import pyplot
 TEXT_BYTES, STEPS, BATCH, LOG_EVERY = 4_000_000, 500, 32, 5
 
 
-def write(data, folder):
-    """Write the shards of the first books to `folder`, and return {"shards": path}."""
+def write(data, directory):
+    """Write the shards of the first books to `directory`, and return {"shards": path}."""
     from bert_tf.data.settings import WriteShardsSettings
     from bert_tf.data.writing import write_shards
 
     with open(pathlib.Path(data, "text", "books.txt"), encoding="utf-8") as lines:
         text = lines.read(TEXT_BYTES)
-    pathlib.Path(folder, "books.txt").write_text(text, encoding="utf-8")
+    pathlib.Path(directory, "books.txt").write_text(text, encoding="utf-8")
     settings = WriteShardsSettings(
-        input=(f"{folder}/books.txt",),
+        input=(f"{directory}/books.txt",),
         vocab=str(pathlib.Path(data, "vocab", "uncased", "vocab.txt")),
-        output_dir=f"{folder}/shards",
+        output_dir=f"{directory}/shards",
         num_shards=8,
     )
     write_shards(settings)
@@ -81,22 +81,24 @@ def main():
     if not options.data:
         parser.error("--data: expected the folder that holds text/books.txt and vocab/uncased")
     curves = {}
-    with tempfile.TemporaryDirectory() as folder:
-        shards = own_process.call("precision_loss.write", data=str(options.data), folder=folder)
+    with tempfile.TemporaryDirectory() as directory:
+        shards = own_process.call(
+            "precision_loss.write", data=str(options.data), directory=directory
+        )
         for precision in ("float32", "bfloat16"):
-            answer = own_process.call(
+            prediction = own_process.call(
                 "precision_loss.train",
                 shards=shards["shards"],
                 precision=precision,
-                output_dir=f"{folder}/{precision}",
+                output_dir=f"{directory}/{precision}",
             )
             own_process.append(
-                options.output / "precision_loss.jsonl", {"precision": precision, **answer}
+                options.output / "precision_loss.jsonl", {"precision": precision, **prediction}
             )
-            curves[precision] = answer["points"]
-            last = [loss for step, loss in answer["points"] if step > STEPS - 100]
+            curves[precision] = prediction["points"]
+            last = [loss for step, loss in prediction["points"] if step > STEPS - 100]
             print(
-                f"{precision}: {statistics.mean(last):.4f}, {answer['process_seconds']:.0f} s",
+                f"{precision}: {statistics.mean(last):.4f}, {prediction['process_seconds']:.0f} s",
                 flush=True,
             )
     draw(curves, options.output / "precision_loss.png")

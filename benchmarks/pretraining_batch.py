@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-UNCOUNTED = 3  # Steps: the graph is built, kernels and memory are found.
+WARMUP_STEPS = 3  # Steps: the graph is built, kernels and memory are found.
 SPECIALS, POSITIONS = 1000, 512
 
 
@@ -44,19 +44,19 @@ def examples(sizes):
     rng = np.random.default_rng(0)
     shape = (sizes.batch, sizes.length)
     predicted = (sizes.batch, sizes.predictions)
-    places = rng.permuted(np.tile(np.arange(1, sizes.length - 1), (sizes.batch, 1)), axis=1)
+    positions = rng.permuted(np.tile(np.arange(1, sizes.length - 1), (sizes.batch, 1)), axis=1)
     return {
         "input_ids": rng.integers(SPECIALS, sizes.vocabulary, shape, np.int32),
         "input_mask": np.ones(shape, np.int32),
         "segment_ids": (np.arange(sizes.length) >= sizes.length // 2) * np.ones(shape, np.int32),
-        "masked_lm_positions": np.sort(places[:, : sizes.predictions], axis=1).astype(np.int32),
+        "masked_lm_positions": np.sort(positions[:, : sizes.predictions], axis=1).astype(np.int32),
         "masked_lm_ids": rng.integers(SPECIALS, sizes.vocabulary, predicted, np.int32),
         "masked_lm_weights": np.ones(predicted, np.float32),
         "next_sentence_labels": rng.integers(0, 2, (sizes.batch, 1), np.int32),
     }
 
 
-def timed(step, steps, uncounted=UNCOUNTED):
+def timed(step, steps, uncounted=WARMUP_STEPS):
     """Calls step() so often; of the counted calls {"median_ms", "mean_ms"}."""
     seconds = []
     for _ in range(uncounted + steps):

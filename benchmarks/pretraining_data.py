@@ -26,12 +26,12 @@ def main():
     parser.add_argument("--num_shards", type=int, default=64)
     arguments = parser.parse_args()
     text = pathlib.Path(arguments.text).read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
         for copies in (1, 4):
-            path = folder / f"text{copies}.txt"
+            path = directory / f"text{copies}.txt"
             path.write_bytes((text + b"\n\n") * copies)
-            print(f"{copies}x  {json.dumps(measure(arguments, path, folder / str(copies)))}")
+            print(f"{copies}x  {json.dumps(measure(arguments, path, directory / str(copies)))}")
 
 
 def measure(arguments, path, shards):

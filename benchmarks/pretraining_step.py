@@ -1,6 +1,6 @@
 """Measures a pretraining step beside keras-hub's and PyTorch's, and the whole loop beside the step.
 
-    python benchmarks/pretraining_step.py --data=DIR --peers=PYTHON --precision=float32,bfloat16
+    python benchmarks/pretraining_step.py --data=DIR --baselines=PYTHON --precision=float32,bfloat16
 
 Masked LM and next sentence; 6 layers, hidden size 512, vocabulary of 30,522, 16 examples of 128
 tokens without padding, 20 predictions each, dropout 0.1, AdamW, clipping by the global norm, two
@@ -31,7 +31,7 @@ from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.data.writing import write_shards
 
 TENSORFLOW, TORCH = "pretraining_step_tensorflow", "pretraining_step_torch.measure"
-SIDES = {
+BACKENDS = {
     "ours_flat": (f"{TENSORFLOW}.bare", {"layout": "flat"}),
     "ours_padded": (f"{TENSORFLOW}.bare", {"layout": "padded"}),
     "ours_loop": (f"{TENSORFLOW}.loop", {}),
@@ -43,7 +43,7 @@ SIDES = {
 TEXT_BYTES = 4_000_000
 
 
-def shards_of(data, folder, sizes):
+def shards_of(data, directory, sizes):
     """Shards of the first books, in examples that are full, as the fixed batch is.
 
     They are filled up by sentences: so that nothing stays empty, a word is one.
@@ -51,11 +51,11 @@ def shards_of(data, folder, sizes):
     with open(data / "text" / "books.txt", encoding="utf-8") as lines:
         text = lines.read(TEXT_BYTES)
     words = "\n\n".join("\n".join(document.split()) for document in text.split("\n\n"))
-    (folder / "words.txt").write_text(words, encoding="utf-8")
+    (directory / "words.txt").write_text(words, encoding="utf-8")
     settings = WriteShardsSettings(
-        input=(str(folder / "words.txt"),),
+        input=(str(directory / "words.txt"),),
         vocab=str(data / "vocab" / "uncased" / "vocab.txt"),
-        output_dir=str(folder / "shards"),
+        output_dir=str(directory / "shards"),
         num_shards=8,
         max_seq_length=sizes.length,
         max_predictions_per_seq=sizes.predictions,
@@ -65,13 +65,13 @@ def shards_of(data, folder, sizes):
     return settings.output_dir
 
 
-def measure(side, precision, steps, shards, peers):
-    function, arguments = SIDES[side]
+def measure(backend, precision, steps, shards, baselines):
+    function, arguments = BACKENDS[backend]
     arguments = {**arguments, "sizes": dataclasses.asdict(Sizes())}
-    if side == "ours_loop":
+    if backend == "ours_loop":
         arguments["shards"] = shards
     if function == TORCH:
-        arguments["python"] = peers
+        arguments["python"] = baselines
     return own_process.call(function, precision=precision, steps=steps, **arguments)
 
 
@@ -79,8 +79,8 @@ def table(records):
     """Markdown: of each side the median of its rounds, and its time for a token beside ours."""
     times = {}
     for record in records:
-        figures = times.setdefault((record["precision"], record["side"]), [])
-        figures.append((record["median_ms"], record["tokens_a_step"], record["peak_mb"]))
+        metrics = times.setdefault((record["precision"], record["backend"]), [])
+        metrics.append((record["median_ms"], record["tokens_a_step"], record["peak_mb"]))
     lines = [
         "| precision | side | ms a step | rounds | tokens/s | peak MB | time a token, ours 1 |"
     ]
@@ -89,11 +89,11 @@ def table(records):
         key: statistics.median(1000 * ms / tokens for ms, tokens, _ in rounds)
         for key, rounds in times.items()
     }
-    for (precision, side), rounds in times.items():
-        ours, own = microseconds.get((precision, "ours_flat")), microseconds[precision, side]
+    for (precision, backend), rounds in times.items():
+        ours, own = microseconds.get((precision, "ours_flat")), microseconds[precision, backend]
         cells = (
             precision,
-            side,
+            backend,
             f"{statistics.median(ms for ms, _, _ in rounds):.0f}",
             ", ".join(f"{ms:.0f}" for ms, _, _ in rounds),
             f"{1e6 / own:,.0f}",
@@ -107,38 +107,45 @@ def table(records):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--peers", help="a Python with torch and transformers")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--baselines", help="a Python with torch and transformers")
+    parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--output", type=pathlib.Path)
     options = parser.parse_args()
-    sides = options.sides.split(",")
-    if unknown := sorted(set(sides) - set(SIDES)):
-        parser.error(f"--sides: {', '.join(unknown)}; wanted some of {', '.join(SIDES)}")
-    if not options.data and "ours_loop" in sides:
-        sides.remove("ours_loop")
+    backends = options.backends.split(",")
+    if unknown := sorted(set(backends) - set(BACKENDS)):
+        parser.error(f"--backends: {', '.join(unknown)}; wanted some of {', '.join(BACKENDS)}")
+    if not options.data and "ours_loop" in backends:
+        backends.remove("ours_loop")
         print("ours_loop is left out: --data is not given")
-    if not options.peers:
-        sides = [side for side in sides if SIDES[side][0] != TORCH]
-        print("torch's sides are left out: --peers is not given")
+    if not options.baselines:
+        backends = [backend for backend in backends if BACKENDS[backend][0] != TORCH]
+        print("torch's sides are left out: --baselines is not given")
 
     records = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         shards = None
-        if "ours_loop" in sides:
-            shards = shards_of(options.data, pathlib.Path(folder), Sizes())
+        if "ours_loop" in backends:
+            shards = shards_of(options.data, pathlib.Path(directory), Sizes())
         for number in range(options.rounds):
             for precision in options.precision.split(","):
-                for side in tuple(sides):
+                for backend in tuple(backends):
                     try:
-                        figures = measure(side, precision, options.steps, shards, options.peers)
+                        metrics = measure(
+                            backend, precision, options.steps, shards, options.baselines
+                        )
                     except own_process.Failed as failure:
-                        print(f"{side} is left out from here on: {failure}", flush=True)
-                        sides.remove(side)
+                        print(f"{backend} is left out from here on: {failure}", flush=True)
+                        backends.remove(backend)
                         continue
-                    record = {"side": side, "precision": precision, "round": number, **figures}
+                    record = {
+                        "backend": backend,
+                        "precision": precision,
+                        "round": number,
+                        **metrics,
+                    }
                     print(record, flush=True)
                     records.append(record)
                     if options.output:

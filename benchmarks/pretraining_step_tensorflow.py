@@ -16,7 +16,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import tensorflow as tf
-from pretraining_batch import POSITIONS, UNCOUNTED, Sizes, examples, summary, timed
+from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, summary, timed
 
 from bert_tf.config import BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
@@ -32,7 +32,7 @@ LOG_EVERY, UNCOUNTED_LINES = 5, 4
 SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
 
 
-def bare(sizes, layout, precision, steps, recompute=False, uncounted=UNCOUNTED):
+def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
     """The train step on a batch that repeats."""
     sizes = Sizes(**sizes)
     config = config_of(sizes)
@@ -59,12 +59,12 @@ def loop(sizes, shards, precision, steps):
     """
     sizes = Sizes(**sizes)
     times = []
-    with tempfile.TemporaryDirectory() as folder:
-        config = pathlib.Path(folder, "config.json")
+    with tempfile.TemporaryDirectory() as directory:
+        config = pathlib.Path(directory, "config.json")
         config.write_text(json.dumps(config_of(sizes).to_dict()), encoding="utf-8")
         settings = PretrainSettings(
             shards=(shards,),
-            output_dir=f"{folder}/run",
+            output_dir=f"{directory}/run",
             config=str(config),
             num_train_steps=LOG_EVERY * (UNCOUNTED_LINES + math.ceil(steps / LOG_EVERY)),
             global_batch_size=sizes.batch,
@@ -81,9 +81,9 @@ def loop(sizes, shards, precision, steps):
         masks = [batch["input_mask"] for batch in batches.take(settings.num_train_steps)]
     *lines, end = times
     save_seconds, counted = end - lines[-1], lines[UNCOUNTED_LINES - 1 :]
-    save_share = save_seconds / SAVE_EVERY
+    save_fraction = save_seconds / SAVE_EVERY
     seconds = [
-        (now - before) / LOG_EVERY + save_share for before, now in itertools.pairwise(counted)
+        (now - before) / LOG_EVERY + save_fraction for before, now in itertools.pairwise(counted)
     ]
     return {
         **summary(seconds),
@@ -130,11 +130,11 @@ def keras_hub_fit(sizes, precision, steps, jit):
     )
     model.fit(
         tf.data.Dataset.from_tensors(batch).repeat(),
-        steps_per_epoch=UNCOUNTED + steps,
+        steps_per_epoch=WARMUP_STEPS + steps,
         callbacks=[clock],
         verbose=0,
     )
-    times = [now for now, _ in ends[UNCOUNTED - 1 :]]
+    times = [now for now, _ in ends[WARMUP_STEPS - 1 :]]
     seconds = [now - before for before, now in itertools.pairwise(times)]
     return {**summary(seconds), "tokens_a_step": sizes.tokens}
 

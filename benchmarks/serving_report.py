@@ -3,21 +3,23 @@
 import statistics
 
 
-def throughput_table(lines, sides):
+def throughput_table(lines, backends):
     """Texts a second, and how many times as many the first side gives as each other one."""
-    first, *others = sides
+    first, *others = backends
     header = [
         "texts",
         "batch",
         "order",
-        *(f"{side}, texts/s" for side in sides),
+        *(f"{backend}, texts/s" for backend in backends),
         *(f"{first} / {other}" for other in others),
     ]
     rows = []
     for kind, batch, order in _distinct(lines, "texts", "batch", "order"):
         rates = [
-            _median(lines, "texts_per_second", side=side, texts=kind, batch=batch, order=order)
-            for side in sides
+            _median(
+                lines, "texts_per_second", backend=backend, texts=kind, batch=batch, order=order
+            )
+            for backend in backends
         ]
         rows.append(
             [
@@ -31,12 +33,12 @@ def throughput_table(lines, sides):
     return _table(header, rows)
 
 
-def process_table(lines, sides):
+def process_table(lines, backends):
     """What one text alone takes, and what a process does."""
     of_process = ("cold_start_s", "new_length_ms", "again_ms", "peak_mb")
     header = [
         "texts",
-        "side",
+        "backend",
         "p50 ms, batch 1",
         "p99 ms",
         "cold start, s",
@@ -46,15 +48,15 @@ def process_table(lines, sides):
     ]
     rows = []
     for (kind,) in _distinct(lines, "texts"):
-        for side in sides:
-            alone = {"side": side, "texts": kind, "batch": 1, "order": "arrival"}
-            figures = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
-            figures += [_median(lines, name, side=side, texts=kind) for name in of_process]
-            rows.append([kind, side, *map(_number, figures)])
+        for backend in backends:
+            alone = {"backend": backend, "texts": kind, "batch": 1, "order": "arrival"}
+            metrics = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
+            metrics += [_median(lines, name, backend=backend, texts=kind) for name in of_process]
+            rows.append([kind, backend, *map(_number, metrics)])
     return _table(header, rows)
 
 
-def draw(lines, sides, title, path):
+def draw(lines, backends, title, path):
     """Bars of texts a second: a panel a kind of texts, a group a batch size, a bar a side."""
     try:
         import matplotlib
@@ -68,21 +70,21 @@ def draw(lines, sides, title, path):
     figure, panels = pyplot.subplots(
         1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False, layout="constrained"
     )
-    width = 0.8 / len(sides)
+    width = 0.8 / len(backends)
     for panel, kind in zip(panels[0], kinds, strict=True):
         of_kind = [line for line in lines if line["texts"] == kind]
         batches = [batch for (batch,) in _distinct(of_kind, "batch")]
-        for number, side in enumerate(sides):
-            places = [group + (number + 0.5) * width - 0.4 for group in range(len(batches))]
+        for number, backend in enumerate(backends):
+            positions = [group + (number + 0.5) * width - 0.4 for group in range(len(batches))]
             for order in ("arrival", "sorted"):
                 rates = [
-                    _median(of_kind, "texts_per_second", side=side, batch=batch, order=order)
+                    _median(of_kind, "texts_per_second", backend=backend, batch=batch, order=order)
                     for batch in batches
                 ]
                 if order == "arrival":
-                    panel.bar(places, rates, width, label=side)
+                    panel.bar(positions, rates, width, label=backend)
                 else:
-                    panel.plot(places, rates, "k_", markersize=9)
+                    panel.plot(positions, rates, "k_", markersize=9)
         panel.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
         panel.set_title(f"{kind} texts")
         panel.grid(axis="y", alpha=0.3)
@@ -90,7 +92,7 @@ def draw(lines, sides, title, path):
     panels[0][0].set_ylabel("texts a second (black: sorted by length)")
     figure.suptitle(title)
     bars = panels[0][0].get_legend_handles_labels()
-    figure.legend(*bars, loc="outside lower center", ncols=len(sides))
+    figure.legend(*bars, loc="outside lower center", ncols=len(backends))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

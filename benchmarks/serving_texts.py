@@ -20,8 +20,10 @@ def choose(kind, count, path, tokenizer):
         starts = randomly.sample(range(len(lines) - 300), 2 * count)
         candidates = [" ".join(" ".join(lines[at : at + 300]).split()[:300]) for at in starts]
         lengths = _lengths(candidates, tokenizer)
-        fitting = [place for place, length in enumerate(lengths) if length <= 512][:count]
-        return [candidates[place] for place in fitting], [lengths[place] for place in fitting]
+        fitting = [position for position, length in enumerate(lengths) if length <= 512][:count]
+        return [candidates[position] for position in fitting], [
+            lengths[position] for position in fitting
+        ]
 
     longest_run, shortest, longest = {"short": (1, 5, 60), "mixed": (4, 20, 120)}[kind]
     starts = randomly.sample(range(len(lines) - longest_run), STARTS)

@@ -1,4 +1,4 @@
-"""The recipes of kinds_of_task.py and finetuning.py, and where their rows are. Free of TensorFlow.
+"""The recipes of task_types.py and finetuning.py, and where their rows are. Free of TensorFlow.
 
 A recipe is what FinetuneSettings take, with the files of its training and of its test rows, in a
 folder of data sets as they are published; the complaints are those of examples/.
@@ -70,16 +70,16 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
-UNCOUNTED = 10  # Steps in front of those that are timed: the graph is built, kernels are found.
-DECIDES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
+WARMUP_STEPS = 10  # Steps in front of those that are timed: the graph is built, kernels are found.
+TUNES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
 
 
 def rows_file(data, path, name, scratch):
     """The path of a data set's file; of CLINC150's lists of pairs a .csv is made first."""
     if ":" not in path:
         return data / path
-    folder, splits = path.split(":")
-    pairs = json.loads((data / folder / "data_full.json").read_text(encoding="utf-8"))
+    directory, splits = path.split(":")
+    pairs = json.loads((data / directory / "data_full.json").read_text(encoding="utf-8"))
     made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
     with open(made, "w", newline="", encoding="utf-8") as lines:
         writer = csv.writer(lines)
@@ -95,20 +95,22 @@ def divided(train, scratch):
     """Every tenth row, or article, of a training file is held out; of fewer the last."""
     parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
     if train.suffix == ".json":
-        whole = json.loads(train.read_text(encoding="utf-8"))
-        held_out = min(9, len(whole["data"]) - 1)
+        complete = json.loads(train.read_text(encoding="utf-8"))
+        held_out = min(9, len(complete["data"]) - 1)
         for number, part in enumerate(parts):
             articles = [
                 article
-                for place, article in enumerate(whole["data"])
-                if (place % 10 == held_out) == bool(number)
+                for position, article in enumerate(complete["data"])
+                if (position % 10 == held_out) == bool(number)
             ]
-            part.write_text(json.dumps({**whole, "data": articles}), encoding="utf-8")
+            part.write_text(json.dumps({**complete, "data": articles}), encoding="utf-8")
         return parts
     with open(train, newline="", encoding="utf-8") as lines:
         header, *rows = csv.reader(lines)
     for number, part in enumerate(parts):
         with open(part, "w", newline="", encoding="utf-8") as lines:
-            chosen = [row for place, row in enumerate(rows) if (place % 10 == 9) == bool(number)]
+            chosen = [
+                row for position, row in enumerate(rows) if (position % 10 == 9) == bool(number)
+            ]
             csv.writer(lines).writerows([header, *chosen])
     return parts

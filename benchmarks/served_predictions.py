@@ -1,6 +1,6 @@
 """Compares a published model's answers with predict's, row by row, and times the former.
 
-    python benchmarks/served_answers.py --run=RUN --model_dir=MODELS/name --data=FILE [--rows=N]
+    python benchmarks/served_predictions.py --run=RUN --model_dir=MODELS/name --data=FILE [--rows=N]
 
 Predict takes the rows in order, 64 at a time; the server gets them in an order of chance and 17 at
 a time, so that a row meets other rows than it met in predict. Prints a JSON line: rows, how many
@@ -34,11 +34,11 @@ def main(run, model_dir, data, num_rows):
         if not isinstance(row, BadRow)
     ]
     rows = rows[:num_rows]
-    answer = trained.pipeline.signatures()["serving_default"]
+    prediction = trained.pipeline.signatures()["serving_default"]
     predicted = []
     for batch in in_batches(rows, 64):
         texts = texts_of(batch, trained.task)
-        outputs = answer(*(as_tensor(values) for values in texts.values()))
+        outputs = prediction(*(as_tensor(values) for values in texts.values()))
         predicted += by_rows({name: jsonable(values) for name, values in outputs.items()})
 
     order = np.random.default_rng(0).permutation(len(rows))
@@ -79,23 +79,28 @@ def texts_of(rows, task):
     return {name: [row.texts[name] for row in rows] for name in task.input_names}
 
 
-def by_rows(answer):
-    return [dict(zip(answer, values, strict=True)) for values in zip(*answer.values(), strict=True)]
+def by_rows(prediction):
+    return [
+        dict(zip(prediction, values, strict=True))
+        for values in zip(*prediction.values(), strict=True)
+    ]
 
 
 def is_same(row, other):
     """Whether two answers are the same; a batch's padding is off both."""
     for name, value in other.items():
-        got = np.asarray(row[name])
-        want = np.asarray(value)
-        if want.dtype.kind == "f":
-            size = min(got.shape[-1:], want.shape[-1:])  # Of choices the batch's padding.
-            got, want = (array[..., : size[0]] if size else array for array in (got, want))
+        actual = np.asarray(row[name])
+        expected = np.asarray(value)
+        if expected.dtype.kind == "f":
+            size = min(actual.shape[-1:], expected.shape[-1:])  # Of choices the batch's padding.
+            actual, expected = (
+                array[..., : size[0]] if size else array for array in (actual, expected)
+            )
             if not np.allclose(
-                got, want, rtol=0, atol=TOLERANCE * max(1, np.abs(want).max(initial=0))
+                actual, expected, rtol=0, atol=TOLERANCE * max(1, np.abs(expected).max(initial=0))
             ):
                 return False
-        elif got.tolist() != want.tolist():
+        elif actual.tolist() != expected.tolist():
             return False
     return True
 

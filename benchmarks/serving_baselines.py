@@ -21,13 +21,13 @@ def load_transformers(model, precision):
     classifier = classifier.eval().to(getattr(torch, precision))
 
     @torch.inference_mode()
-    def answer(texts):
+    def prediction(texts):
         inputs = tokenizer(
             texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
         )
         return torch.softmax(classifier(**inputs).logits.float(), -1).numpy()
 
-    return answer
+    return prediction
 
 
 def load_onnxruntime(model, precision):
@@ -55,7 +55,7 @@ def load_openvino(model, precision):
     return lambda texts: _softmax(compiled(encode(texts))[0])
 
 
-SIDES = {
+BACKENDS = {
     "transformers": load_transformers,
     "onnxruntime": load_onnxruntime,
     "openvino": load_openvino,
@@ -90,7 +90,7 @@ def _softmax(logits):
     return exponents / exponents.sum(-1, keepdims=True)
 
 
-def write_models(folder, sides):
+def write_models(folder, backends):
     """The Hugging Face directory of `folder` for those sides that need another form."""
     import torch
     from transformers import BertForSequenceClassification
@@ -101,9 +101,9 @@ def write_models(folder, sides):
         name: torch.ones((2, 16), dtype=torch.int64)
         for name in ("input_ids", "attention_mask", "token_type_ids")
     }
-    for side, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
-        if side in sides:
-            directory = folder / side
+    for backend, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
+        if backend in backends:
+            directory = folder / backend
             directory.mkdir()
             (directory / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
             write(model, example, directory)
@@ -137,6 +137,6 @@ def _write_openvino(model, example, directory):
 if __name__ == "__main__":
     plan = plan_of_this_process()
     if plan["wanted"] == "models":
-        write_models(pathlib.Path(plan["folder"]), plan["sides"])
+        write_models(pathlib.Path(plan["directory"]), plan["backends"])
     else:
-        work(plan, SIDES[plan["side"]])
+        work(plan, BACKENDS[plan["backend"]])
