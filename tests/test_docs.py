@@ -183,9 +183,16 @@ def wrong_commands(page, text):
             problems.append(f"{page}: {line}: no such target")
         elif words[0] == "python":
             script = next(word for word in words[1:] if not word.startswith("-"))
-            if not _exists(script):
-                problems.append(f"{page}: {script}: no such file")
+            problems += [f"{page}: {problem}" for problem in _wrong_script(script, words)]
     return problems
+
+
+def _wrong_script(script, words):
+    """Return what is wrong with a call of a benchmark or an example."""
+    if not _exists(script):
+        return [f"{script}: no such file"]
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return [f"{script} has no flag {flag}" for flag in flags if f'"{flag}"' not in read(script)]
 
 
 def _exists(path):
@@ -260,7 +267,13 @@ def test_broken_links_paths_and_flags_are_found():
     assert len(broken_links("README.md", BROKEN_LINKS)) == 4
     assert missing_paths("README.md", "`tasks/nothing.py`")
     assert unknown_flags("README.md", "`--nothing=1`")
-    assert wrong_commands("README.md", "```bash\nmake nothing\npython benchmarks/nothing.py\n```")
+    lines = (
+        "make nothing",
+        "python benchmarks/nothing.py",
+        "python benchmarks/growth.py --nothing=1",
+    )
+    for line in lines:
+        assert wrong_commands("README.md", f"```bash\n{line}\n```"), line
 
 
 @pytest.mark.parametrize("command", BROKEN_COMMANDS)
