@@ -9,6 +9,7 @@ import importlib
 import pathlib
 import re
 import shlex
+import types
 import typing
 
 import pytest
@@ -148,9 +149,8 @@ def wrong_flags(line):
 
 
 def _types(hint):
-    return {typing.get_origin(kind) or kind for kind in (typing.get_args(hint) or (hint,))} | (
-        {typing.get_origin(hint)} if typing.get_origin(hint) is tuple else set()
-    )
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return {typing.get_origin(kind) or kind for kind in kinds}
 
 
 def _wrong_value(name, value, field, kinds):
@@ -267,12 +267,8 @@ def test_broken_links_paths_and_flags_are_found():
     assert len(broken_links("README.md", BROKEN_LINKS)) == 4
     assert missing_paths("README.md", "`tasks/nothing.py`")
     assert unknown_flags("README.md", "`--nothing=1`")
-    lines = (
-        "make nothing",
-        "python benchmarks/nothing.py",
-        "python benchmarks/growth.py --nothing=1",
-    )
-    for line in lines:
+    growth = "python benchmarks/growth.py"
+    for line in ("make nothing", f"{growth}/nothing", f"{growth} --nothing=1"):
         assert wrong_commands("README.md", f"```bash\n{line}\n```"), line
 
 
