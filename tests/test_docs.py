@@ -213,23 +213,10 @@ def test_readme_is_short():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_resolve(page):
-    assert not broken_links(page, read(page))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_in_code_spans_exist(page):
-    assert not missing_paths(page, read(page))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_parse(page):
-    assert not wrong_commands(page, read(page))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_flags_in_code_spans_exist(page):
-    assert not unknown_flags(page, read(page))
+def test_links_paths_commands_and_flags_are_right(page):
+    checks = (broken_links, missing_paths, wrong_commands, unknown_flags)
+    problems = [problem for check in checks for problem in check(page, read(page))]
+    assert not problems, "\n".join(problems)
 
 
 def test_every_page_is_linked_from_its_index():
