@@ -17,7 +17,7 @@ class FinetuneSettings:
     """What tasks.finetune does. Raises UserError, naming the flag, on a value that cannot be."""
 
     task: str = flag("kind of task, or a data set known by name", choices=registry.NAMES)
-    train: str = flag("training rows, in the form of the task (README, Recipes)")
+    train: str = flag("training rows in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
         "where the weights come from: a run, a Hugging Face directory, a Google release, a "
         "keras-nlp preset"

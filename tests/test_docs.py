@@ -1,0 +1,265 @@
+"""The documentation: its length, links, paths and commands.
+
+Commands are checked against the settings dataclasses that define their flags. Nothing is run, and
+the checks themselves need no TensorFlow.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+import re
+import shlex
+import types
+import typing
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+MAX_README_LINES = 160
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+)
+MODULES = [path for name in ("bert_tf", "tasks", "export") for path in (ROOT / name).glob("*.py")]
+COMMANDS = sorted(
+    f"{path.parent.name}.{path.stem}"
+    for path in MODULES
+    if re.search(r"Settings.*__main__", path.read_text(encoding="utf-8"), re.DOTALL)
+)
+# Flags in the text that belong to pip, to benchmarks and to TensorFlow Serving.
+OTHER_FLAGS = {"editable", "rows", "tf_xla_auto_jit"}
+ELLIPSIS = "..."
+ANY_COMMAND = {"help", "verbosity"}
+
+
+def read(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def split_fences(text):
+    """Return the text without fenced blocks, and the blocks as (language, lines)."""
+    prose, blocks, block = [], [], None
+    for line in text.split("\n"):
+        if line.lstrip().startswith("```"):
+            if block is None:
+                block = (line.strip().removeprefix("```"), [])
+            else:
+                blocks.append(block)
+                block = None
+        else:
+            (prose if block is None else block[1]).append(line)
+    assert block is None, "a fenced block is not closed"
+    return "\n".join(prose), blocks
+
+
+def anchors(text):
+    """Return the anchors that GitHub gives the headings of a page."""
+    found = {}
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", split_fences(text)[0], re.MULTILINE):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {
+        slug + (f"-{number}" if number else "")
+        for slug, count in found.items()
+        for number in range(count + 1)
+    }
+
+
+def broken_links(page, text):
+    """Return the relative links of a page that lead nowhere."""
+    prose = re.sub(r"`[^`\n]*`", "", split_fences(text)[0])
+    problems = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.resolve().is_relative_to(ROOT) or not file.exists():
+            problems.append(f"{page}: {target}: no such file")
+        elif anchor and anchor not in anchors(text if not path else file.read_text("utf-8")):
+            problems.append(f"{page}: {target}: no such heading")
+    return problems
+
+
+def missing_paths(page, text):
+    """Return the paths of this repository in code spans that do not exist."""
+    prose, _ = split_fences(text)
+    paths = re.findall(r"`((?:bert_tf|tasks|export|tests|benchmarks|examples)/[\w./]+)`", prose)
+    return [
+        f"{page}: {path}: no such file"
+        for path in paths
+        if not re.search(r"[A-Z]{4}", path) and not (ROOT / path).exists()
+    ]
+
+
+def command_lines(text):
+    """Return the command lines of a page, continuation lines joined."""
+    lines = []
+    for language, block in split_fences(text)[1]:
+        joined = re.sub(r"\\\n\s*", "", "\n".join(block)).split("\n")
+        if language == "bash":
+            lines += joined
+        elif language == "console":
+            lines += [line.removeprefix("$ ") for line in joined if line.startswith("$ ")]
+    return [line for line in lines if line.strip()]
+
+
+def settings_class(module):
+    """Return the settings dataclass of a command, whose fields are its flags."""
+    assert module in COMMANDS, f"{module} is no command"
+    (found,) = (
+        value
+        for name, value in vars(importlib.import_module(module)).items()
+        if name.endswith("Settings") and dataclasses.is_dataclass(value)
+    )
+    return found
+
+
+def flags_of(module):
+    """Return the fields of a command by flag name."""
+    return {field.name.rstrip("_"): field for field in dataclasses.fields(settings_class(module))}
+
+
+def wrong_flags(line):
+    """Return what a command would reject in a command line, without running it."""
+    module, words = shlex.split(line)[2], shlex.split(line)[3:]
+    if module not in COMMANDS:
+        return [f"{module} is no command"]
+    fields, hints = flags_of(module), typing.get_type_hints(settings_class(module))
+    problems, given, words = [], set(), iter(words)
+    for word in words:
+        if word == ELLIPSIS:
+            continue
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in fields.keys() | ANY_COMMAND:
+            problems.append(f"{module} has no flag {word}")
+            continue
+        given.add(name)
+        if name in ANY_COMMAND:
+            continue
+        field = fields[name]
+        if not equals and bool not in _types(hints[field.name]):
+            value = next(words, "")
+        problems += _wrong_value(name, value, field, _types(hints[field.name]))
+    required = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    if ELLIPSIS not in line and "--help" not in line:
+        problems += [f"{module} requires --{name}" for name in sorted(required - given)]
+    return problems
+
+
+def _types(hint):
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return {typing.get_origin(kind) or kind for kind in kinds}
+
+
+def _wrong_value(name, value, field, kinds):
+    choices = field.metadata.get("choices")
+    if choices and value not in choices:
+        return [f"--{name}={value}: none of {', '.join(choices)}"]
+    for kind in kinds & {int, float}:
+        try:
+            kind(value)
+        except ValueError:
+            return [f"--{name}={value}: expected {kind.__name__}"]
+    if bool in kinds and value not in ("", "true", "false"):
+        return [f"--{name}={value}: expected true or false"]
+    if not value and bool not in kinds:
+        return [f"--{name}: expected a value"]
+    return []
+
+
+def wrong_commands(page, text):
+    """Return the commands of a page that would be rejected."""
+    problems = []
+    targets = set(re.findall(r"^([\w-]+):", read("Makefile"), re.MULTILINE))
+    for line in command_lines(text):
+        words = shlex.split(line)
+        if words[:3] == ["python", "-m", "pytest"]:
+            problems += [f"{page}: {name}: no such file" for name in words[3:] if not _exists(name)]
+        elif words[:2] == ["python", "-m"]:
+            problems += [f"{page}: {line}: {problem}" for problem in wrong_flags(line)]
+        elif words[0] == "make" and words[1] not in targets:
+            problems.append(f"{page}: {line}: no such target")
+        elif words[0] == "python":
+            script = next(word for word in words[1:] if not word.startswith("-"))
+            problems += [f"{page}: {problem}" for problem in _wrong_script(script, words)]
+    return problems
+
+
+def _wrong_script(script, words):
+    """Return what is wrong with a call of a benchmark or an example."""
+    if not _exists(script):
+        return [f"{script}: no such file"]
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return [f"{script} has no flag {flag}" for flag in flags if f'"{flag}"' not in read(script)]
+
+
+def _exists(path):
+    return (ROOT / path).exists()
+
+
+def unknown_flags(page, text):
+    """Return the flags in code spans that no command has."""
+    known = OTHER_FLAGS | ANY_COMMAND
+    known |= {name for module in COMMANDS for name in flags_of(module)}
+    spans = re.findall(r"`([^`]*)`", split_fences(text)[0])
+    found = {flag for span in spans for flag in re.findall(r"--([a-z]\w*)", span)}
+    return [f"{page}: no command has --{flag}" for flag in sorted(found - known)]
+
+
+def test_readme_is_short():
+    assert len(read("README.md").splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_paths_commands_and_flags_are_right(page):
+    checks = (broken_links, missing_paths, wrong_commands, unknown_flags)
+    problems = [problem for check in checks for problem in check(page, read(page))]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_page_is_linked_from_its_index():
+    for index, folder in (("README.md", "docs"), ("docs/tasks/README.md", "docs/tasks")):
+        links = re.findall(r"\]\(([^)#]+)", read(index))
+        linked = {((ROOT / index).parent / link).resolve() for link in links}
+        assert set((ROOT / folder).glob("*.md")) <= linked | {ROOT / index}
+
+
+def test_every_command_is_documented():
+    lines = [line for page in PAGES for line in command_lines(read(page))]
+    for command in COMMANDS:
+        assert any(line.startswith(f"python -m {command} ") for line in lines), command
+
+
+def test_pages_start_with_a_command_or_code():
+    for page in PAGES:
+        if page.startswith("docs/"):
+            assert re.match(r"# .*\n\n```(bash|python)\n", read(page)), page
+
+
+BROKEN_LINKS = "# Title\n[a](nothing.md) [b](README.md#nothing) [c](#nothing) [d](../../x)\n"
+BROKEN_COMMANDS = {
+    "tasks.finetune --task=unknown --train=a --init_from=b --output_dir=c": "none of",
+    "tasks.finetune --task=anomaly --train=a --init_from=b": "requires --output_dir",
+    "tasks.finetune --nothing=1 ...": "has no flag",
+    "tasks.finetune --epochs=many ...": "expected int",
+    "tasks.finetune --calibrate=maybe ...": "expected true or false",
+    "tasks.evaluate --run RUN --data": "expected a value",
+    "tasks.nothing --run=RUN": "is no command",
+}
+
+
+def test_broken_links_paths_and_flags_are_found():
+    assert len(broken_links("README.md", BROKEN_LINKS)) == 4
+    assert missing_paths("README.md", "`tasks/nothing.py`")
+    assert unknown_flags("README.md", "`--nothing=1`")
+    growth = "python benchmarks/growth.py"
+    for line in ("make nothing", f"{growth}/nothing", f"{growth} --nothing=1"):
+        assert wrong_commands("README.md", f"```bash\n{line}\n```"), line
+
+
+@pytest.mark.parametrize("command", BROKEN_COMMANDS)
+def test_broken_commands_are_found(command):
+    problems = wrong_commands("README.md", f"```bash\npython -m {command}\n```")
+    assert BROKEN_COMMANDS[command] in " ".join(problems)
