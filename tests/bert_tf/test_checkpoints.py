@@ -321,7 +321,7 @@ def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):
     assert run.train["versions"]["tensorflow"] == tf.__version__
     with pytest.raises(UserError, match="--seed: was 3 when .* began, is 4"):
         run.check_resumable({"seed": 4}, {"kind": "classification"})
-    with pytest.raises(UserError, match="holds a run of task 'classification', not 'tagging'"):
+    with pytest.raises(UserError, match="contains a run of task 'classification', not 'tagging'"):
         run.check_resumable({"seed": 3}, {"kind": "tagging"})
     with pytest.raises(UserError, match="not a run directory"):
         Run.open(tmp_path)
