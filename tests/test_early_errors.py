@@ -122,7 +122,7 @@ CASES = [
     ),
     ("export.request", {"model_dir": "{}/absent", "input": "text=a"}, "no such directory"),
     ("bert_tf.convert", {"from": "{}/no_model", "to": "{}/new"}, "no model there"),
-    ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "wanted a folder that bert_tf.write"),
+    ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "expected a directory written by"),
     ("bert_tf.pretrain", PRETRAIN, "manifest.json: "),
     ("bert_tf.inspect_shards", {"shards": "{}/shards"}, "manifest.json: "),
     (

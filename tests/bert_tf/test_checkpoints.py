@@ -319,7 +319,7 @@ def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):
     )
     assert run.train["settings"] == {"seed": 3}
     assert run.train["versions"]["tensorflow"] == tf.__version__
-    with pytest.raises(UserError, match="--seed: was 3 when .* began, is 4"):
+    with pytest.raises(UserError, match="--seed: was 3 when .* was created, is now 4"):
         run.check_resumable({"seed": 4}, {"kind": "classification"})
     with pytest.raises(UserError, match="contains a run of task 'classification', not 'tagging'"):
         run.check_resumable({"seed": 3}, {"kind": "tagging"})

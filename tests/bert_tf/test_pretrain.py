@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_before_there_is_a_run(directories, tmp_path, 
 def test_changed_flags_and_other_shards_are_refused(directories, tmp_path):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
     recipe.pretrain(settings)
-    with pytest.raises(UserError, match="--seed: was 0 when .* began, is 1"):
+    with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
     other = write_shards(tmp_path / "other", seed=5)
     with pytest.raises(UserError, match="--shards: was"):

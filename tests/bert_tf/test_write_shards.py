@@ -44,7 +44,7 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
         process.send_signal(signum)
         output = process.communicate(timeout=60)[1]
         if signum == signal.SIGTERM:
-            assert process.returncode == 143 and "the same command goes on" in output
+            assert process.returncode == 143 and "rerun the command to resume" in output
         if not Manifest.load(directory).values["complete"]:
             with pytest.raises(UserError, match="manifest.json: not complete"):
                 Manifest.load(directory).check_files()
@@ -52,9 +52,9 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
     assert there.items() <= here.items()  # Only whole shards have a name.
     done = write_command(run_command, corpus, directory, **flags)
     assert contents(directory) == here
-    assert f"{len(there)} of 40 shards are there" in done.stderr or len(there) in (0, 40)
+    assert f"{len(there)}/40 shards complete" in done.stderr or len(there) in (0, 40)
     again = write_command(run_command, corpus, directory, **flags)
-    assert "finished, nothing to do" in again.stderr
+    assert "already complete, nothing to do" in again.stderr
 
 
 def start(corpus, directory, **changes):
@@ -181,10 +181,10 @@ def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
     old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
     old["versions"]["numpy"] = "0.0.1"
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
-    with pytest.raises(UserError, match="begun with numpy 0.0.1, here is"):
+    with pytest.raises(UserError, match="created with numpy 0.0.1, now"):
         writing.finished_entries(plan, 3)
     (tmp_path / "shards" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="there is something else there"):
+    with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
 
 
@@ -226,20 +226,20 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
     directory = tmp_path / "shards"
     write_command(run_command, corpus, directory)
     for changes, message in (
-        ({"seed": 1}, "--seed: was 12345 when .* began, is 1;"),
+        ({"seed": 1}, "--seed: was 12345 when .* was created, is now 1;"),
         ({"num_shards": 4}, "--num_shards: was 3"),
         ({"input": str(write_corpus(tmp_path / "other.txt", seed=1))}, "--input: the text is not"),
     ):
         with pytest.raises(UserError, match=message):
             writing.write_shards(settings_of(corpus, directory, **changes))
     Vocabulary([*ENTRIES, "more"]).save(tmp_path / "more.txt")
-    with pytest.raises(UserError, match="--vocab: the vocabulary is not the one"):
+    with pytest.raises(UserError, match="--vocab: the vocabulary is not that of"):
         writing.write_shards(
             settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, directory)
         )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    with pytest.raises(UserError, match="there is something else there"):
+    with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings_of(corpus, tmp_path / "full"))
 
 
