@@ -85,7 +85,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, dama
     np.testing.assert_array_equal(target["a/kernel"], np.full((300, 7), 1, np.float32))
     assert len(said) == 1 and "step-00000002" in said[0]
     damage(pathlib.Path(checkpoints.path(1)))
-    with pytest.raises(UserError, match="none of its 1 checkpoints can be restored"):
+    with pytest.raises(UserError, match="none of the 1 checkpoints can be restored"):
         checkpoints.restore_latest(target, said.append)
     assert checkpoints.steps() == [1]  # Still there: the next start will not take it for a new run.
 

@@ -219,7 +219,7 @@ def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_pa
         "sha256": files.sha256(path),
     }
     manifest.save()
-    with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids holds"):
+    with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids is"):
         recipe.pretrain(settings)
 
 
