@@ -100,7 +100,7 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "max_seq_length": 17}, "has 16 positions"),
     ("tasks.finetune", {**FINETUNE, "max_seq_length": 8, "frozen_layers": 3}, "has 2 layers"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken_config.json"}, "not JSON"),
-    ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
+    ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "contains other files"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seed": 1}, "--seed: was 0 when"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "task": "regression"}, "run of task 'classificati"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seeds": "1,2"}, "a single run is there"),

@@ -332,7 +332,7 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     assert done.returncode == 2 and "--write_manifest" in done.stderr
     done = run_command("bert_tf.inspect_shards", *arguments, "--write_manifest", "--num_examples=1")
     assert done.returncode == 0, done.stderr
-    assert "1 shards are as they were written" in done.stdout and "  A  [CLS]" in done.stdout
+    assert "1 shards verified" in done.stdout and "  A  [CLS]" in done.stdout
     data = data_of(directory)
     data.verify()
     adopted = rows(data.evaluation_batches(50, pad_examples))

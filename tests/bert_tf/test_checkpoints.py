@@ -194,7 +194,7 @@ def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabula
     assert Run.open(second.path).train["settings"] == {"seed": 4}
     assert second.metrics() == []
     second.checkpoints.save(0, variables(0))
-    with pytest.raises(UserError, match="there is something else there; name a new directory"):
+    with pytest.raises(UserError, match="contains other files; name a new directory"):
         Run.create(tmp_path / "run", config, vocabulary, train={})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -211,7 +211,7 @@ def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabular
     before = everything(path)
     found = "found checkpoints, config.json, vocab.txt"
     for begin in (Run.writing, lambda path: Run.create(path, config, vocabulary, train={})):
-        with pytest.raises(UserError, match=f"something else there; name a new .*{found}"):
+        with pytest.raises(UserError, match=f"contains other files; name a new .*{found}"):
             with begin(path):
                 pass
     (path / ".bert_tf.lock").touch()  # Ours, but for a file.
@@ -269,7 +269,7 @@ def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):
         assert not marker.exists()
     with Run.writing(run.path):
         assert marker.exists() and Run.open(run.path).checkpoints.steps() == [3]
-        with pytest.raises(UserError, match="another process is at work there"):
+        with pytest.raises(UserError, match="in use by another process"):
             with Run.writing(run.path):
                 pass
 

@@ -93,12 +93,12 @@ def test_flags_are_checked_before_tensorflow_is_imported(
         (
             "tasks.predict",
             ["--run=r", "--input=setup.py", "--output=absent/o.jsonl"],
-            "--output=absent/o.jsonl: wanted a file",
+            "--output=absent/o.jsonl: expected a file",
         ),
         (
             "tasks.predict",
             ["--run=r", "--input=setup.py", "--output=tests"],
-            "--output=tests: wanted a file",
+            "--output=tests: expected a file",
         ),
         ("export.request", ["--model_dir=m", "--input=text"], "--input=text: wanted NAME=VALUE"),
         (

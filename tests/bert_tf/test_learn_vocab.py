@@ -248,11 +248,14 @@ def test_the_same_bytes_in_any_process(run_command, tmp_path):
     ("changes", "message"),
     [
         ({"output": "setup.py"}, "--output=setup.py: is part of the input setup.py; name"),
-        ({"output": "Makefile"}, "--output=Makefile: is there already; name another --output"),
-        ({"output": "absent/vocab.txt"}, "--output=absent/vocab.txt: wanted a file in a folder"),
+        ({"output": "Makefile"}, "--output=Makefile: already exists; name another --output"),
+        (
+            {"output": "absent/vocab.txt"},
+            "--output=absent/vocab.txt: expected a file in an existing directory",
+        ),
         ({"input": "setup.py,absent*"}, "--input=absent*: no such file"),
-        ({"input": ""}, "--input: wanted files"),
-        ({"vocab_size": 5}, "--vocab_size=5: wanted over 5"),
+        ({"input": ""}, "--input: expected text files"),
+        ({"vocab_size": 5}, "--vocab_size=5: expected an integer > 5"),
         ({"input_format": "pdf"}, "should be one of"),
     ],
 )
@@ -282,7 +285,7 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):
     )
     learn_vocab.main(settings)
     assert (tmp_path / "vocab.txt").read_text() == "\n".join(SMALL_ENTRIES) + "\n"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         learn_vocab.main(settings)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
 

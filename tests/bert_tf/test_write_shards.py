@@ -246,7 +246,7 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
 def test_two_commands_in_one_directory_do_not_meet(corpus, tmp_path):
     directory = tmp_path / "shards"
     directory.mkdir()
-    owner = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
+    owner = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"
     with sole_writer(directory), pytest.raises(UserError, match=owner):
         writing.write_shards(settings_of(corpus, directory))
 

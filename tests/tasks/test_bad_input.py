@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "other files in the way": (
         lambda s, d: {"output_dir": str(d)},
-        "there is something else there; name a new directory",
+        "contains other files; name a new directory",
     ),
 }
 

@@ -263,7 +263,7 @@ def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
     assert (directory / "sweep.json").read_text() == "theirs"
     (directory / "sweep.json").unlink()
     with ownership.sole_writer(directory):
-        with pytest.raises(UserError, match=r"another process is at work there \(PID"):
+        with pytest.raises(UserError, match=r"in use by another process \(PID"):
             sweep(settings)
 
 
