@@ -171,7 +171,7 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
 
 
 def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
-    with pytest.raises(UserError, match="max_seq_length=32, the configuration has 16 positions"):
+    with pytest.raises(UserError, match="max_seq_length=32 exceeds max_position_embeddings=16"):
         data_of(shards, max_position_embeddings=16)
     with pytest.raises(UserError, match=f"{len(ENTRIES)} entries, but .* vocab_size is 99"):
         data_of(shards, vocab_size=99)
@@ -245,7 +245,7 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
         with pytest.raises(kind) as caught:
             rows(data_of(copy).evaluation_batches(10, pad_examples))
         if kind is tf.errors.InvalidArgumentError:
-            assert "records, the manifest has" in str(bad_record(caught.value))
+            assert "records; the manifest has" in str(bad_record(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -124,15 +124,18 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_shards": 13}, "60 documents, wanted at least 5 a shard, .* --num_shards=12 or less"),
+        ({"num_shards": 13}, "60 documents, expected at least 5 per shard, .* --num_shards=12 or"),
         ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
         ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
-        ({"max_seq_length": 4}, "--max_seq_length=4: wanted 5 to"),
-        ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
-        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
-        ({"beam_args": "--x=1"}, "is for --runner=beam"),
-        ({"input": ""}, "--input: wanted files of text"),
-        ({"input": "tests"}, "--input=tests: is a folder"),
+        ({"max_seq_length": 4}, r"--max_seq_length=4: expected an integer in \[5, "),
+        (
+            {"max_predictions_per_seq": 33},
+            r"max_predictions_per_seq=33: expected an integer in \[1, 32",
+        ),
+        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: expected a number in"),
+        ({"beam_args": "--x=1"}, "requires --runner=beam"),
+        ({"input": ""}, "--input: expected text files"),
+        ({"input": "tests"}, "--input=tests: is a directory"),
         ({"runner": "beam", "beam_args": "--runner=Bogus"}, "--beam_args=--runner=Bogus: "),
         ({"runner": "beam", "beam_args": "'x"}, "--beam_args='x: No closing quotation"),
     ],
@@ -145,20 +148,20 @@ def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
 def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path):
     Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
     changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}
-    with pytest.raises(UserError, match="6 entries: only specials"):
+    with pytest.raises(UserError, match="6 entries: only special tokens"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
 def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
     text = pathlib.Path(corpus["input"])
     monkeypatch.setattr(sharding, "MAX_BYTES", text.stat().st_size // 4)
-    with pytest.raises(UserError, match=r"fits in memory; use --num_shards=(\d+)") as caught:
+    with pytest.raises(UserError, match=r"fit in memory; use --num_shards=(\d+)") as caught:
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
     number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
     index = documents.index([str(text)], "lines", "text", "")
     sharding.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
     text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
-    with pytest.raises(UserError, match="break up the largest document"):
+    with pytest.raises(UserError, match="split the largest document"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
 
 
@@ -211,13 +214,13 @@ def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
     flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
     done = run_command("bert_tf.write_shards", *arguments(corpus, tmp_path / "shards", **flags))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "0 documents with tokens, wanted at least 2" in done.stderr.splitlines()[-1]
+    assert "0 documents with tokens, expected at least 2" in done.stderr.splitlines()[-1]
 
 
 def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
     (tmp_path / "one.txt").write_text("a b.\nc d.\n")
     one = {**corpus, "input": str(tmp_path / "one.txt")}
-    with pytest.raises(UserError, match="1 documents, wanted at least 5 .* blank lines"):
+    with pytest.raises(UserError, match="1 documents, expected at least 5 .* blank lines"):
         writing.write_shards(settings_of(one, tmp_path / "shards", num_shards=1))
 
 

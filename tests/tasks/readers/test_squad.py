@@ -119,7 +119,7 @@ def test_files_that_are_no_squad(tmp_path):
     for content, message in (
         (b'{"data":\n [}', "dev.json:2: not JSON: Expecting value"),
         (b'{"data": "\xff"}', "dev.json: not UTF-8"),
-        (b"[]", "dev.json: holds a JSON list, wanted an object"),
+        (b"[]", "dev.json: expected a JSON object, received list"),
         (b"[" * 100_000, "dev.json: not JSON"),
     ):
         (tmp_path / "dev.json").write_bytes(content)
