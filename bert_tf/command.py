@@ -81,6 +81,7 @@ def run_main(
         imports_tensorflow: Whether to import TensorFlow before `main`, or a function of the
             settings that returns this.
     """
+    # absl's own --help would list the flags of all imported modules.
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
         print(_help(settings_class, doc))
         sys.exit(0)

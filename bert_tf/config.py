@@ -130,6 +130,7 @@ class BertConfig:
     @property
     def num_parameters(self) -> int:
         """Number of encoder parameters without biases and layer normalization."""
+        # Embeddings, the pooler, and per layer four attention and two feed-forward matrices.
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         of_layer = 4 * self.hidden_size + 2 * self.intermediate_size
         return self.hidden_size * (rows + self.hidden_size + self.num_hidden_layers * of_layer)

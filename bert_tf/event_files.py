@@ -23,6 +23,7 @@ class EventFiles:
             for name, value in record.items():
                 if name != "step":
                     tf.summary.write(name, tf.constant(value, tf.float32), metadata=_SCALAR)
+        # Flushed at once, so that the metrics remain if the process is killed.
         self._writer.flush()
 
     def forget_from(self, step: int) -> None:

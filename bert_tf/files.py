@@ -62,6 +62,7 @@ def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove(temporary)
+        # The error is reported for `path`, the name that the user knows.
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
@@ -84,6 +85,8 @@ def move(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
     if is_remote(path):
         _remote("rename", temporary, path, overwrite=True)
     else:
+        # The content has to be on disk before the name, and the name before this returns:
+        # otherwise a power failure could leave an empty or a missing file.
         sync(temporary)
         os.replace(temporary, path)
         sync(os.path.dirname(path) or ".")

@@ -43,6 +43,7 @@ def parse(text: str, **parsers: Callable[[str], Any]) -> Any:
         value = _decoder(**parsers).decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    # Counting brackets is a cheap upper bound of the depth, so most texts are not traversed.
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     return value
@@ -65,7 +66,7 @@ def parse_object(text: str, **parsers: Callable[[str], Any]) -> dict[str, Any]:
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("contains half of a surrogate pair, which is no character") from None
+            raise ValueError("contains half of a surrogate pair; expected valid Unicode") from None
     return values
 
 
@@ -105,6 +106,7 @@ def _decoder(**parsers):
 
 
 def _integer(digits):
+    # Converting to float first avoids int() of thousands of digits, which Python refuses.
     number = _finite(digits)
     return int(digits) if abs(number) < 2**63 else number
 

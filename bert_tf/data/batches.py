@@ -87,10 +87,11 @@ class PretrainingDataset:
                 whole_word_mask=settings["whole_word_mask"],
                 replace_with_any=settings["replace_with_any"],
             )
-            num_predictions = 0
+            num_predictions = 0  # The records contain no masks.
         counts = [entry["records"] for entry in self.manifest.shards]
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array(counts, np.int64)
+        # Masking keys use the index of an example among all shards.
         self._first_of_shard = np.cumsum([0, *counts[:-1]])
         self._parse = tf_examples.parser(self.max_seq_length, num_predictions)
 
@@ -182,6 +183,7 @@ class PretrainingDataset:
         blocks = self._blocks(position.seed, epoch)
         sizes = [self._counts[shards].sum() for shards in blocks]
         order = self._order(position.seed, epoch, number, sizes[number])
+        # In the epoch of `position`, examples before it are dropped; later epochs are complete.
         done = position.next_example - sum(sizes[:number]) if epoch == position.epoch else 0
         return blocks[number], order[max(done, 0) :]
 
@@ -219,6 +221,7 @@ class PretrainingDataset:
                 examples = self._mask(examples, masking.keys(seed, epoch_B, numbers_B))
             return layout(examples)
 
+        # Batches are finished in parallel, but delivered in order.
         batches = batches.map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(2)
 
@@ -271,6 +274,7 @@ def bad_record(error: tf.errors.OpError) -> UserError | None:
 
 
 def _require(condition, message):
+    # TensorFlow adds text around the message; `bad_record` finds it by the marks.
     return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 

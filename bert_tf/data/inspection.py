@@ -39,6 +39,7 @@ class ShardStatistics:
         if "masked_lm_ids" in examples:
             is_predicted = examples["masked_lm_weights"] > 0
             self.predictions.append(is_predicted.sum(axis=1, dtype=np.int32))
+            # Compare the token in the input with the label to infer the masking action.
             seen = np.take_along_axis(
                 examples["input_ids"], examples["masked_lm_positions"], axis=1
             )

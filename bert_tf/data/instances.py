@@ -119,8 +119,10 @@ def _add_instances(found, document, begins, document_splits, target, uniform, sa
     while first < last:
         # The chunk: sentences up to `target` tokens or the end of the document.
         end = bisect.bisect_left(begins, begins[first] + target, first + 1, last)
+        # A gets a random number of sentences of the chunk, but at least one, and B the others.
         a_end = first + 1 if end - first < 2 else first + 1 + int(uniform() * (end - first - 1))
         if end - first == 1 or uniform() < 0.5:
+            # B starts at a random sentence of another document and fills the rest of `target`.
             other = _other_document(document, num_documents, uniform, same_document_next)
             others_first, others_last = document_splits[other], document_splits[other + 1]
             start = others_first + int(uniform() * (others_last - others_first))
@@ -152,6 +154,7 @@ def _truncate(instances, budget, generator):
     """
     a_length = instances.a_end - instances.a_begin
     b_length = instances.b_end - instances.b_begin
+    # Each segment keeps at least half of the budget if it is that long.
     keep_a = np.minimum(a_length, np.maximum(budget - b_length, (budget + 1) // 2))
     keep_b = np.minimum(b_length, budget - keep_a)
     a_begin = instances.a_begin + generator.binomial(a_length - keep_a, 0.5)
@@ -179,12 +182,14 @@ def to_examples(
     column_L = np.arange(max_seq_length)
     a_length = (instances.a_end - instances.a_begin)[:, np.newaxis]
     length = instances.num_tokens[:, np.newaxis]
+    # Column 0 is [CLS], columns 1 to a_length are A, then come [SEP], B and [SEP].
     is_b = (column_L > a_length + 1) & (column_L < length)
     begin = np.where(
         is_b,
         instances.b_begin[:, np.newaxis] - a_length - 2,
         instances.a_begin[:, np.newaxis] - 1,
     )
+    # Columns outside of A and B index arbitrary tokens, which are overwritten below.
     input_ids = ids[np.clip(begin + column_L, 0, len(ids) - 1)]
     input_ids[:, 0] = vocabulary["[CLS]"]
     is_separator = (column_L == a_length + 1) | (column_L == length - 1)

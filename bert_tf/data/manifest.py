@@ -244,6 +244,7 @@ class Manifest:
             self._check_hashes()
 
     def _check_hashes(self):
+        # Threads help, since hashlib releases the global interpreter lock.
         paths = [self.path(entry["file"]) for entry in self.shards]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
             for entry, path, found in zip(
@@ -261,6 +262,7 @@ def _check(values, path):
     settings = field(values, "settings", dict, path)
     vocabulary = field(values, "vocabulary", dict, path)
     _check_size(settings, "max_seq_length", f"{path}: settings", minimum=1, maximum=MAX_SEQ_LENGTH)
+    # Only settings that are read later are checked: those of `write_manifest` have no others.
     _check_size(settings, "max_predictions_per_seq", f"{path}: settings", maximum=MAX_SEQ_LENGTH)
     _check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")

@@ -93,6 +93,7 @@ class MaskGenerator:
         choose = self._whole_words if self.whole_word_mask else self._tokens
         positions_BP = choose(ids_BL, is_candidate_BL, target_B, random_int63(keys_B, length))
 
+        # Positions are padded with L, which is no valid index.
         is_filled_BP = positions_BP < length
         positions_BP = tf.where(is_filled_BP, positions_BP, 0)
         labels_BP = tf.gather(ids_BL, positions_BP, batch_dims=1)
@@ -107,6 +108,7 @@ class MaskGenerator:
 
     def _tokens(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """Select single tokens. Return ascending positions `(B, P)`, padded with L."""
+        # Candidates with the smallest random numbers are a uniform sample without replacement.
         order_BP = _smallest(
             tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
         )
@@ -117,11 +119,14 @@ class MaskGenerator:
 
     def _whole_words(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """Select words, as `_tokens`. A word that would exceed the target is skipped."""
+        # A word starts at a candidate that is no "##" piece, or is the first of its sequence.
+        # word_BL is the index of the word, or -1 for special tokens and padding.
         length = tf.shape(ids_BL)[1]
         is_first_BL = tf.cumsum(tf.cast(is_candidate_BL, tf.int32), axis=1) == 1
         is_head_BL = is_candidate_BL & (~tf.gather(self._is_piece_V, ids_BL) | is_first_BL)
         word_BL = tf.cumsum(tf.cast(is_head_BL, tf.int32), axis=1) - 1
         word_BL = tf.where(is_candidate_BL, word_BL, -1)
+        # Pieces per word, then the words in random order.
         sizes_BW = tf.math.bincount(
             word_BL + 1, minlength=length + 1, maxlength=length + 1, axis=-1
         )[:, 1:]
@@ -133,8 +138,11 @@ class MaskGenerator:
             is_taken_B = (size_B > 0) & (total_B + size_B <= target_B)
             return total_B + tf.where(is_taken_B, size_B, 0), is_taken_B
 
+        # The sum depends on the words taken before, so words are taken one after the other, for all
+        # sequences in parallel.
         start = (tf.zeros_like(target_B), tf.zeros_like(target_B, tf.bool))
         is_taken_BW = tf.transpose(tf.scan(take, sizes_WB, start)[1])
+        # The argsort of a permutation is its inverse: from random order back to word order.
         is_taken_BW = tf.gather(is_taken_BW, tf.argsort(order_BW, axis=1), batch_dims=1)
         is_taken_BL = tf.gather(is_taken_BW, tf.maximum(word_BL, 0), batch_dims=1)
         positions = tf.where(is_candidate_BL & is_taken_BL, tf.range(length), length)
@@ -148,6 +156,7 @@ class MaskGenerator:
 
     def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
         """Return input_ids `(B, L)` with 80% [MASK], 10% kept and 10% random tokens."""
+        # Actions and replacements use streams of their own, independent of the positions.
         actions_BP = random_int63(_mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
         others_BP = random_int63(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
         others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))

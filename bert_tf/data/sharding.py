@@ -38,6 +38,7 @@ def check(index: DocumentIndex, settings: WriteShardsSettings) -> None:
         return
     text = _largest(index, settings.num_shards) / 1e6
     number = settings.num_shards
+    # More shards are smaller, but never smaller than the largest document.
     while number < max_shards and _cost(index, settings, number) > MAX_BYTES:
         number = min(max_shards, number * 5 // 4 + 1)
     if _cost(index, settings, number) <= MAX_BYTES:

@@ -79,6 +79,7 @@ def serialize(examples: Mapping[str, np.ndarray]) -> list[bytes]:
         list_tag = b"\x12" if name in _FLOATS else b"\x1a"  # float_list, int64_list
         key = _Message(num_examples).add_bytes(name.encode())
         feature = _Message(num_examples).add_field(list_tag, _field(b"\n", payload))
+        # Each feature is a map entry: field 1 is the name, field 2 the value.
         entry = _field(b"\n", key).add_field(b"\x12", feature)
         entries.add_field(b"\n", entry)
     return _field(b"\n", entries).to_bytes()
@@ -113,6 +114,7 @@ class _Message:
             raise ValueError(f"{largest}: expected an integer < 2**28")
         values, widths = numbers, np.ones(numbers.shape, np.uint8)
         if largest >= 1 << 7:
+            # Byte i gets bits 7i to 7i + 6. The high bit of a byte is set if another one follows.
             values = numbers & 0x7F
             for number in range(1, -(-int(largest).bit_length() // 7)):
                 is_longer = numbers >= 1 << 7 * number

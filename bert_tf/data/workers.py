@@ -47,6 +47,7 @@ def run_local(
         (settings, vocabulary, tokenizer, plan_sha256),
     )
     try:
+        # Wait for all workers, so that an error in their setup is raised before any task.
         for started in [pool.submit(_check_started) for _ in range(num_workers)]:
             started.result()
         yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
@@ -99,6 +100,7 @@ def _start(*arguments):
 
 
 def _end_with_parent():
+    # A parent that is killed cannot stop its workers, so each of them watches the parent.
     multiprocessing.parent_process().join()
     os._exit(1)
 

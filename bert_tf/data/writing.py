@@ -60,6 +60,7 @@ def write_shards(
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
         log(f"indexing: {len(paths)} files, {'uncased' if lower else 'cased'}")
+        # Workers read the documents again by offset, so files must not change until the end.
         began, stamps = time.monotonic(), [files.stamp(path) for path in paths]
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
         num_bytes = int(index.lengths.sum())
@@ -189,6 +190,8 @@ def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str,
         return {}
     on_disk = Manifest.load(manifest.directory)
     on_disk.check_same_plan(manifest)
+    # Entries come from the manifest, which is saved when a command starts, and from entry files,
+    # which workers write after their shards.
     known = {entry["file"]: entry for entry in on_disk.values.get("shards", [])}
     finished = {}
     for number in range(num_shards):
@@ -199,8 +202,10 @@ def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str,
                 files.remove(manifest.path(own))
             else:
                 known[name] = entry
+        # Comparing sizes is enough here: shards are renamed only when complete.
         if name in known and files.size(manifest.path(name)) == known[name]["bytes"]:
             finished[number] = known[name]
+    # Complete shards remain usable with other package versions, but cannot be mixed with new ones.
     if len(finished) < num_shards:
         on_disk.check_same_versions(manifest)
     return finished

@@ -189,7 +189,8 @@ def test_an_error_of_tensorflows_is_one_line(monkeypatch, capsys):
         command.run_main(fail, Settings, "doc")
     assert raised.value.code == 1
     assert capsys.readouterr().err == (
-        "TensorFlow: OutOfRangeError: variables; File too large (--verbosity=0 prints the traceback)\n"
+        "TensorFlow: OutOfRangeError: variables; File too large "
+        "(--verbosity=0 prints the traceback)\n"
     )
     monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
     with pytest.raises(tf.errors.OutOfRangeError):

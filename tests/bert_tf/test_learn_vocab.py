@@ -208,8 +208,8 @@ def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
     assert entries == [*SPECIALS, "a", "b", "##b", "ab"]
     assert said[1:] == [
         "merging: 2 distinct words",
-        "9 entries, uncased; 2 distinct words; 1.250 pieces per word and 20.000% [UNK] on 4 held-out "
-        "words",
+        "9 entries, uncased; 2 distinct words; 1.250 pieces per word and 20.000% [UNK] on 4 "
+        "held-out words",
     ]
     _, said = learn(write("Äb ab\n" * 100), size=10, do_lower_case=False, strip_accents=True)
     assert said[-1].endswith("1.500 pieces per word and 0.000% [UNK] on 2 held-out words")
