@@ -175,7 +175,7 @@ def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
         data_of(shards, max_position_embeddings=16)
     with pytest.raises(UserError, match=f"{len(ENTRIES)} entries, but .* vocab_size is 99"):
         data_of(shards, vocab_size=99)
-    with pytest.raises(UserError, match="do_lower_case=True, the configuration has False"):
+    with pytest.raises(UserError, match="do_lower_case=True; the configuration has False"):
         data_of(shards, do_lower_case=False)
     with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
         PretrainingDataset(shards, Vocabulary([*ENTRIES, "more"]), config_of())
