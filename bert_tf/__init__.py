@@ -1,11 +1,12 @@
-"""BERT in TensorFlow: the model, its text, its training. Names below are loaded when first used.
+"""BERT in TensorFlow and Keras: model, tokenizer and pretraining.
 
-`import bert_tf` is cheap: TensorFlow comes with the first name that needs it, so that commands can
-check their flags before.
+Names are imported lazily: TensorFlow is loaded with the first name that needs it, so that commands
+can check their flags before.
 """
 
 import importlib
 import os
+from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -24,11 +25,11 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'bert_tf' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return __all__

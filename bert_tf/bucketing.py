@@ -1,9 +1,9 @@
-"""Sizes that take few values, since kernels are built anew for each new shape."""
+"""Bucket sizes for numbers of tokens, since kernels are compiled again for each new shape."""
 
 import numpy as np
 import tensorflow as tf
 
-# Multiples of 8 up to 64, from there on eight in each octave: 72, ..., 128, 144, ..., 256, 288, ...
+# Multiples of 8 up to 64, then eight sizes per octave: 72, ..., 128, 144, ..., 256, 288, ...
 BUCKET_SIZES = np.array(
     [
         0,
@@ -14,7 +14,14 @@ BUCKET_SIZES = np.array(
 )
 
 
-def round_up_to_bucket(number):
-    """The least of BUCKET_SIZES that holds a scalar int: less than an eighth more, over 64."""
+def round_up_to_bucket(number: tf.Tensor | int) -> tf.Tensor:
+    """Round up to one of `BUCKET_SIZES`. Above 64, less than an eighth is added.
+
+    Args:
+        number: Scalar integer.
+
+    Returns:
+        Scalar int32.
+    """
     number = tf.cast(number, tf.int32)
     return tf.gather(BUCKET_SIZES, tf.searchsorted(BUCKET_SIZES, number[tf.newaxis])[0])

@@ -1,127 +1,184 @@
-"""Checkpoints: a flat {name: variable} dictionary in a folder of its own, here or on gs://.
+"""Checkpoints: one local or remote directory per saved step, with a flat dict of tensors.
 
     RUN/checkpoints/step-00000120/variables.index, variables.data-*
-                      TensorFlow's tensor bundle, a tensor a name
+                      TensorFlow tensor bundle, one tensor per name
     RUN/checkpoints/step-00000120/checkpoint.json
-                      step; score and metrics, once evaluated; tuned, the values that were fitted to
-                      its outputs. Written last: without it a folder is what a killed save left, and
-                      counts for nothing
+                      "step"; "score" and "metrics" once evaluated; "tuned", the values fitted to
+                      its outputs. Written last: a directory without it is an interrupted save
+                      and is ignored
 
-Names are the variables' paths ("bert/layer_0/attention/query/kernel"), slots "<path>/adam_m" and
-"<path>/adam_v", and "step"; `tf.train.load_checkpoint(directory + "/variables")` reads them, each
-with a checksum.
+Names are variable paths ("bert/layer_0/attention/query/kernel"), optimizer slots "<path>/adam_m"
+and "<path>/adam_v", and "step". `tf.train.load_checkpoint(directory + "/variables")` reads the
+tensors, each protected by a checksum.
 """
 
 import errno
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from bert_tf import files, run_directory
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
-OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step)")  # What a checkpoint holds beside the model.
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step)")  # Names that are not of the model.
 
 
-def model_variables(model):
-    """{name: variable} of a Keras model or encoder; a name is a path below the model."""
+def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Variable]":
+    """Return the variables of a Keras model or encoder by their path below the model."""
     import keras
 
-    # An encoder is "bert/..." whatever its layer is called.
+    # The variables of an encoder are "bert/..." whatever the name of its layer.
     root = "" if isinstance(model, keras.Model) else "bert/"
     names = [root + variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
     assert len(set(names)) == len(names), "two variables share a path"
     return dict(zip(names, model.variables, strict=True))
 
 
-def read(directory):
-    """{name: array} of one checkpoint folder. Raises UserError if it is missing or damaged."""
+def read(directory: str | os.PathLike) -> "dict[str, np.ndarray]":
+    """Return the tensors of a checkpoint directory by name.
+
+    Raises:
+        UserError: If the checkpoint is missing or damaged.
+    """
     return read_bundle(os.path.join(directory, "variables"))
 
 
-def read_bundle(prefix):
-    """{name: array} of a TensorFlow checkpoint by its prefix. Raises UserError if unreadable.
+def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
+    """Return the tensors of a TensorFlow checkpoint by name, verifying their checksums.
 
-    Every tensor's checksum is checked on the way.
+    Args:
+        prefix: The path without ".index" and ".data-*".
+
+    Raises:
+        UserError: If the checkpoint cannot be read.
     """
     import tensorflow as tf
 
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(str(prefix))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    # As which of these TensorFlow reports a missing, short or altered file depends on the place.
+    # TensorFlow reports a missing, truncated or altered file by any of these.
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {error}") from None
 
 
-def assign(variables, values, where, ignore=re.compile("(?!)")):
-    """Sets {name: variable} from {name: array}, total on both sides but for names `ignore` matches.
+def assign(
+    variables: "Mapping[str, tf.Variable | keras.Variable]",
+    values: "Mapping[str, np.ndarray]",
+    where: str,
+    ignore: re.Pattern = re.compile("(?!)"),
+) -> None:
+    """Assign each value to the variable of the same name.
 
-    Raises UserError naming a variable without value, a value without variable, or two shapes that
-    differ.
+    Args:
+        variables: Variables by name.
+        values: Arrays by name.
+        where: The checkpoint, for error messages.
+        ignore: Pattern of names in `values` that need no variable; by default none.
+
+    Raises:
+        UserError: If names or shapes do not match. Nothing is assigned then.
     """
     left_over = sorted(name for name in set(values) - set(variables) if not ignore.fullmatch(name))
     if left_over:
         raise UserError(
-            f"{where}: {len(left_over)} tensors have no variable here, the first {left_over[0]}"
+            f"{where}: {len(left_over)} tensors are unknown to the model, e.g. {left_over[0]}. "
+            "Check that config.json belongs to this checkpoint."
         )
     check_shapes({name: variable.shape for name, variable in variables.items()}, values, where)
     for name, variable in variables.items():
         variable.assign(values[name])
 
 
-def check_shapes(shapes, values, where):
-    """Raises UserError where {name: array} lacks one of {name: shape}, or has another shape."""
+def check_shapes(
+    shapes: "Mapping[str, tuple[int, ...] | tf.TensorShape]",
+    values: "Mapping[str, np.ndarray]",
+    where: str,
+) -> None:
+    """Check that there is an array of the expected shape for each name.
+
+    Args:
+        shapes: Expected shapes by name.
+        values: Arrays by name. Other names are allowed.
+        where: The checkpoint, for error messages.
+
+    Raises:
+        UserError: If an array is missing or has another shape.
+    """
     missing = sorted(set(shapes) - set(values))
     if missing:
         raise UserError(
-            f"{where}: nothing there for {len(missing)} variables, the first {missing[0]}"
+            f"{where}: {len(missing)} variables are missing, e.g. {missing[0]}. Check that "
+            "config.json belongs to this checkpoint."
         )
     for name, shape in shapes.items():
         if tuple(values[name].shape) != tuple(shape):
             raise UserError(
-                f"{where}: {name} has shape {tuple(values[name].shape)}, the model wants "
-                f"{tuple(shape)}"
+                f"{where}: {name}: shape mismatch. Expected: {tuple(shape)}. Received: "
+                f"{tuple(values[name].shape)}. Check that config.json belongs to this checkpoint."
             )
 
 
 class CheckpointManager:
-    """The checkpoints of a run: the newest `max_to_keep`, and the best of those evaluated.
+    """Save, list and restore the checkpoints of a run.
 
-    With `is_writer` False nothing is changed: another process, which does the same, writes.
+    The latest `max_to_keep` checkpoints and the one with the best score are kept.
+
+    Args:
+        directory: RUN/checkpoints.
+        max_to_keep: Number of latest checkpoints to keep.
+        is_writer: False in all but one of several synchronized processes: nothing is written.
     """
 
-    def __init__(self, directory, max_to_keep=2, is_writer=True):
+    def __init__(
+        self, directory: str | os.PathLike, max_to_keep: int = 2, is_writer: bool = True
+    ) -> None:
         self.directory = str(directory)
         self.max_to_keep, self.is_writer = max_to_keep, is_writer
 
-    def path(self, step):
+    def path(self, step: int) -> str:
+        """Return the directory of the checkpoint of `step`."""
         return os.path.join(self.directory, f"step-{step:08d}")
 
-    def steps(self):
-        """Steps of the complete checkpoints, oldest first."""
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, oldest first."""
         return run_directory.complete_steps(self.directory)
 
     def step_of(self, name: str) -> int:
-        """Return the step of the complete checkpoint in the directory `name`.
+        """Return the step of the checkpoint directory `name`, such as "step-00000120".
 
-        Raises UserError if there is none.
+        Raises:
+            UserError: If this run has no complete checkpoint of that name.
         """
         match = run_directory.STEP.fullmatch(name.rstrip("/"))
         if match is None or int(match[1]) not in self.steps():
             there = ", ".join(os.path.basename(self.path(step)) for step in self.steps())
             raise UserError(
                 f"--checkpoint={name}: no complete checkpoint in {self.directory}; expected one of "
-                f"{there or 'none: the run has saved nothing yet'}"
+                f"{there or 'none: no checkpoint has been saved yet'}"
             )
         return int(match[1])
 
-    def info(self, step):
-        """{"step", once evaluated "score", "metrics", and once tuned "tuned"}."""
+    def info(self, step: int) -> dict[str, Any]:
+        """Return the contents of checkpoint.json.
+
+        Returns:
+            A dict with "step"; "score" and "metrics" once evaluated; "tuned" once tuned.
+
+        Raises:
+            UserError: If the file is missing or damaged.
+        """
         path = self._state(step)
-        values = read_json_object(path, parse_constant=float)  # As a figure may be.
+        values = read_json_object(path, parse_constant=float)  # A metric may be NaN.
         if values.get("score") is not None:
             field(values, "score", float, path)
             for name in field(values, "metrics", dict, path):
@@ -132,55 +189,67 @@ class CheckpointManager:
             field(tuned, "metrics", dict, f"{path}: tuned")
         return values
 
-    def is_readable(self, step):
-        """True if nothing of a checkpoint is damaged; all of it is read for that."""
+    def is_readable(self, step: int) -> bool:
+        """Return True if the checkpoint of `step` is undamaged. All tensors are read."""
         try:
             return bool(self.info(step)) and bool(read(self.path(step)))
         except UserError:
             return False
 
     def latest_readable(self) -> int | None:
-        """Return the newest step whose checkpoint is not damaged, or `None`."""
+        """Return the latest step whose checkpoint is undamaged, or `None`."""
         return next(filter(self.is_readable, reversed(self.steps())), None)
 
-    def best_step(self):
-        """The step with the highest score, the later of equals; None if none was evaluated."""
+    def best_step(self) -> int | None:
+        """Return the step with the highest score, the later on ties, or `None` if not evaluated."""
         scores = {}
         for step in self.steps():
             try:
                 scores[step] = self.info(step).get("score")
             except (UserError, OSError):
-                # The process that trains may have removed it since.
+                # A training process may have removed this checkpoint in the meantime.
                 if files.exists(self._state(step)):
                     raise
         scored = [step for step, score in scores.items() if score is not None]
 
         def rank(step):
-            is_number = scores[step] == scores[step]  # NaN is less than any other score.
+            is_number = scores[step] == scores[step]  # NaN ranks below any other score.
             return is_number, scores[step] if is_number else 0.0, step
 
         return max(scored, key=rank, default=None)
 
-    def best_or_latest_step(self):
-        """The best step where one was evaluated, else the newest. Raises UserError if none."""
+    def best_or_latest_step(self) -> int:
+        """Return the best step, or the latest if none was evaluated.
+
+        Raises:
+            UserError: If there is no complete checkpoint.
+        """
         steps = self.steps()
         if not steps:
-            raise UserError(f"{self.directory}: no complete checkpoint there")
+            raise UserError(f"{self.directory}: no complete checkpoint in this directory")
         best = self.best_step()
         return steps[-1] if best is None else best
 
-    def save(self, step, variables):
-        """Writes {name: variable} as the checkpoint of `step`; a crash harms none of the others."""
+    def save(self, step: int, variables: "Mapping[str, tf.Variable | keras.Variable]") -> None:
+        """Write the checkpoint of `step` atomically, then delete superseded ones.
+
+        Args:
+            step: The training step.
+            variables: Variables by name.
+
+        Raises:
+            OSError: If the checkpoint cannot be written. Earlier ones are unaffected.
+        """
         if not self.is_writer:
             return
         import tensorflow as tf
 
         directory = self.path(step)
-        self._remove(directory)  # Left by a save that was killed.
+        self._remove(directory)  # Left by a killed process.
         try:
             files.makedirs(directory)
             saving = os.path.join(directory, run_directory.SAVING)
-            # A killed save leaves it, an incomplete copy does not.
+            # This file tells an interrupted save, which leaves it, from an incomplete copy.
             files.atomic_write_bytes(saving, b"")
             tf.raw_ops.SaveV2(
                 prefix=os.path.join(directory, "variables"),
@@ -192,28 +261,28 @@ class CheckpointManager:
             files.atomic_write_text(self._state(step), json.dumps({"step": step}))
             files.remove(saving)
         except (tf.errors.OpError, OSError) as error:
-            # Of a full disk TensorFlow says one of several things.
             self._remove(directory)
+            # TensorFlow appends the operation and the device to the reason, such as a full disk.
             reason = getattr(error, "message", None) or error.strerror
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
             raise OSError(
                 errno.EIO,
-                f"step {step} cannot be saved ({reason}); the checkpoints before it are whole, the "
-                "same command goes on from there",
+                f"step {step} cannot be saved ({reason}); earlier checkpoints are intact, rerun "
+                "the command to resume from them",
                 directory,
             ) from None
         self._sweep()
 
-    def annotate(self, step, score, metrics):
-        """Records what the evaluation of a saved step gave; returns True if it is the best."""
+    def annotate(self, step: int, score: float, metrics: Mapping[str, float]) -> bool:
+        """Record the evaluation of a saved step. Return True if it is now the best step."""
         if not self.is_writer:
             return False
         self._add(step, score=score, metrics=metrics)
         self._sweep()
         return self.best_step() == step
 
-    def set_tuned(self, step: int, tuned: dict) -> None:
-        """Record what was tuned for a saved step, a JSON object, in one atomic write."""
+    def set_tuned(self, step: int, tuned: dict[str, Any]) -> None:
+        """Record the tuned values of a saved step, a JSON object, in one atomic write."""
         if self.is_writer:
             self._add(step, tuned=tuned)
 
@@ -221,34 +290,47 @@ class CheckpointManager:
         state = {**self.info(step), **entries}
         files.atomic_write_text(self._state(step), json.dumps(state, ensure_ascii=False))
 
-    def restore_latest(self, variables, log):
-        """Restores {name: variable} from the newest readable checkpoint; returns its step or None.
+    def restore_latest(
+        self,
+        variables: "Mapping[str, tf.Variable | keras.Variable]",
+        log: Callable[[str], None],
+    ) -> int | None:
+        """Restore the latest undamaged checkpoint.
 
-        A damaged one is named, passed over and set aside. Raises UserError if there are some and
-        none can be read.
+        Damaged checkpoints are logged, skipped and renamed to "damaged-*".
+
+        Args:
+            variables: Variables by name, assigned in place.
+            log: Receives one line per damaged checkpoint.
+
+        Returns:
+            The restored step, or `None` if there is no checkpoint.
+
+        Raises:
+            UserError: If all checkpoints are damaged.
         """
         steps, damaged, restored = self.steps(), [], None
         for step in reversed(steps):
             try:
-                self.info(step)  # What chooses the best one reads this of all of them.
+                self.info(step)  # Checked for all steps, since `best_step` reads it for all.
                 if restored is None:
                     assign(variables, read(self.path(step)), where=self.path(step))
                     restored = step
             except UserError as error:
-                what_now = "trying the checkpoint before" if restored is None else "set aside"
+                what_now = "trying the previous checkpoint" if restored is None else "set aside"
                 log(f"warning: {error}; {what_now}")
                 damaged.append(step)
         if steps and restored is None:
             raise UserError(
-                f"{self.directory}: none of its {len(steps)} checkpoints can be restored; start "
-                "anew in another --output_dir"
+                f"{self.directory}: none of the {len(steps)} checkpoints can be restored; start "
+                "again with a new --output_dir"
             )
         for step in damaged if self.is_writer else ():
             self._set_aside(step)
         return restored
 
     def _set_aside(self, step):
-        """Out of the way of what will be saved next."""
+        """Rename a damaged checkpoint, so that its step can be saved again."""
         directory = self.path(step)
         aside = os.path.join(self.directory, f"damaged-{os.path.basename(directory)}")
         self._remove(aside)
@@ -258,7 +340,7 @@ class CheckpointManager:
         files.remove_if_empty(directory)
 
     def _sweep(self):
-        """Removes what is neither new nor best, and what killed saves left."""
+        """Remove superseded checkpoints and what killed processes left."""
         kept = {*self.steps()[-self.max_to_keep :], self.best_step()}
         for name in files.listdir(self.directory):
             match = run_directory.STEP.fullmatch(name)
@@ -266,7 +348,7 @@ class CheckpointManager:
                 self._remove(os.path.join(self.directory, name))
 
     def _remove(self, directory):
-        """Remove our files, the state first: if this is killed, nothing looks complete."""
+        """Remove a checkpoint, its state first: if interrupted, it does not look complete."""
         state = os.path.join(directory, run_directory.STATE)
         if files.exists(state):
             files.remove(state)

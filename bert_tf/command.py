@@ -1,7 +1,7 @@
-"""Starts every command: flags, quiet, one clear line for a mistake, an exit status.
+"""Command-line entry point: flags, one-line error messages and exit statuses.
 
-A command is a frozen dataclass of settings and a function that takes one. Its flags are the
-dataclass' fields, so the two cannot drift apart, and train.json can hold "every flag of the run".
+A command is a frozen dataclass of settings and a function that accepts an instance of it. The
+fields of the dataclass are the flags, so train.json can record every flag of a run.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import sys
 import tempfile
 import types
 import typing
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 from absl import logging as absl_logging
@@ -28,13 +30,20 @@ _PATH_ERRORS = (
 STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
 
 
-def flag(help, default=dataclasses.MISSING, *, choices=None, repeated=False, former_name=None):
+def flag(
+    help: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    choices: Sequence[str] | None = None,
+    repeated: bool = False,
+    former_name: str | None = None,
+) -> Any:
     """Return a field of a settings dataclass. Without a default the flag is required.
 
     Args:
-        help: What --help shows.
+        help: The text in --help: a noun phrase with the unit.
         default: The value if the flag is not given.
-        choices: The accepted values.
+        choices: The accepted values; by default all of the field's type.
         repeated: Whether the flag may be given several times.
         former_name: The flag's name in earlier versions, accepted until 1.0.
     """
@@ -47,20 +56,32 @@ def flag(help, default=dataclasses.MISSING, *, choices=None, repeated=False, for
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def log(line):
-    """Prints a line of progress. Results go to stdout, what one reads while waiting to stderr."""
+def log(line: str) -> None:
+    """Print a line of progress to stderr. Results go to stdout."""
     print(line, file=sys.stderr, flush=True)
 
 
-def run_main(main, settings_class, doc, imports_tensorflow=True):
-    """Parses sys.argv into `settings_class`, calls main(settings) and exits.
+def run_main(
+    main: Callable[[Any], Any],
+    settings_class: type,
+    doc: str,
+    imports_tensorflow: bool | Callable[[Any], bool] = True,
+) -> None:
+    """Parse `sys.argv` into `settings_class` and call `main(settings)`.
 
-    Status 0 after main or --help, 2 after a wrong flag or a UserError (one line on stderr), 130 and
-    143 after Ctrl-C and SIGTERM. Flags are checked before TensorFlow is imported, which takes
-    seconds, and so is what files show, by `settings.check()` where it has one. The start-up noise
-    of TensorFlow is kept back unless --verbosity is given. `imports_tensorflow` may be a function
-    of the settings.
+    The exit status is 0 after `main` or --help, 2 after a wrong flag or a `UserError`, which is
+    printed as one line on stderr, 130 after Ctrl-C and 143 after SIGTERM. Flags, and files by
+    `settings.check()` if defined, are checked before TensorFlow is imported, which takes seconds.
+    The start-up messages of TensorFlow are suppressed unless --verbosity is given.
+
+    Args:
+        main: The command.
+        settings_class: Frozen dataclass with fields from `flag`.
+        doc: The text in --help before the flags.
+        imports_tensorflow: Whether to import TensorFlow before `main`, or a function of the
+            settings that returns this.
     """
+    # absl's own --help would list the flags of all imported modules.
     if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
         print(_help(settings_class, doc))
         sys.exit(0)
@@ -78,7 +99,7 @@ def run_main(main, settings_class, doc, imports_tensorflow=True):
     except OSError as error:
         status = STATUS_USER_ERROR if isinstance(error, _PATH_ERRORS) else 1
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", status)
-    except KeyboardInterrupt as error:  # The training loop's own kind says how to go on.
+    except KeyboardInterrupt as error:  # That of the training loop explains how to resume.
         _fail(
             str(error) or "interrupted",
             STATUS_INTERRUPTED + getattr(error, "signum", signal.SIGINT),
@@ -87,21 +108,35 @@ def run_main(main, settings_class, doc, imports_tensorflow=True):
         tf = sys.modules.get("tensorflow")
         if verbose or tf is None or not isinstance(error, tf.errors.OpError):
             raise
-        reason = (error.message or "no reason given").splitlines()[0]
-        _fail(f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 shows where)", 1)
+        reason = (error.message or "no reason available").splitlines()[0]
+        _fail(
+            f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 prints the traceback)", 1
+        )
 
 
-def parse(settings_class, argv):
-    """argv -> (settings, whether --verbosity was given). Raises flags.Error or UserError."""
+def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
+    """Parse command-line arguments.
+
+    Args:
+        settings_class: Dataclass with fields from `flag`.
+        argv: The program name and its arguments.
+
+    Returns:
+        The settings, and whether --verbosity was given.
+
+    Raises:
+        absl.flags.Error: If a flag is unknown or its value is not of its type.
+        UserError: If a required flag is missing, or from the checks of `settings_class`.
+    """
     values = flags.FlagValues()
     for field, kind in _fields(settings_class):
         _define(values, field, kind)
     flags.DEFINE_integer(
-        "verbosity", None, "how much TensorFlow may say, from 0 (all)", flag_values=values
+        "verbosity", None, "log verbosity of TensorFlow; 0 shows all messages", flag_values=values
     )
     rest = values(argv)
     if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+        raise UserError(f"unexpected argument {rest[1]!r}; expected flags of the form --name=value")
     chosen = {}
     for field, kind in _fields(settings_class):
         value = values[_flag_name(field)].value
@@ -114,7 +149,7 @@ def parse(settings_class, argv):
 
 
 def _fields(settings_class):
-    """(field, its type without "| None" and type arguments) of each field."""
+    """Yield each field and its type without "| None" and type arguments."""
     hints = typing.get_type_hints(settings_class)
     for field in dataclasses.fields(settings_class):
         kinds = [kind for kind in typing.get_args(hints[field.name]) if kind is not types.NoneType]
@@ -124,7 +159,7 @@ def _fields(settings_class):
 
 
 def _flag_name(field):
-    return field.name.rstrip("_")  # `from_`, since `from` is a word of Python's.
+    return field.name.rstrip("_")  # `from_`, since `from` is a Python keyword.
 
 
 def _define(values, field, kind):
@@ -173,19 +208,19 @@ def _help(settings_class, doc):
             f"  --{_flag_name(field)}  ({note}) {field.metadata['help']}"
             + (f" [{'|'.join(choices)}]" if choices else "")
         )
-    lines.append("  --verbosity  (optional) how much TensorFlow may say, from 0 (all)")
+    lines.append("  --verbosity  (optional) log verbosity of TensorFlow; 0 shows all messages")
     return "\n".join(lines)
 
 
-def import_tensorflow(verbose=False):
-    """Imports TensorFlow; what it prints on the way is shown only on failure or if asked for."""
+def import_tensorflow(verbose: bool = False) -> None:
+    """Import TensorFlow, without its start-up messages unless the import fails or `verbose`."""
     if verbose:
         import tensorflow  # noqa: F401
 
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # TensorFlow's first lines are written by C++ before any log level applies, hence the file
-    # descriptor.
+    # C++ code writes the first messages before any log level applies, so the file descriptor is
+    # redirected.
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as noise:

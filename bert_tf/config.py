@@ -1,19 +1,21 @@
-"""BertConfig: what decides the numbers of a BERT, and the published sizes."""
+"""Model configuration (`BertConfig`) and the published model sizes."""
 
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
-ACTIVATIONS = ("gelu", "gelu_new")  # erf and tanh, as Hugging Face names them.
+ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
 
 MAX_LAYERS = 1_000
 MAX_PARAMETERS = 10**11  # 400 GB in float32; the largest published BERT has 3.9e9.
-MAX_FILE_BYTES = 64 << 20  # Of a JSON object: a manifest of 200,000 shards.
+MAX_FILE_BYTES = 64 << 20  # Enough for the manifest of 200,000 shards.
 
-# Keys of published configurations that change no number of the encoder.
+# Keys of published configurations that do not affect the outputs of the encoder.
 IGNORED_KEYS = frozenset(
     """
     _name_or_path architectures bos_token_id chunk_size_feed_forward directionality dtype
@@ -24,7 +26,7 @@ IGNORED_KEYS = frozenset(
     """.split()
 )
 
-# Keys that are accepted with the one value under which they change nothing.
+# Keys that are accepted only with the value under which they have no effect.
 NEUTRAL_VALUES = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -37,12 +39,28 @@ NEUTRAL_VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The keys of the published bert_config.json, and how text was normalized.
+    """Model and text normalization parameters, with the keys of the published bert_config.json.
 
-    `hidden_act` is "gelu" (erf) or "gelu_new" (tanh). The released code began with erf and has used
-    tanh since February 2019, under the one name "gelu"; `from_google` therefore reads "gelu" as
-    "gelu_new". The two differ by at most 4.7e-4 an activation. `strip_accents` None follows
-    `do_lower_case`. Raises UserError on values that make no model.
+    Attributes:
+        vocab_size: Number of token ids.
+        hidden_size: Width of the token vectors, a multiple of `num_attention_heads`.
+        num_hidden_layers: Number of transformer layers.
+        num_attention_heads: Attention heads per layer.
+        intermediate_size: Width of the feed-forward layer.
+        hidden_act: "gelu" (erf) or "gelu_new" (tanh). google-research/bert started with erf and
+            has used tanh since February 2019, both under the name "gelu". `from_google` therefore
+            reads "gelu" as "gelu_new". The two differ by at most 4.7e-4 per activation.
+        hidden_dropout_prob: Dropout rate of embeddings and layer outputs, in [0, 1).
+        attention_probs_dropout_prob: Dropout rate of attention probabilities, in [0, 1).
+        max_position_embeddings: Maximum sequence length in tokens.
+        type_vocab_size: Number of segment ids.
+        initializer_range: Standard deviation of the initial weights.
+        layer_norm_eps: Epsilon of layer normalization.
+        do_lower_case: Whether text is lower-cased.
+        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+
+    Raises:
+        UserError: If a value is invalid or the model would be too large.
     """
 
     vocab_size: int
@@ -54,13 +72,13 @@ class BertConfig:
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
-    type_vocab_size: int = 2  # 16 in the released class, 2 in every released configuration.
+    type_vocab_size: int = 2  # 16 in the released class, 2 in all released checkpoints.
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     do_lower_case: bool = True
     strip_accents: bool | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in (
             "vocab_size",
             "hidden_size",
@@ -72,69 +90,76 @@ class BertConfig:
         ):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise UserError(
-                    f"configuration: {name} is {value!r:.40}, wanted a whole number from 1"
-                )
+                raise UserError(f"configuration: {name} is {value!r:.40}; expected an integer >= 1")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < 1:
                 raise UserError(
-                    f"configuration: {name} is {value!r:.40}, wanted a share from 0 up to 1"
+                    f"configuration: {name} is {value!r:.40}; expected a number in [0, 1)"
                 )
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < float("inf"):
-                raise UserError(f"configuration: {name} is {value!r:.40}, wanted a number over 0")
+                raise UserError(f"configuration: {name} is {value!r:.40}; expected a number > 0")
         if type(self.do_lower_case) is not bool or type(self.strip_accents) not in (
             bool,
             type(None),
         ):
             raise UserError(
                 f"configuration: do_lower_case={self.do_lower_case!r}, strip_accents="
-                f"{self.strip_accents!r}: wanted true or false (strip_accents may be null)"
+                f"{self.strip_accents!r}; expected true or false (strip_accents may be null)"
             )
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
-                f"configuration: hidden_size {self.hidden_size} does not divide by "
-                "num_attention_heads "
-                f"{self.num_attention_heads}"
+                f"configuration: hidden_size is {self.hidden_size}; expected a multiple of "
+                f"num_attention_heads ({self.num_attention_heads})"
             )
         if self.hidden_act not in ACTIVATIONS:
             raise UserError(
-                f"configuration: hidden_act is {self.hidden_act!r:.40}, wanted one of "
+                f"configuration: hidden_act is {self.hidden_act!r:.40}; expected one of "
                 f"{', '.join(ACTIVATIONS)}"
             )
-        # Before memory is asked for: a digit too many ends in one line, not in a killed process.
+        # Checked before any allocation: a typo ends in a message, not in a killed process.
         if self.num_hidden_layers > MAX_LAYERS or self.num_parameters > MAX_PARAMETERS:
             raise UserError(
                 f"configuration: hidden_size {self.hidden_size} and num_hidden_layers "
-                f"{self.num_hidden_layers} make {self.num_parameters} parameters; wanted at most "
+                f"{self.num_hidden_layers} give {self.num_parameters} parameters; expected at most "
                 f"{MAX_LAYERS} layers and {MAX_PARAMETERS:.0e} parameters"
             )
 
     @property
     def num_parameters(self) -> int:
-        """The number of the encoder's parameters, but for its biases and norms."""
+        """Number of encoder parameters without biases and layer normalization."""
+        # Embeddings, the pooler, and per layer four attention and two feed-forward matrices.
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         of_layer = 4 * self.hidden_size + 2 * self.intermediate_size
         return self.hidden_size * (rows + self.hidden_size + self.num_hidden_layers * of_layer)
 
     @classmethod
-    def from_dict(cls, values, where="configuration"):
-        """Reads the keys of a run's or a Hugging Face config.json; refuses unknown ones."""
+    def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> Self:
+        """Build a configuration from the config.json of a run or of Hugging Face.
+
+        Args:
+            values: The JSON object.
+            where: The file, for error messages.
+
+        Raises:
+            UserError: If a key is unknown or a value is invalid or not supported.
+        """
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
-            raise UserError(f"{where}: model_type is {values['model_type']!r:.80}, wanted 'bert'")
+            raise UserError(f"{where}: model_type is {values['model_type']!r:.80}; expected 'bert'")
         for name, neutral in NEUTRAL_VALUES.items():
             if values.get(name, neutral) != neutral:
                 raise UserError(
-                    f"{where}: {name}={values[name]!r:.80} is not supported, only {neutral!r} is"
+                    f"{where}: {name}={values[name]!r:.80} is not supported; expected {neutral!r}"
                 )
         fields = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - fields - IGNORED_KEYS - set(NEUTRAL_VALUES))
         if unknown:
             raise UserError(
-                f"{where}: unknown key {', '.join(unknown):.200}; remove it if it changes no number"
+                f"{where}: unknown key {', '.join(unknown):.200}; remove it if it does not affect "
+                "the model's outputs"
             )
         if "vocab_size" not in values:
             raise UserError(f"{where}: vocab_size is missing")
@@ -144,33 +169,42 @@ class BertConfig:
             raise UserError(f"{where}: {error}") from None
 
     @classmethod
-    def from_google(cls, values, where="configuration"):
-        """Reads a released bert_config.json, whose "gelu" is the tanh form."""
+    def from_google(cls, values: Mapping[str, Any], where: str = "configuration") -> Self:
+        """Build a configuration from a bert_config.json of google-research/bert.
+
+        Its "gelu" is the tanh approximation. Otherwise like `from_dict`.
+        """
         if values.get("hidden_act") == "gelu":
             values = {**values, "hidden_act": "gelu_new"}
         return cls.from_dict(values, where)
 
     @classmethod
-    def load(cls, path):
-        """Reads a file, as Google's if it is called bert_config.json, else as Hugging Face's."""
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Read a JSON file: with `from_google` if named bert_config.json, else with `from_dict`."""
         is_google = os.path.basename(path) == "bert_config.json"
         read = cls.from_google if is_google else cls.from_dict
         return read(read_json_object(path), where=str(path))
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as saved in config.json."""
         return dataclasses.asdict(self)
 
 
-def read_json_object(path, **parsers) -> dict:
-    """The JSON object in a file. Raises UserError if the file is missing or holds none.
+def read_json_object(path: str | os.PathLike, **parsers: Callable[[str], Any]) -> dict[str, Any]:
+    """Read a file that contains one JSON object.
 
-    `parsers` are those of strict_json.parse.
+    Args:
+        path: The file.
+        **parsers: Passed to `strict_json.parse`.
+
+    Raises:
+        UserError: If the file is missing, too large or not a JSON object.
     """
     size = files.size(path)
     if size is None:
         raise UserError(f"{path}: no such file")
     if size > MAX_FILE_BYTES:
-        raise UserError(f"{path}: {size} bytes, wanted a JSON object of at most {MAX_FILE_BYTES}")
+        raise UserError(f"{path}: {size} bytes; expected a JSON object of at most {MAX_FILE_BYTES}")
     try:
         return strict_json.parse_object(files.read_text(path), **parsers)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

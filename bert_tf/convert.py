@@ -1,4 +1,4 @@
-"""Turns pretrained weights of another form into a run directory.
+"""Convert pretrained weights to a run directory.
 
     python -m bert_tf.convert --from=PATH --to=RUN
 
@@ -15,23 +15,30 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSettings:
-    from_: str = command.flag("weights to read")
-    to: str = command.flag("directory to make")
-    format: str = command.flag("form to write", "run", choices=("run",))
+    """Settings of bert_tf.convert, one per flag."""
+
+    from_: str = command.flag("pretrained weights to read")
+    to: str = command.flag("run directory to create")
+    format: str = command.flag("output format", "run", choices=("run",))
     do_lower_case: bool | None = command.flag(
-        "lower-case the text; by default what the source says", None
+        "lower-casing of text; default: as in the source", None
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not files.is_remote(self.to):
             run_directory.check_free(self.to)
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the source without TensorFlow.
+
+        Raises:
+            UserError: If the weights cannot be read.
+        """
         sources.check(self.from_)
 
 
-def main(settings):
+def main(settings: ConvertSettings) -> None:
+    """Convert the weights and log their size and origin."""
     from bert_tf.weights.sources import read_pretrained
 
     pretrained = read_pretrained(settings.from_, settings.do_lower_case)

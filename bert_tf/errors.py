@@ -1,12 +1,12 @@
-"""The error that means: a person can mend this."""
+"""Errors that users can fix."""
 
 
 class UserError(ValueError):
-    """A mistake in what was given, told in one line: what arrived, what was wanted, what to do.
+    """Invalid input, with a one-line message: subject, expected, received, remedy.
 
-    Commands print it and exit with status 2; in a notebook it is an ordinary ValueError.
+    Commands print the message and exit with status 2.
     """
 
 
 class DivergenceError(UserError):
-    """A training's loss or gradient is no longer finite."""
+    """Loss or gradient is not finite."""

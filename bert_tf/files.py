@@ -1,6 +1,7 @@
-"""Files that are there whole or not at all, here or wherever tf.io.gfile reaches (gs://, ...).
+"""File operations on local and remote paths, with atomic writes.
 
-TensorFlow is imported for paths with "://" only.
+Remote paths contain "://" (gs://, s3://, hdfs:// and others that `tf.io.gfile` supports).
+TensorFlow is imported only for these. All errors are raised as `OSError`.
 """
 
 import codecs
@@ -12,10 +13,15 @@ import io
 import os
 import re
 import uuid
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def sync(path):
-    """Asks the disk to have a file or folder before we go on."""
+def sync(path: str | os.PathLike) -> None:
+    """Flush a local file or directory to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,25 +29,31 @@ def sync(path):
         os.close(descriptor)
 
 
-def atomic_write_text(path, text):
-    """Writes a text file so that a reader sees the old content or the new, never a part."""
+def atomic_write_text(path: str | os.PathLike, text: str) -> None:
+    """Write a UTF-8 text file atomically: readers see the old content or the new."""
     with atomic_writer(path) as stream:
         stream.write(text)
 
 
 @contextlib.contextmanager
-def atomic_writer(path):
-    """A UTF-8 text stream, whose content comes to stand at `path` once the block is over.
+def atomic_writer(path: str | os.PathLike) -> Iterator[codecs.StreamWriter]:
+    """Open a UTF-8 text stream whose content replaces the file `path` at the end of the block.
 
-    After an error nothing is there that was not before.
+    After an error the file is unchanged.
     """
     with atomic_bytes_writer(path) as stream:
         yield codecs.getwriter("utf-8")(stream)
 
 
 @contextlib.contextmanager
-def atomic_bytes_writer(path):
-    """The same as a binary stream."""
+def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Open a binary stream whose content replaces the file `path` at the end of the block.
+
+    After an error the file is unchanged.
+
+    Raises:
+        OSError: If the file cannot be written. Its filename is `path`, not the temporary file.
+    """
     temporary = temporary_name(path)
     try:
         with open_file(temporary, "wb") as stream:
@@ -50,81 +62,94 @@ def atomic_bytes_writer(path):
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove(temporary)
+        # The error is reported for `path`, the name that the user knows.
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
-def temporary_name(path):
-    """A name beside a path that no other process, on no other machine, takes too."""
+def temporary_name(path: str | os.PathLike) -> str:
+    """Return a hidden path in the same directory, unique among processes and machines."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{uuid.uuid4().hex}")
 
 
-def is_temporary(name, of=None):
-    """True for names that temporary_name gives, of the file `of` or of any."""
+def is_temporary(name: str, of: str | None = None) -> bool:
+    """Return True if `name` is from `temporary_name`, for the file name `of` or for any."""
     base = ".*" if of is None else re.escape(of)
     return re.fullmatch(rf"\.{base}\.[0-9a-f]{{32}}", name) is not None
 
 
-def move(temporary, path):
-    """Gives a file that is written its name, once the disk has it."""
+def move(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Flush a file to disk and rename it, replacing an existing file."""
     if is_remote(path):
         _remote("rename", temporary, path, overwrite=True)
     else:
+        # The content has to be on disk before the name, and the name before this returns:
+        # otherwise a power failure could leave an empty or a missing file.
         sync(temporary)
         os.replace(temporary, path)
         sync(os.path.dirname(path) or ".")
 
 
-def open_file(path, mode="rb"):
-    """A binary stream."""
+def open_file(path: str | os.PathLike, mode: str = "rb") -> IO[bytes]:
+    """Open a binary stream. Only remote ones are unbuffered."""
     return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
 
 
-def atomic_write_bytes(path, content):
-    """Writes a file so that a reader sees the old content or the new, never a part."""
+def atomic_write_bytes(path: str | os.PathLike, content: bytes) -> None:
+    """Write a file atomically: readers see the old content or the new."""
     with atomic_bytes_writer(path) as stream:
         stream.write(content)
 
 
-def read_text(path):
+def read_text(path: str | os.PathLike) -> str:
+    """Return the content of a UTF-8 text file.
+
+    Raises:
+        UnicodeDecodeError: If it is not UTF-8.
+    """
     with open_file(path) as stream:
         return stream.read().decode("utf-8")
 
 
-def exists(path):
+def exists(path: str | os.PathLike) -> bool:
+    """Return True if a file or directory exists."""
     return _remote("exists", path) if is_remote(path) else os.path.exists(path)
 
 
-def size(path):
-    """Bytes of a file; None where there is none."""
+def size(path: str | os.PathLike) -> int | None:
+    """Return the size of a file in bytes, or `None` if it does not exist."""
     if not exists(path):
         return None
     return _remote("stat", path).length if is_remote(path) else os.path.getsize(path)
 
 
-def listdir(directory):
-    """The sorted names in a folder, [] where there is none."""
+def listdir(directory: str | os.PathLike) -> list[str]:
+    """Return the sorted names in a directory, or an empty list if it does not exist."""
     if not exists(directory):
         return []
     listed = _remote("listdir", directory) if is_remote(directory) else os.listdir(directory)
     return sorted(name.rstrip("/") for name in listed)
 
 
-def glob_files(pattern):
-    """The files that a glob matches."""
+def glob_files(pattern: str) -> list[str]:
+    """Return the files that match a glob pattern, in any order; "**" matches directories."""
     if is_remote(pattern):
         return [path for path in _remote("glob", pattern) if not _remote("isdir", path)]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 
-def isdir(path):
+def isdir(path: str | os.PathLike) -> bool:
+    """Return True if `path` is an existing directory."""
     return _remote("isdir", path) if is_remote(path) else os.path.isdir(path)
 
 
-def makedirs(path):
-    """Create a directory and its parents. Return those that were missing, innermost first."""
+def makedirs(path: str | os.PathLike) -> list[str]:
+    """Create a directory and its parents. Return those that were missing, innermost first.
+
+    For remote paths the result is empty.
+    """
     if is_remote(path):
         _remote("makedirs", path)
         return []
@@ -138,19 +163,20 @@ def makedirs(path):
     return made
 
 
-def sync_directory(path):
-    """Asks the disk to have a folder and the files in it before we go on."""
+def sync_directory(path: str | os.PathLike) -> None:
+    """Flush a local directory and the files in it to disk."""
     if not is_remote(path):
         for name in os.listdir(path):
             sync(os.path.join(path, name))
         sync(path)
 
 
-def remove(path):
+def remove(path: str | os.PathLike) -> None:
+    """Delete a file."""
     _remote("remove", path) if is_remote(path) else os.remove(path)
 
 
-def walk(directory):
+def walk(directory: str | os.PathLike) -> Iterator[str]:
     """Yield the relative paths of all files and, ending in "/", of all empty directories."""
     for name in listdir(directory):
         path = os.path.join(directory, name)
@@ -161,7 +187,7 @@ def walk(directory):
             yield name
 
 
-def remove_own(directory, own):
+def remove_own(directory: str | os.PathLike, own: re.Pattern) -> None:
     """Remove files by name, and the directories that become empty, `directory` included.
 
     Args:
@@ -177,20 +203,22 @@ def remove_own(directory, own):
     remove_if_empty(directory)
 
 
-def remove_if_empty(directory):
+def remove_if_empty(directory: str | os.PathLike) -> None:
+    """Delete a directory if it exists and is empty."""
     if isdir(directory) and not listdir(directory):
         _remote("rmtree", directory) if is_remote(directory) else os.rmdir(directory)
 
 
-def stamp(path):
-    """What changes when a file is written to: its size and time."""
+def stamp(path: str | os.PathLike) -> tuple[int, int]:
+    """Return size in bytes and modification time in ns, to detect changes to a file."""
     found = _remote("stat", path) if is_remote(path) else os.stat(path)
     return (
         (found.length, found.mtime_nsec) if is_remote(path) else (found.st_size, found.st_mtime_ns)
     )
 
 
-def sha256(path):
+def sha256(path: str | os.PathLike) -> str:
+    """Return the SHA-256 of a file's content as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     with open_file(path) as stream:
         while block := stream.read(1 << 20):
@@ -198,12 +226,13 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def is_remote(path):
+def is_remote(path: str | os.PathLike) -> bool:
+    """Return True for paths that only TensorFlow can access, such as gs://bucket/file."""
     return "://" in str(path)
 
 
 def _remote(function, path, *arguments, **options):
-    """Calls a function of tf.io.gfile; what goes wrong is an OSError as elsewhere."""
+    """Call a function of `tf.io.gfile`, raising `OSError` as local file operations do."""
     import tensorflow as tf
 
     try:
@@ -212,8 +241,8 @@ def _remote(function, path, *arguments, **options):
         raise os_error(error, path) from None
 
 
-def os_error(error, path=None):
-    """Return the OSError for an error of TensorFlow's file systems."""
+def os_error(error: "tf.errors.OpError", path: str | os.PathLike | None = None) -> OSError:
+    """Return the `OSError` that corresponds to an error of a TensorFlow file system."""
     import tensorflow as tf
 
     number = {
@@ -227,7 +256,7 @@ def os_error(error, path=None):
 
 
 class _RemoteFile(io.RawIOBase):
-    """A tf.io.gfile.GFile as a raw stream of Python's."""
+    """A `tf.io.gfile.GFile` as a raw Python stream."""
 
     def __init__(self, path, mode):
         self._path = path

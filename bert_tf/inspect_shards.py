@@ -1,9 +1,9 @@
-"""Checks a folder of pretraining shards, tells how its examples are distributed, shows some.
+"""Verify pretraining shards, print statistics and the first examples.
 
     python -m bert_tf.inspect_shards --shards=SHARDS --vocab=vocab.txt
 
---write_manifest first writes the manifest of shards that another program made with the released
-features.
+With --write_manifest, shards from google-research/bert or another program with the same features
+get a manifest first.
 """
 
 import dataclasses
@@ -16,34 +16,39 @@ from bert_tf.text.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class InspectShardsSettings:
-    shards: str = command.flag("folder of shards")
+    """Settings of bert_tf.inspect_shards, one per flag."""
+
+    shards: str = command.flag("directory of shards")
     vocab: str | None = command.flag(
-        "vocab.txt that they were made with; by default the one beside them", None
+        "vocab.txt of the shards; default: the one in their directory", None
     )
-    num_examples: int = command.flag("examples to show", 3)
+    num_examples: int = command.flag("number of examples to print", 3)
     write_manifest: bool = command.flag(
-        "write the manifest of shards that google-research/bert or others made",
+        "write the manifest of shards from google-research/bert or another program",
         False,
         former_name="adopt",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_examples < 0:
-            raise UserError(f"--num_examples={self.num_examples}: wanted at least 0")
+            raise UserError(f"--num_examples={self.num_examples}: expected an integer >= 0")
         if self.write_manifest and not self.vocab:
-            raise UserError(
-                "--write_manifest: wants --vocab, the vocab.txt that the shards were made with"
-            )
+            raise UserError("--write_manifest: requires --vocab, the vocab.txt of the shards")
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check local files without TensorFlow.
+
+        Raises:
+            UserError: If the vocabulary or the manifest cannot be read.
+        """
         if self.vocab and not files.is_remote(self.vocab):
             Vocabulary.load(self.vocab)
         if not self.write_manifest and not files.is_remote(self.shards):
             Manifest.load(self.shards)
 
 
-def main(settings):
+def main(settings: InspectShardsSettings) -> None:
+    """Verify the shards and print statistics and examples."""
     from bert_tf.data import inspection
 
     vocabulary = Vocabulary.load(settings.vocab) if settings.vocab else None
@@ -53,7 +58,7 @@ def main(settings):
         manifest = Manifest.load(settings.shards)
     vocabulary = vocabulary or manifest.vocabulary()
     statistics = inspection.inspect(manifest, vocabulary, command.log)
-    print(f"{settings.shards}: {len(manifest.shards)} shards are as they were written")
+    print(f"{settings.shards}: {len(manifest.shards)} shards verified")
     for line in statistics.lines(manifest.settings["max_seq_length"]):
         print(line)
     for example in inspection.first_examples(manifest, settings.num_examples):

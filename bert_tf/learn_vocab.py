@@ -1,9 +1,9 @@
-"""Learns a vocabulary of WordPiece from raw text, with this project's normalization.
+"""Learn a WordPiece vocabulary from raw text.
 
     python -m bert_tf.learn_vocab --input=GLOB[,GLOB] --output=vocab.txt
 
-The files are UTF-8, plain or gzip. [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4; the same text
-gives the same file. Every 100th line is held out, to tell what the vocabulary makes of it.
+Input files are UTF-8, plain or gzip. [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4. The result is
+deterministic. Every 100th line is held out to measure pieces per word and [UNK] on new text.
 """
 
 import dataclasses
@@ -16,33 +16,38 @@ from bert_tf.text.vocabulary import SPECIALS
 
 @dataclasses.dataclass(frozen=True)
 class LearnVocabSettings:
-    input: tuple[str, ...] = command.flag("files of text, or globs of them")
+    """Settings of bert_tf.learn_vocab, one per flag."""
+
+    input: tuple[str, ...] = command.flag("text files or globs")
     output: str = command.flag("vocab.txt to write")
-    vocab_size: int = command.flag("entries, exactly", 30522)
-    do_lower_case: bool = command.flag("lower-case the text", True)
+    vocab_size: int = command.flag("exact number of entries", 30522)
+    do_lower_case: bool = command.flag("lower-casing of text", True)
     strip_accents: bool | None = command.flag(
-        "take accents off; by default where the text is lower-cased", None
+        "removal of accents; default: as --do_lower_case", None
     )
     input_format: str = command.flag(
-        "lines and text: a sentence or paragraph a line; jsonl: an object a line",
+        "lines or text: one sentence or paragraph per line; jsonl: one object per line",
         "lines",
         choices=documents.FORMATS,
     )
     text_field: str = command.flag("key of the text in jsonl", "text")
-    overwrite: bool = command.flag("replace the file of --output", False)
+    overwrite: bool = command.flag("replacement of an existing --output file", False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.vocab_size <= len(SPECIALS):
-            raise UserError(f"--vocab_size={self.vocab_size}: wanted over {len(SPECIALS)}")
+            raise UserError(
+                f"--vocab_size={self.vocab_size}: expected an integer > {len(SPECIALS)}"
+            )
         if not self.input:
-            raise UserError("--input: wanted files of text, or globs of them")
-        # What is remote is looked for later, since that needs TensorFlow.
+            raise UserError("--input: expected text files or globs")
+        # Remote patterns are expanded later, since this needs TensorFlow.
         local = [pattern for pattern in self.input if not files.is_remote(pattern)]
         found = documents.find_files(local) if local else []
         paths.check_output(self.output, [*found, *self.input], self.overwrite)
 
 
-def main(settings):
+def main(settings: LearnVocabSettings) -> None:
+    """Learn the vocabulary and write it atomically."""
     from bert_tf.data.vocabulary_learning import learn
 
     with ownership.sole_output(settings.output, settings.overwrite):

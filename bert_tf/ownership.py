@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
 
 from bert_tf import files
 from bert_tf.errors import UserError
@@ -19,12 +20,12 @@ from bert_tf.errors import UserError
 MARKER = ".bert_tf.lock"
 
 
-def is_ours(directory):
+def is_ours(directory: str | os.PathLike) -> bool:
     """Return True if bert_tf created this directory."""
     return files.exists(os.path.join(directory, MARKER))
 
 
-def mark(directory):
+def mark(directory: str | os.PathLike) -> list[str]:
     """Create a directory if it is missing and mark it. Return the created directories."""
     made = files.makedirs(directory)
     if not is_ours(directory):
@@ -33,7 +34,7 @@ def mark(directory):
 
 
 @contextlib.contextmanager
-def sole_writer(directory):
+def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
     """Create, mark and lock a directory for the block. Yield the created directories.
 
     After an error, a directory that is still empty is removed again if it was created here.
@@ -59,7 +60,7 @@ def sole_writer(directory):
 
 
 @contextlib.contextmanager
-def sole_output(path, overwrite=False):
+def sole_output(path: str | os.PathLike, overwrite: bool = False) -> Iterator[None]:
     """Lock an output file for the block, which writes it with `files.atomic_writer`.
 
     Temporary files of killed processes are removed.
@@ -75,7 +76,7 @@ def sole_output(path, overwrite=False):
                 if files.is_temporary(left, of=name):
                     files.remove(os.path.join(directory, left))
             if files.exists(path) and not overwrite:
-                raise UserError(f"{path}: is there already; name another file, or give --overwrite")
+                raise UserError(f"{path}: already exists; name another file, or pass --overwrite")
             yield
         finally:
             if not files.is_remote(path):
@@ -141,7 +142,7 @@ def _lock(descriptor, what):
         host, _, pid = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").partition(" ")
         owner = f" (PID {pid.strip()} on {host})" if pid else ""
         raise UserError(
-            f"{what}: another process is at work there{owner}; wait for it, or stop it"
+            f"{what}: in use by another process{owner}; wait for it, or stop it"
         ) from None
     except OSError:
         return False

@@ -5,27 +5,28 @@ TensorFlow is imported.
 """
 
 import os
+from collections.abc import Iterable
 
 from bert_tf import files
 from bert_tf.errors import UserError
 
 
-def check_local(flag, path):
-    """Raise UserError if a path is remote."""
+def check_local(flag: str, path: str) -> None:
+    """Raise `UserError` if the path of a flag is remote."""
     if files.is_remote(path):
         raise UserError(
-            f"--{flag}={path}: expected a local path; copy the files between this machine and there"
+            f"--{flag}={path}: expected a local path; copy the files to or from this machine"
         )
 
 
-def check_local_file(flag, path):
-    """Raise UserError unless a path is an existing local file."""
+def check_local_file(flag: str, path: str) -> None:
+    """Raise `UserError` unless the path of a flag is an existing local file."""
     check_local(flag, path)
     if not os.path.isfile(path):
         raise UserError(f"--{flag}={path}: no such file")
 
 
-def check_output(path, inputs, overwrite=False):
+def check_output(path: str, inputs: Iterable[str], overwrite: bool = False) -> None:
     """Check that a command may write its output file.
 
     Args:
@@ -44,10 +45,10 @@ def check_output(path, inputs, overwrite=False):
     if files.is_remote(path):
         return
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise UserError(f"--output={path}: wanted a file in a folder that is there")
+        raise UserError(f"--output={path}: expected a file in an existing directory")
     if os.path.lexists(path) and not overwrite:
         raise UserError(
-            f"--output={path}: is there already; name another --output, or give --overwrite"
+            f"--output={path}: already exists; name another --output, or pass --overwrite"
         )
 
 

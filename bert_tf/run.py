@@ -1,13 +1,13 @@
-"""A run directory: everything that a model is, in files anybody can read.
+"""Run directories: a model, its vocabulary, its settings and its checkpoints in open formats.
 
 RUN/.bert_tf.lock    marker, and lock of the writing process
 RUN/config.json      BertConfig
-RUN/vocab.txt
-RUN/task.json        what it was fine-tuned for (absent after pretraining)
-RUN/train.json       settings, seed, versions, where its weights came from
-RUN/checkpoints/
-RUN/metrics.jsonl    a JSON object a line
-RUN/tensorboard/     the same, for TensorBoard
+RUN/vocab.txt        vocabulary
+RUN/task.json        fields of the fine-tuning task (absent after pretraining)
+RUN/train.json       settings, seed, versions, origin of the initial weights
+RUN/checkpoints/     checkpoints, see bert_tf.checkpoints
+RUN/metrics.jsonl    metrics, one JSON object per line
+RUN/tensorboard/     the same metrics for TensorBoard
 """
 
 import contextlib
@@ -15,7 +15,9 @@ import json
 import math
 import os
 import platform
+from collections.abc import Iterator, Mapping
 from importlib import metadata
+from typing import Any, Self
 
 from bert_tf import files, ownership, run_directory, strict_json
 from bert_tf.checkpoints import CheckpointManager
@@ -24,11 +26,11 @@ from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
-# Settings that may change when a run is resumed: how often, how loud.
+# Settings that may change when a run is resumed: they do not affect the steps already trained.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
-# Keys in the train.json, task.json and metrics.jsonl of earlier versions, and their names now.
-# A key that ends in _ is a prefix. What earlier versions wrote is read with the new names.
+# Maps keys in the train.json, task.json and metrics.jsonl of earlier versions to their new names,
+# so that all other code sees only the new names. A key that ends in _ is a prefix.
 RENAMED_KEYS = {
     "preset": "model_size",
     "steps_per_call": "steps_per_execution",
@@ -43,32 +45,43 @@ RENAMED_KEYS = {
 
 
 class Run:
-    """An open run: `config`, `vocabulary`, `task` (dict or None), `train` (dict), `checkpoints`."""
+    """An open run directory.
 
-    def __init__(self, path, is_writer=True):
+    Attributes:
+        config: The `BertConfig`.
+        vocabulary: The `Vocabulary`.
+        task: The contents of task.json as a dict, or `None` after pretraining.
+        train: The contents of train.json as a dict.
+        checkpoints: The `CheckpointManager`.
+    """
+
+    def __init__(self, path: str | os.PathLike, is_writer: bool = True) -> None:
         self.path = str(path)
         self.is_writer = is_writer
         self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=is_writer)
         self._board = None
 
-    def file(self, name):
-        """The path of one of the files of this run."""
+    def file(self, name: str) -> str:
+        """Return the path of a file in this run directory."""
         return os.path.join(self.path, name)
 
     @classmethod
-    def exists(cls, path):
+    def exists(cls, path: str | os.PathLike) -> bool:
+        """Return True if `path` is a run directory."""
         return run_directory.is_run(path)
 
     @classmethod
     @contextlib.contextmanager
-    def writing(cls, path, is_writer=True):
+    def writing(cls, path: str | os.PathLike, is_writer: bool = True) -> Iterator[None]:
         """Lock the directory of a new or existing run for the block.
 
-        A run of an earlier version, which has no marker, gets one. With `is_writer` False nothing
-        is done, as another process holds the directory.
+        Temporary files of killed processes are removed. A run of an earlier version, which has no
+        marker, gets one.
+
+        If `is_writer` is False, do nothing: another process holds the lock.
 
         Raises:
-            UserError: If the directory holds something else, or another process writes there.
+            UserError: If the directory contains something else, or another process writes there.
         """
         if not is_writer:
             yield
@@ -76,7 +89,7 @@ class Run:
         run_directory.check(path)
         with ownership.sole_writer(path):
             for name in filter(run_directory.OF_RUN.fullmatch, files.walk(path)):
-                if files.is_temporary(os.path.basename(name)):  # A killed process left it.
+                if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
                     files.remove(os.path.join(path, name))
             try:
                 yield
@@ -86,11 +99,19 @@ class Run:
                 raise
 
     @classmethod
-    def check_resume(cls, path, settings, kind=None):
-        """Return the run that goes on in a directory, or `None` where one begins.
+    def check_resume(
+        cls, path: str | os.PathLike, settings: Mapping[str, Any], kind: str | None = None
+    ) -> Self | None:
+        """Return the run that would be resumed in a directory, without reading data.
 
-        Raises UserError unless one with these settings can. `kind` is that of the task, `None` in
-        pretraining. The data are not looked at, nor is a path that only TensorFlow reaches.
+        Remote paths are not checked, since they need TensorFlow. For the arguments see
+        `check_settings`.
+
+        Returns:
+            The run, or `None` if a new one would start.
+
+        Raises:
+            UserError: If a run with these settings can neither start nor resume there.
         """
         if files.is_remote(path):
             return None
@@ -102,24 +123,28 @@ class Run:
         return run
 
     @classmethod
-    def has_checkpoint(cls, path):
-        """Return True if a run with a complete checkpoint is there."""
+    def has_checkpoint(cls, path: str | os.PathLike) -> bool:
+        """Return True if `path` is a run directory with a complete checkpoint."""
         return cls.exists(path) and bool(cls(path).checkpoints.steps())
 
     @classmethod
-    def open(cls, path, is_writer=True):
-        """Opens a run. Raises UserError if the directory is none, or its parts do not fit.
+    def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
+        """Open an existing run.
 
-        With `is_writer` False this process only reads: another one, which does the same, writes.
+        Args:
+            path: The run directory.
+            is_writer: False in all but one of several synchronized processes: nothing is written.
+
+        Raises:
+            UserError: If this is not a run directory, or its files do not belong together.
         """
         run = cls(path, is_writer)
         if not files.isdir(run.path):
-            raise UserError(f"{run.path}: no such directory, wanted a run directory")
+            raise UserError(f"{run.path}: no such directory; expected a run directory")
         if not cls.exists(path):
             raise UserError(
-                f"{run.path}: not a run directory (config.json, vocab.txt, checkpoints/); "
-                "pretrained weights in "
-                "other forms become one with bert_tf.convert or tasks.finetune"
+                f"{run.path}: not a run directory; expected config.json, vocab.txt and "
+                "checkpoints/ (convert pretrained weights with bert_tf.convert or tasks.finetune)"
             )
         run.config = BertConfig.load(run.file("config.json"))
         run.vocabulary = Vocabulary.load(run.file("vocab.txt"))
@@ -137,11 +162,27 @@ class Run:
         return run
 
     @classmethod
-    def create(cls, path, config, vocabulary, train, task=None):
-        """Makes and opens a new run directory. Raises UserError where something else already is.
+    def create(
+        cls,
+        path: str | os.PathLike,
+        config: BertConfig,
+        vocabulary: Vocabulary,
+        train: Mapping[str, Any],
+        task: dict[str, Any] | None = None,
+    ) -> Self:
+        """Create and open a new run directory.
 
-        Files of a run that was killed before its first checkpoint are replaced. `train` is what
-        train.json has to hold beside versions and threads.
+        Files of a run that was killed before its first checkpoint are replaced.
+
+        Args:
+            path: The directory to create.
+            config: Saved in config.json.
+            vocabulary: Saved in vocab.txt.
+            train: Entries of train.json. Versions, threads and digests are added.
+            task: Contents of task.json, or `None` for pretraining.
+
+        Raises:
+            UserError: If the directory contains something else.
         """
         run = cls(path)
         run_directory.check_free(run.path)
@@ -155,7 +196,7 @@ class Run:
         }
         if ownership.is_ours(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
-        ownership.mark(run.path)  # First, because nothing is ever deleted without it.
+        ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
@@ -164,44 +205,67 @@ class Run:
         _write_json(run.file("config.json"), config.to_dict())
         return run
 
-    def check_resumable(self, settings, task, tunable_fields=()):
-        """Raises UserError naming what differs from when the run began, except what MAY_CHANGE.
+    def check_resumable(
+        self,
+        settings: Mapping[str, Any],
+        task: dict[str, Any] | None,
+        tunable_fields: tuple[str, ...] = (),
+    ) -> None:
+        """Check that settings and task are those the run was started with.
 
-        `tunable_fields` are the fields of task.json that earlier versions filled in after training.
+        Args:
+            settings: See `check_settings`.
+            task: The task as in task.json, or `None` for pretraining.
+            tunable_fields: Fields of task.json that earlier versions set after training.
+
+        Raises:
+            UserError: If they differ.
         """
         self.check_settings(settings, (task or {}).get("kind"))
         before = self.task and {**self.task, **dict.fromkeys(tunable_fields)}
         if before != json.loads(json.dumps(task)):
             raise UserError(
-                f"{self.path}: its task.json no longer fits the data (labels or "
-                "columns have changed); "
-                "name a new directory"
+                f"{self.path}: task.json does not match the data (labels or columns have "
+                "changed); name a new directory"
             )
 
-    def check_settings(self, settings, kind):
-        """Raises UserError naming the first setting, or the kind of task, that differs."""
+    def check_settings(self, settings: Mapping[str, Any], kind: str | None) -> None:
+        """Check that settings and task type are those the run was started with.
+
+        Args:
+            settings: The settings by name. Those in `MAY_CHANGE` may differ.
+            kind: The task type, or `None` for pretraining.
+
+        Raises:
+            UserError: If they differ. The message names the first difference.
+        """
         if "settings" not in self.train:
             raise UserError(
-                f"{self.path}: holds converted weights, no training; name a new directory"
+                f"{self.path}: contains converted weights, not a training run; name a new directory"
             )
         there = (self.task or {}).get("kind")
         if there != kind:
             raise UserError(
-                f"{self.path}: holds a run of task {there or 'pretraining'!r}, "
+                f"{self.path}: contains a run of task {there or 'pretraining'!r}, "
                 f"not {kind or 'pretraining'!r}; name a new directory"
             )
         before = self.train["settings"]
-        now = json.loads(json.dumps(settings))  # As it would be read back: tuples become lists.
+        now = json.loads(json.dumps(settings))  # As read from JSON: tuples become lists.
         for name in sorted(set(before) | set(now)):
             if before.get(name) != now.get(name) and name not in MAY_CHANGE:
                 raise UserError(
-                    f"--{name}: was {before.get(name)!r} when {self.path} began, is "
-                    f"{now.get(name)!r}; give the old "
-                    "value to go on, or a new --output_dir"
+                    f"--{name}: was {before.get(name)!r} when {self.path} was created, is now "
+                    f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"
                 )
 
-    def change_num_train_steps(self, step, before, after, rate_before, rate_after):
-        """Record in train.json that a run goes on from a step with another number of steps."""
+    def change_num_train_steps(
+        self, step: int, before: int, after: int, rate_before: float, rate_after: float
+    ) -> None:
+        """Record in train.json that training resumes with another number of steps.
+
+        `rate_before` and `rate_after` are the learning rates at `step` for `before` and `after`
+        training steps in total.
+        """
         change = {
             "step": step,
             "num_train_steps": [before, after],
@@ -212,22 +276,22 @@ class Run:
         if self.is_writer:
             _write_json(self.file("train.json"), self.train)
 
-    def changes(self):
-        """What is not as when the run began, as lines: then numbers may differ in the last digits.
+    def changes(self) -> list[str]:
+        """Return one warning per package version or thread count that has changed.
 
-        Steps are the same bit for bit where processor, versions and threads are.
+        Training is bitwise reproducible only with the same processor, versions and threads.
         """
         now = {**_versions(), "threads": os.cpu_count()}
         before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
         return [
-            f"{self.path}: begun with {name} {before.get(name)}, here it is {value}; the rest may "
-            "differ in the last digits from what it would have been"
+            f"{self.path}: created with {name} {before.get(name)}, now {value}; "
+            "results may differ in the last digits"
             for name, value in now.items()
             if before.get(name) != value
         ]
 
-    def log_metrics(self, record):
-        """Appends {"step": ..., ...} to metrics.jsonl, and to what TensorBoard reads."""
+    def log_metrics(self, record: Mapping[str, float]) -> None:
+        """Append metrics by name, including "step", to metrics.jsonl and the event files."""
         if not self.is_writer:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
@@ -235,13 +299,13 @@ class Run:
         self._event_files().write(record)
 
     def _event_files(self):
-        from bert_tf.event_files import EventFiles  # With TensorFlow.
+        from bert_tf.event_files import EventFiles  # Imports TensorFlow.
 
         self._board = self._board or EventFiles(self.file("tensorboard"))
         return self._board
 
-    def metrics(self):
-        """The records of metrics.jsonl, in order, but for a line that a killed process left."""
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the records of metrics.jsonl in order, without a truncated last line."""
         return [_with_new_names(record) for _, record in self._metrics_lines()]
 
     def _metrics_lines(self):
@@ -250,7 +314,8 @@ class Run:
             return []
         try:
             lines = files.read_text(path).split("\n")[:-1]
-            # An evaluation may have logged NaN or Infinity.
+            # The last line is incomplete if a process was killed. NaN and Infinity are valid here,
+            # since a metric may be either.
             records = [strict_json.parse_object(line, parse_constant=float) for line in lines]
         except ValueError as error:
             raise UserError(f"{path}: damaged: {error}") from None
@@ -260,18 +325,20 @@ class Run:
                 strict_json.field(record, name, float, f"{path}:{number}")
         return list(zip(lines, records, strict=True))
 
-    def patience_exhausted(self, patience):
-        """True if none of the last `patience` evaluations was better than the best before them."""
+    def patience_exhausted(self, patience: int) -> bool:
+        """Return True if none of the last `patience` evaluations improved the best score."""
         best, since = -math.inf, 0
         for score in (record["score"] for record in self.metrics() if "score" in record):
             best, since = (score, 0) if score > best else (best, since + 1)
         return since >= patience
 
-    def is_finished(self, num_train_steps, evaluates, patience=None):
-        """True if nothing is left to do: the last step is saved whole, and evaluated if wanted.
+    def is_finished(
+        self, num_train_steps: int, evaluates: bool, patience: int | None = None
+    ) -> bool:
+        """Return True if no training step and no evaluation is left to do.
 
-        That is num_train_steps, or where the run stopped for lack of improvement (`patience`).
-        A damaged end is made again from what is before it, a missing evaluation made up for.
+        The last checkpoint has to be readable, and evaluated if `evaluates`. It is that of step
+        `num_train_steps`, or an earlier one if `patience` evaluations brought no improvement.
         """
         steps = self.checkpoints.steps()
         if not steps or not self.checkpoints.is_readable(steps[-1]):
@@ -281,11 +348,10 @@ class Run:
             return is_evaluated or not evaluates
         return patience is not None and is_evaluated and self.patience_exhausted(patience)
 
-    def forget_metrics_after(self, step, and_evaluation=False):
-        """Drops lines of steps that were lost with a killed process and will be written again.
+    def forget_metrics_after(self, step: int, and_evaluation: bool = False) -> None:
+        """Remove the metrics of steps after `step`, which will be repeated, also from TensorBoard.
 
-        TensorBoard is told to drop them too. With `and_evaluation` also what `step` itself was
-        evaluated to, which is told by having no "loss".
+        With `and_evaluation`, also remove the evaluation of `step`, the record without "loss".
         """
         path = self.file("metrics.jsonl")
         if self.is_writer and files.exists(path):
@@ -297,7 +363,8 @@ class Run:
                 or (record["step"] == step and ("loss" in record or not and_evaluation))
             ]
             if len(kept) < len(records):
-                # Whole steps only can be dropped there: what is kept of this one is written again.
+                # TensorBoard can only drop complete steps, so the kept records of this step are
+                # written again.
                 self._event_files().forget_from(step)
                 for _, record in kept:
                     if record["step"] == step:
@@ -306,7 +373,7 @@ class Run:
 
 
 def _with_new_names(node):
-    """Return an object, or a list of objects, with the keys that it would have today."""
+    """Return an object, or a list of objects, with former keys renamed."""
     if isinstance(node, list):
         return [_with_new_names(entry) for entry in node]
     if not isinstance(node, dict):

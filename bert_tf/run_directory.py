@@ -20,20 +20,21 @@ OF_RUN = re.compile(
 )
 
 
-def is_run(path):
+def is_run(path: str | os.PathLike) -> bool:
+    """Return True if a directory is a run: it contains config.json and checkpoints/."""
     config, checkpoints = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
     return files.exists(config) and files.isdir(checkpoints)
 
 
-def complete_steps(checkpoints):
+def complete_steps(checkpoints: str | os.PathLike) -> list[int]:
     """Return the steps of the complete checkpoints in RUN/checkpoints, oldest first."""
     matches = map(STEP.fullmatch, files.listdir(checkpoints))
     found = sorted((int(match[1]), match[0]) for match in matches if match)
     return [step for step, name in found if files.exists(os.path.join(checkpoints, name, STATE))]
 
 
-def check(path):
-    """Raise UserError unless a run can start or resume in this directory.
+def check(path: str | os.PathLike) -> None:
+    """Raise `UserError` unless a run can start or resume in this directory.
 
     A run can resume from a complete checkpoint. It can start in a missing or empty directory, or
     where a marked run was killed before its first checkpoint.
@@ -43,8 +44,8 @@ def check(path):
         check_free(path)
 
 
-def check_free(path):
-    """Raise UserError unless a run can start in this directory."""
+def check_free(path: str | os.PathLike) -> None:
+    """Raise `UserError` unless a run can start in this directory."""
     if not files.exists(path):
         return
     if not files.isdir(path):
@@ -63,8 +64,8 @@ def check_free(path):
             return
         found.remove(ownership.MARKER)
     raise UserError(
-        f"{path}: there is something else there; name a new directory (found "
-        f"{', '.join(found[:3])}, but no run that this command can resume)"
+        f"{path}: contains other files; name a new directory (found {', '.join(found[:3])}, "
+        "but no run that this command can resume)"
     )
 
 

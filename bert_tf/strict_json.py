@@ -1,90 +1,99 @@
-"""JSON of any origin: what Python's reader accepts beyond the standard is an error in one line.
+"""Strict JSON parser for untrusted files, with one-line errors.
 
-Python accepts NaN and Infinity, keeps the last of two equal keys, and fails with other errors than
-its own on long numbers and deep nesting. TensorFlow is not imported.
+`json.loads` accepts NaN and Infinity, silently keeps the last of two equal keys, and raises other
+exceptions than `JSONDecodeError` on long numbers and deep nesting. TensorFlow is not imported.
 """
 
 import functools
 import json
 import math
+from collections.abc import Callable
+from typing import Any
 
 from bert_tf.errors import UserError
 
-MAX_DEPTH = 100  # Levels. Far below Python's recursion limit, so that a value can be written again.
+MAX_DEPTH = 100  # Far below Python's recursion limit, so that a value can be written again.
 _TOO_DEEP = f"over {MAX_DEPTH} levels of lists and objects"
 _KINDS = {
-    str: "text",
+    str: "a string",
     list: "a list",
     dict: "an object",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
 }
 
 
-def parse(text, **parsers):
+def parse(text: str, **parsers: Callable[[str], Any]) -> Any:
     """Return the value of a JSON text.
 
-    Integers of over 64 bits are floats, as in most readers. Strings may hold half a surrogate pair.
+    Integers of more than 64 bits become floats, as in most parsers. Strings may contain half of a
+    surrogate pair.
 
     Args:
         text: JSON as a string.
         **parsers: `parse_int`, `parse_float` and `parse_constant` of `json.loads`.
 
     Raises:
-        ValueError: In one line; `json.JSONDecodeError`, which knows the position, at a syntax
-            error; else at NaN, an infinite number, a repeated key or over `MAX_DEPTH` levels.
+        json.JSONDecodeError: If the syntax is invalid.
+        ValueError: If there is NaN, an infinite number, a repeated key or nesting of more than
+            `MAX_DEPTH` levels.
     """
     try:
         value = _decoder(**parsers).decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    # Counting brackets is a cheap upper bound of the depth, so most texts are not traversed.
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     return value
 
 
-def parse_object(text, **parsers):
-    """Return the JSON object in a text, all of whose strings can be written as UTF-8.
+def parse_object(text: str, **parsers: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the JSON object in a text. All of its strings can be encoded as UTF-8.
+
+    Args:
+        text: JSON as a string.
+        **parsers: See `parse`.
 
     Raises:
-        ValueError: As `parse`, and if the text holds something else.
+        ValueError: As in `parse`, and if the value is not an object or not encodable.
     """
     values = parse(text, **parsers)
     if not isinstance(values, dict):
-        raise ValueError(f"holds a JSON {type(values).__name__}, wanted an object")
-    if "\\ud" in text.lower():  # Only an escape can stand for half a pair.
+        raise ValueError(f"expected a JSON object, received {type(values).__name__}")
+    if "\\ud" in text.lower():  # Only an escape sequence can encode half of a pair.
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("holds half of a surrogate pair, which is no character") from None
+            raise ValueError("contains half of a surrogate pair; expected valid Unicode") from None
     return values
 
 
-def field(node, key, kind, location):
+def field(node: Any, key: str, kind: type, location: str) -> Any:
     """Return node[key] of a parsed JSON text.
 
     Args:
-        node: What stands at `location`, by right an object.
-        key: One of its keys.
-        kind: str, list, dict, int, bool, or float, which an integer is, too.
-        location: Where in which file, for the message.
+        node: The value at `location`, expected to be an object.
+        key: The key.
+        kind: Expected type: str, list, dict, int, bool or float. An integer is also a float.
+        location: File and position in it, for the error message.
 
     Raises:
-        UserError: If there is no such key, or a value of another kind.
+        UserError: If the key is missing or its value is of another type.
     """
     if not isinstance(node, dict):
-        raise UserError(f"{location}: holds a JSON {type(node).__name__}, wanted an object")
+        raise UserError(f"{location}: expected a JSON object, received {type(node).__name__}")
     if key not in node:
         raise UserError(f'{location}: no "{key}"')
     if type(node[key]) is not kind and not (kind is float and type(node[key]) is int):
-        raise UserError(f'{location}: "{key}" holds {node[key]!r:.40}, wanted {_KINDS[kind]}')
+        raise UserError(f'{location}: "{key}" is {node[key]!r:.40}; expected {_KINDS[kind]}')
     return node[key]
 
 
 @functools.lru_cache
 def _decoder(**parsers):
-    """A decoder, kept since making one takes longer than to read a short line."""
+    """Return a decoder, cached since building one takes longer than parsing a short line."""
     return json.JSONDecoder(
         **{
             "parse_int": _integer,
@@ -97,6 +106,7 @@ def _decoder(**parsers):
 
 
 def _integer(digits):
+    # Converting to float first avoids int() of thousands of digits, which Python refuses.
     number = _finite(digits)
     return int(digits) if abs(number) < 2**63 else number
 
@@ -109,7 +119,7 @@ def _finite(digits):
 
 
 def _refuse_constant(name):
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _object(pairs):

@@ -1,16 +1,17 @@
-"""Writes pretraining shards of any amount of text, and goes on where it was stopped.
+"""Write pretraining shards of any amount of text.
 
     python -m bert_tf.write_shards --input='corpus/*.txt' --vocab=vocab.txt --output_dir=SHARDS
 
-Shards are TFRecord files of google-research/bert's seven features; manifest.json tells what they
-were made of. The same command makes only what is missing.
+Shards are TFRecord files with the seven features of google-research/bert. manifest.json records
+text, vocabulary and settings. Rerun the command after an interruption to write missing shards.
 """
 
 from bert_tf import command
 from bert_tf.data.settings import WriteShardsSettings
 
 
-def main(settings):
+def main(settings: WriteShardsSettings) -> None:
+    """Write the shards."""
     from bert_tf.data.writing import write_shards
 
     write_shards(settings, command.log)

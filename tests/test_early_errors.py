@@ -100,7 +100,7 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "max_seq_length": 17}, "has 16 positions"),
     ("tasks.finetune", {**FINETUNE, "max_seq_length": 8, "frozen_layers": 3}, "has 2 layers"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken_config.json"}, "not JSON"),
-    ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
+    ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "contains other files"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seed": 1}, "--seed: was 0 when"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "task": "regression"}, "run of task 'classificati"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seeds": "1,2"}, "a single run is there"),
@@ -122,7 +122,7 @@ CASES = [
     ),
     ("export.request", {"model_dir": "{}/absent", "input": "text=a"}, "no such directory"),
     ("bert_tf.convert", {"from": "{}/no_model", "to": "{}/new"}, "no model there"),
-    ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "wanted a folder that bert_tf.write"),
+    ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "expected a directory written by"),
     ("bert_tf.pretrain", PRETRAIN, "manifest.json: "),
     ("bert_tf.inspect_shards", {"shards": "{}/shards"}, "manifest.json: "),
     (

@@ -49,7 +49,7 @@ class Undisturbed(dict):
 
 def is_over(done):
     """The output is there whole, and the command refuses to write it again."""
-    return done.status == 2 and "is there already" in done.output
+    return done.status == 2 and "already exists" in done.output
 
 
 def assert_ends_well(commands, undisturbed, name, out):
@@ -140,7 +140,7 @@ def test_existing_output(commands, undisturbed, name, tmp_path):
         assert done.status == 0, done.output
         assert content(name, tmp_path) == undisturbed[name][1]
     else:
-        done.assert_one_line("there already", "something else there")
+        done.assert_one_line("already exists", "contains other files", "something else there")
         assert listing(theirs.parent) == [theirs.name]
     assert theirs.read_text() == "theirs"
 
@@ -152,7 +152,11 @@ def test_output_equal_to_input(commands, name, tmp_path):
     (shutil.copytree if source.is_dir() else shutil.copy)(source, before)
     done = commands.run(name, None, output=source)
     done.assert_one_line(
-        "name another", "something else there", "is the run directory", "part of the input"
+        "name another",
+        "contains other files",
+        "something else there",
+        "is the run directory",
+        "part of the input",
     )
     if source.is_dir():
         assert listing(source) == listing(before)
@@ -175,8 +179,8 @@ def test_two_at_once(commands, undisturbed, name, tmp_path):
     assert len(failed) <= 1
     for one in failed:
         # The second words: the first process was over before.
-        over = ("is there already", "something else there")
-        one.assert_one_line("another process is at work there (PID", *over)
+        over = ("already exists", "contains other files", "something else there")
+        one.assert_one_line("in use by another process (PID", *over)
 
 
 def test_evaluate_writes_nothing(commands, run_command):

@@ -1,1 +1,1 @@
-"""Pretraining data: documents -> instances -> masked examples -> shards -> batches."""
+"""Pretraining data: documents, instances, masked examples, shards and batches."""

@@ -1,29 +1,39 @@
-"""Shards to batches: in an order that is a function of (seed, epoch), from any position on.
+"""Batches of pretraining examples from shards, in a reproducible order, resumable anywhere.
 
-An epoch goes through the shards in an order drawn from (seed, epoch), whole shards at a time until
-they hold BLOCK_EXAMPLES; the examples of such a block are put in an order drawn from (seed,
-epoch, block). So a position is three numbers, and to go on from it costs reading one block.
+Each epoch shuffles the shards, groups them into blocks of about `BLOCK_EXAMPLES` examples and
+shuffles each block, all from (seed, epoch). A position in the data is therefore three integers, and
+resuming reads one block.
 
-Legend: N examples, B of a batch, L their length, P the most predictions, T tokens of a batch.
+Shape suffixes: N examples of a block, B batch size, L sequence length, P maximum predictions per
+sequence, T tokens of a batch.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
+from bert_tf.config import BertConfig
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 BLOCK_EXAMPLES = 1 << 16
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
 class DataPosition(NamedTuple):
-    """Where training is in the data: the next example is number `next_example` of its epoch."""
+    """Position of training in the data.
+
+    Attributes:
+        seed: Seed of the order.
+        epoch: Epoch number from 0.
+        next_example: Index of the next example in the shuffled epoch.
+    """
 
     seed: int
     epoch: int
@@ -31,10 +41,18 @@ class DataPosition(NamedTuple):
 
 
 class PretrainingDataset:
-    """A folder of shards, to train or evaluate on with one vocabulary."""
+    """Batches of a directory of shards for training and evaluation.
 
-    def __init__(self, directory, vocabulary, config):
-        """Raises UserError where manifest, vocabulary and BertConfig do not fit together."""
+    Args:
+        directory: The directory, as written by `write_shards`.
+        vocabulary: The vocabulary of the model, which has to be that of the shards.
+        config: The configuration of the model.
+
+    Raises:
+        UserError: If the shards are incomplete or do not match the vocabulary or the configuration.
+    """
+
+    def __init__(self, directory: str, vocabulary: Vocabulary, config: BertConfig) -> None:
         self.manifest = Manifest.load(directory)
         self.manifest.check_complete()
         self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
@@ -43,21 +61,21 @@ class PretrainingDataset:
         made_with = self.manifest.values["vocabulary"]
         if made_with["sha256"] != vocabulary.sha256:
             raise UserError(
-                f"{directory}: made with another vocabulary ({made_with['entries']} entries, "
-                f"sha256 {made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
-                f"{vocabulary.sha256[:12]}...); its ids would mean other tokens"
+                f"{directory}: written with another vocabulary ({made_with['entries']} entries, "
+                f"SHA-256 {made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
+                f"{vocabulary.sha256[:12]}...); use the vocab.txt of the shards"
             )
         vocabulary.check_size(config.vocab_size, where=str(directory))
         tokenizer = self.manifest.values.get("tokenizer")
         if tokenizer and tokenizer["do_lower_case"] != config.do_lower_case:
             raise UserError(
-                f"{directory}: made with do_lower_case={tokenizer['do_lower_case']}, the "
+                f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
                 f"configuration has {config.do_lower_case}"
             )
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
-                f"{directory}: max_seq_length={self.max_seq_length}, the configuration has "
-                f"{config.max_position_embeddings} positions"
+                f"{directory}: max_seq_length={self.max_seq_length} exceeds "
+                f"max_position_embeddings={config.max_position_embeddings} of the configuration"
             )
         self._mask = None
         num_predictions = settings["max_predictions_per_seq"]
@@ -69,35 +87,64 @@ class PretrainingDataset:
                 whole_word_mask=settings["whole_word_mask"],
                 replace_with_any=settings["replace_with_any"],
             )
-            num_predictions = 0
+            num_predictions = 0  # The records contain no masks.
         counts = [entry["records"] for entry in self.manifest.shards]
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array(counts, np.int64)
+        # Masking keys use the index of an example among all shards.
         self._first_of_shard = np.cumsum([0, *counts[:-1]])
         self._parse = tf_examples.parser(self.max_seq_length, num_predictions)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.manifest.num_examples
 
-    def verify(self):
-        """Raises UserError naming the first shard that is not as it was written."""
+    def verify(self) -> None:
+        """Verify the SHA-256 of all shards.
+
+        Raises:
+            UserError: If a shard is missing or was altered. The message names the first one.
+        """
         self.manifest.check_files()
 
-    def position(self, seed, num_examples):
-        """The DataPosition after so many examples from the start."""
+    def position(self, seed: int, num_examples: int) -> DataPosition:
+        """Return the position after `num_examples` examples from the start of training."""
         return DataPosition(seed, *divmod(num_examples, len(self)))
 
-    def training_batches(self, position, batch_size, layout):
-        """Batches without end from a DataPosition on: a Dataset of {feature: tensor}.
+    def training_batches(
+        self,
+        position: DataPosition,
+        batch_size: int,
+        layout: Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]],
+    ) -> tf.data.Dataset:
+        """Return an infinite dataset of shuffled batches.
 
-        Each is `batch_size` examples; batches run over the ends of epochs, so that none is left
-        out. `layout` is pad_examples or flatten_examples.
+        Batches continue across epoch boundaries, so that no example is dropped.
+
+        Args:
+            position: The position of the first example.
+            batch_size: Examples per batch.
+            layout: `pad_examples` or `flatten_examples`.
+
+        Returns:
+            Dataset of tensors by feature name.
         """
         blocks = self._training_blocks(position)
         return self._batches(blocks, position.seed, batch_size, layout, drop_remainder=True)
 
-    def evaluation_batches(self, batch_size, layout):
-        """All examples once, in the shards' order; the last batch may be smaller."""
+    def evaluation_batches(
+        self,
+        batch_size: int,
+        layout: Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]],
+    ) -> tf.data.Dataset:
+        """Return a dataset of all examples once, in order. The last batch may be smaller.
+
+        Args:
+            batch_size: Examples per batch.
+            layout: `pad_examples` or `flatten_examples`.
+
+        Returns:
+            Dataset of tensors by feature name.
+        """
 
         def block(shard):
             return tf.zeros([], tf.int64), [shard], tf.range(tf.gather(self._counts, shard))
@@ -106,10 +153,11 @@ class PretrainingDataset:
         return self._batches(blocks, 0, batch_size, layout, drop_remainder=False)
 
     def _training_blocks(self, position):
-        """Dataset of (epoch, shards, order of their records), a block an element.
+        """Return a dataset of (epoch, shards, order of their records), one block per element.
 
-        Not from_generator: TensorFlow then has the process give all freed memory back at once
-        (M_TRIM_THRESHOLD), and a train step of 2.5 s, with 14,000 page faults, takes 8% longer.
+        `from_generator` is avoided: with it TensorFlow makes the process return freed memory to the
+        system at once (M_TRIM_THRESHOLD), which slows down a train step of 2.5 s by 8%, with 14,000
+        page faults.
         """
 
         def of_epoch(epoch):
@@ -128,18 +176,19 @@ class PretrainingDataset:
         return blocks.filter(lambda epoch, shards, order: tf.size(order) > 0)
 
     def _block(self, position, epoch, number):
-        """(shards, order of their records) of an epoch's block, as far as `position` leaves it.
+        """Return the shard numbers of a block and the order of its remaining records, int64.
 
-        Shards are numbers; records count through all of a block's shards.
+        Records are numbered across the shards of the block. Those before `position` are left out.
         """
         blocks = self._blocks(position.seed, epoch)
         sizes = [self._counts[shards].sum() for shards in blocks]
         order = self._order(position.seed, epoch, number, sizes[number])
+        # In the epoch of `position`, examples before it are dropped; later epochs are complete.
         done = position.next_example - sum(sizes[:number]) if epoch == position.epoch else 0
         return blocks[number], order[max(done, 0) :]
 
     def _blocks(self, seed, epoch):
-        """The shards of each block of an epoch, int64 arrays."""
+        """Return the shard numbers of each block of an epoch, as int64 arrays."""
         shards = np.random.default_rng([seed, epoch, 0]).permutation(len(self._counts))
         blocks, size = [[]], 0
         for shard in shards:
@@ -151,11 +200,11 @@ class PretrainingDataset:
         return [np.array(block, np.int64) for block in blocks]
 
     def _order(self, seed, epoch, block, size):
-        """Of a block's records. 0 is for the order of the shards."""
+        """Return the order of a block's records. Stream 0 is used for the order of the shards."""
         return np.random.default_rng([seed, epoch, block + 1]).permutation(size)
 
     def _batches(self, blocks, seed, batch_size, layout, drop_remainder):
-        # The next block is read while this one is used.
+        # Prefetching reads the next block while this one is used.
         blocks = blocks.map(self._read_block).prefetch(1)
         rows = blocks.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
         batches = rows.batch(batch_size, drop_remainder=drop_remainder)
@@ -172,11 +221,12 @@ class PretrainingDataset:
                 examples = self._mask(examples, masking.keys(seed, epoch_B, numbers_B))
             return layout(examples)
 
+        # Batches are finished in parallel, but delivered in order.
         batches = batches.map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(2)
 
     def _read_block(self, epoch, shards, order_N):
-        """-> records string, epoch, shard, number in the shard int64, each [N], in order."""
+        """Read a block. Return record, epoch, shard and index in the shard, each `(N,)`."""
         paths = tf.gather(self._paths, shards)
         records_N = tf.data.TFRecordDataset(paths).batch(tf.int64.max).get_single_element()
         expected = tf.gather(self._counts, shards)
@@ -185,7 +235,7 @@ class PretrainingDataset:
             tf.strings.as_string(tf.size(records_N)),
             tf.strings.as_string(tf.reduce_sum(expected)),
         ]
-        message = [where, ": ", counts[0], " records, the manifest has ", counts[1]]
+        message = [where, ": ", counts[0], " records; the manifest has ", counts[1]]
         is_right = tf.size(records_N, tf.int64) == tf.reduce_sum(expected)
         with tf.control_dependencies([_require(is_right, message)]):
             records_N = tf.identity(records_N)
@@ -198,10 +248,10 @@ class PretrainingDataset:
         return tuple(tf.gather(column, order_N) for column in columns)
 
     def _checks(self, examples, shard_B, number_B):
-        """Operations that fail, naming the first example with an id, position or label too large.
+        """Return assertions that fail if an id, position or label is out of range.
 
-        A gather on a processor would refuse it without saying where, and on other devices give 0
-        or NaN.
+        The message names the record. Without them, `tf.gather` would fail on a CPU without naming
+        it, and return 0 or NaN on other devices.
         """
         checks = []
         for name, limit in tf_examples.limits(self.vocab_size, self.max_seq_length).items():
@@ -211,31 +261,45 @@ class PretrainingDataset:
                 first = tf.argmax(tf.reduce_any(is_bad, axis=1))
                 value = values[first][tf.argmax(is_bad[first])]
                 path, number = tf.gather(self._paths, shard_B[first]), number_B[first]
-                message = [path, ": record ", tf.strings.as_string(number), f": {name} holds "]
-                message += [tf.strings.as_string(value), f", wanted 0 to {limit - 1}"]
+                message = [path, ": record ", tf.strings.as_string(number), f": {name} is "]
+                message += [tf.strings.as_string(value), f"; expected 0 to {limit - 1}"]
                 checks.append(_require(~tf.reduce_any(is_bad), message))
         return checks
 
 
-def bad_record(error):
-    """The UserError in an error of TensorFlow's that reading a batch gave, or None."""
+def bad_record(error: tf.errors.OpError) -> UserError | None:
+    """Return the `UserError` in a TensorFlow error from reading a batch, or `None`."""
     found = _MESSAGE.search(str(error))
     return UserError(found[1]) if found else None
 
 
 def _require(condition, message):
+    # TensorFlow adds text around the message; `bad_record` finds it by the marks.
     return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 
-def pad_examples(examples):
-    """As on disk, [B, L] and [B, P]; next_sentence_labels [B]."""
+def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return examples in the padded layout, as in the shards.
+
+    Args:
+        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
+
+    Returns:
+        The same tensors, with next_sentence_labels of shape `(B,)`.
+    """
     return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
 
 
-def flatten_examples(examples):
-    """Without padding: {input_ids, segment_ids [T], row_splits [B + 1], ...}.
+def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return examples in the flat layout, without padding between sequences.
 
-    T is rounded up to one of few sizes. masked_lm_positions [B, P] count through all T.
+    Args:
+        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
+
+    Returns:
+        Dict with int32 input_ids and segment_ids `(T,)`, row_splits `(B + 1,)`,
+        masked_lm_positions `(B, P)` relative to T, the other masked_lm_* tensors and
+        next_sentence_labels `(B,)`. T is rounded up to a bucket size; the tail is 0.
     """
     is_token_BL = examples["input_mask"] > 0
     lengths_B = tf.reduce_sum(examples["input_mask"], axis=1)

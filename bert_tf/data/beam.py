@@ -1,30 +1,52 @@
-"""Shards on Apache Beam, where one machine ends: the same function, number -> file.
+"""Write shards with Apache Beam, on several machines.
 
-Workers read the text and write the shards themselves, so input and output have to be paths that all
-of them see.
+Workers read the text and write the shards themselves, so all of them need access to the input and
+output paths.
 """
 
 import contextlib
 import io
 import logging
 import shlex
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
 from bert_tf.command import import_tensorflow
+from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
-# In this process. Beam's own default would download a program first.
+# Runs in this process. Beam's default runner would download a program first.
 DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 @contextlib.contextmanager
-def run_on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
-    """Gives a function: tasks (number, spans) -> nothing more, once all their shards are there.
+def run_on_beam(
+    settings: WriteShardsSettings,
+    vocabulary: Vocabulary,
+    tokenizer: dict[str, Any],
+    plan_sha256: str,
+    num_tasks: int,
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+    """Configure a Beam runner for the block.
 
-    `settings.beam_args` are options as on Beam's command line, such as --runner=FlinkRunner.
+    Args:
+        settings: Settings; `beam_args` are options of Beam, such as --runner=FlinkRunner.
+        vocabulary: The vocabulary.
+        tokenizer: Keyword arguments of the `Tokenizer`.
+        plan_sha256: Digest of the plan in the manifest.
+        num_tasks: Not used; for compatibility with `run_local`.
+
+    Yields:
+        Function that writes the shards of an iterable of tasks (shard number, spans). It returns
+        an empty iterator when all are complete.
+
+    Raises:
+        UserError: If --beam_args is invalid or a task fails.
     """
     try:
         with contextlib.redirect_stderr(io.StringIO()) as captured:
@@ -35,7 +57,7 @@ def run_on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={settings.beam_args}: {lines[-1]}") from None
-    # Beam tells every failure four times over; it is raised, too.
+    # Beam logs every failure four times; it is raised as well.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
 
     def make(tasks):
@@ -49,9 +71,9 @@ def run_on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
                     | "Write" >> beam.ParDo(_WriteShard(*arguments))
                 )
         except Exception as error:
-            # A runner wraps what a worker raised, in ways of its own.
+            # Each runner wraps the exception of a worker in its own way.
             raise UserError(
-                f"--runner=beam: {_last_line(error)}; the same command goes on"
+                f"--runner=beam: {_last_line(error)}; rerun the command to resume"
             ) from error
         yield from ()
 
@@ -59,7 +81,7 @@ def run_on_beam(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
 
 
 def _last_line(error):
-    """What a worker raised: the innermost cause, by its last line that says something."""
+    """Return the last nonblank line of the innermost cause: the error of the worker."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__
     lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
@@ -67,7 +89,7 @@ def _last_line(error):
 
 
 class _WriteShard(beam.DoFn):
-    """Makes a shard an element; a worker builds its tokenizer once."""
+    """Write one shard per element. The tokenizer is built once per worker."""
 
     def __init__(self, *arguments):
         self._arguments = arguments

@@ -1,7 +1,8 @@
-"""Documents of any amount of text: found once, hashed and dealt, then read where they lie.
+"""Index and read the documents of a corpus of any size.
 
-Pass 1 goes through every file line by line and keeps, for each document, a hash of its content and
-where it lies: 36 bytes, whatever its size. It needs no TensorFlow. Pass 2 reads documents by seek.
+Pass 1 reads every file line by line and keeps 36 bytes per document: a hash of its content, and its
+file, offset and length. For local paths it does not import TensorFlow. Pass 2 reads documents by
+seek.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ import math
 import os
 import zlib
 from array import array
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,14 +25,14 @@ from bert_tf.errors import UserError
 FORMATS = ("lines", "text", "jsonl")
 MAX_LINE_BYTES = 1 << 20
 MAX_JSON_LINE_BYTES = 64 << 20
-# gzip makes text 3 to 10 times as small, and at most 1,032 times. What unpacks to more than this is
-# no text, and would fill the disk it is unpacked to.
+# gzip compresses text by a factor of 3 to 10, and anything by at most 1,032. A file beyond this
+# limit is not text and could fill the disk.
 MAX_EXPANSION = 100
-FREE_EXPANSION_BYTES = 4 << 20  # A small file may hold anything.
+FREE_EXPANSION_BYTES = 4 << 20  # The limit does not apply to small files.
 
 
 class DocumentSpan(NamedTuple):
-    """A document as pass 1 finds it: 16 bytes of hash, and where in its file it lies."""
+    """A document: 16-byte hash of its content, and offset and length in its file in bytes."""
 
     digest: bytes
     offset: int
@@ -39,10 +41,14 @@ class DocumentSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-    """All documents in an order that only their content decides.
+    """The D documents of a corpus, in an order that depends only on their content.
 
-    paths: the files, or for gzip what they were unpacked to. digests uint64 [D, 2], sorted; files
-    int32 [D], numbers into paths; offsets, lengths int64 [D].
+    Attributes:
+        paths: The files, or the decompressed copies of gzip files.
+        digests: uint64 `(D, 2)`, sorted hashes of the content.
+        files: int32 `(D,)`, indices into `paths`.
+        offsets: int64 `(D,)`, in bytes.
+        lengths: int64 `(D,)`, in bytes.
     """
 
     paths: tuple[str, ...]
@@ -51,41 +57,59 @@ class DocumentIndex:
     offsets: np.ndarray
     lengths: np.ndarray
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.files)
 
     @property
-    def sha256(self):
-        """Of all documents' content: equal for equal text, however it is spread over files."""
+    def sha256(self) -> str:
+        """SHA-256 of the content of all documents, however they are distributed over files."""
         return hashlib.sha256(self.digests.tobytes()).hexdigest()
 
 
-def find_files(patterns, but_in=None):
-    """The sorted paths that globs match, each file once, none that lies in the folder `but_in`.
+def find_files(patterns: Iterable[str], but_in: str | None = None) -> list[str]:
+    """Expand glob patterns.
 
-    Raises UserError where a glob matches nothing.
+    Args:
+        patterns: The patterns.
+        but_in: Directory whose files are excluded, or `None`.
+
+    Returns:
+        The sorted paths, each file once.
+
+    Raises:
+        UserError: If a pattern matches no file.
     """
     paths = {}
     for pattern in patterns:
         matches = files.glob_files(pattern)
         if not matches:
             is_directory = not files.is_remote(pattern) and os.path.isdir(pattern)
-            what = f"is a folder; {pattern}/* are its files" if is_directory else "no such file"
+            what = (
+                f"is a directory; use {pattern}/* for its files" if is_directory else "no such file"
+            )
             raise UserError(f"--input={pattern}: {what}")
         for path in matches:
             real_path = path if files.is_remote(path) else os.path.realpath(path)
             if but_in is None or not real_path.startswith(os.path.join(but_in, "")):
                 paths.setdefault(real_path, path)
     if not paths:
-        raise UserError(f"--input={','.join(patterns)}: no file but those of {but_in}")
+        raise UserError(f"--input={','.join(patterns)}: no files other than those in {but_in}")
     return sorted(paths.values())
 
 
-def lines(path, max_bytes=MAX_LINE_BYTES):
-    """(offset, bytes, text) of each line of a file, plain or gzip, split at "\\n" only.
+def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes, str]]:
+    """Read a file line by line. Only LF ends a line.
 
-    Raises UserError naming the line where one is too long or no UTF-8, and where gzip unpacks to
-    over MAX_EXPANSION times its size.
+    Args:
+        path: UTF-8 file, plain or gzip.
+        max_bytes: Maximum length of a line.
+
+    Yields:
+        Offset in bytes (after decompression), the line as bytes, and as text.
+
+    Raises:
+        UserError: If a line is too long or not UTF-8, or if a gzip file expands to more than
+            `MAX_EXPANSION` times its size.
     """
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(files.open_file(path))
@@ -109,32 +133,40 @@ def lines(path, max_bytes=MAX_LINE_BYTES):
             if offset >= next_check:
                 if offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
                     raise UserError(
-                        f"{path}: unpacks to over {MAX_EXPANSION} times its size at line {number}, "
-                        "which is no text; take it out, or unpack it yourself"
+                        f"{path}: expands to over {MAX_EXPANSION} times its size at line {number}; "
+                        "expected text; remove it, or decompress it"
                     )
                 next_check = offset + (1 << 20)
             if len(line) > max_bytes and not line.endswith(b"\n"):
                 raise UserError(
-                    f"{path}: line {number} is longer than {max_bytes} bytes; wanted a sentence or "
-                    "a paragraph a line; break the text into lines"
+                    f"{path}: line {number} is longer than {max_bytes} bytes; expected one "
+                    "sentence or paragraph per line"
                 )
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(
                     f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
-                    "file; convert it (iconv -f LATIN1 -t UTF-8) or take the line out"
+                    "file; convert it (iconv -f LATIN1 -t UTF-8) or remove the line"
                 ) from None
             yield offset, line, text
             offset += len(line)
 
 
-def spans(path, input_format, text_field="text", copy_to=None):
-    """The documents of a file, as DocumentSpans.
+def spans(
+    path: str, input_format: str, text_field: str = "text", copy_to: BinaryIO | None = None
+) -> Iterator[DocumentSpan]:
+    """Find the documents of a file. Those without text are skipped.
 
-    "lines" are separated by blank lines; "text" is a document a file; "jsonl" a document a line,
-    an object whose `text_field` is a string. Documents without text are left out. What is read goes
-    to the stream `copy_to` if there is one.
+    Args:
+        path: The file.
+        input_format: "lines", documents separated by blank lines; "text", one document per file;
+            or "jsonl", one object per line with a string in `text_field`.
+        text_field: Key of the text in "jsonl".
+        copy_to: Stream that receives the decompressed file, or `None`.
+
+    Raises:
+        UserError: See `lines` and `json_text`.
     """
     max_bytes = MAX_JSON_LINE_BYTES if input_format == "jsonl" else MAX_LINE_BYTES
     content, begin, end = _Content(), 0, 0
@@ -161,32 +193,52 @@ def spans(path, input_format, text_field="text", copy_to=None):
         yield DocumentSpan(content.digest(), begin, end - begin)
 
 
-def json_text(line, text_field, where):
-    """The text of a JSON line. Raises UserError naming the line if it has none."""
+def json_text(line: str, text_field: str, where: str) -> str:
+    """Return the text in a line of JSON.
+
+    Args:
+        line: A JSON object.
+        text_field: Key of the text.
+        where: File and line, for error messages.
+
+    Raises:
+        UserError: If the line is not such an object, or the text has too long lines.
+    """
     try:
         text = strict_json.parse(line)[text_field]
     except ValueError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
     except (KeyError, TypeError):
-        raise UserError(f"{where}: wanted an object with the key {text_field!r}") from None
+        raise UserError(f"{where}: expected an object with the key {text_field!r}") from None
     if not isinstance(text, str):
-        raise UserError(f"{where}: {text_field!r} is {repr(text)[:40]}, wanted a string")
-    text = text.encode("utf-8", "ignore").decode()  # Half a surrogate pair is valid JSON, no text.
+        raise UserError(f"{where}: {text_field!r} is {repr(text)[:40]}; expected a string")
+    text = text.encode("utf-8", "ignore").decode()  # Half a surrogate pair is valid JSON.
     if any(len(part) > MAX_LINE_BYTES for part in text.split("\n")):
         raise UserError(
-            f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; break it "
-            "into paragraphs"
+            f"{where}: {text_field!r} has a line of over {MAX_LINE_BYTES} characters; expected "
+            "one paragraph per line"
         )
     return text
 
 
-def index(paths, input_format, text_field, spill_dir):
-    """Pass 1 -> DocumentIndex. gzip files are unpacked into `spill_dir`, to be read by seek.
+def index(
+    paths: Sequence[str], input_format: str, text_field: str, spill_dir: str
+) -> DocumentIndex:
+    """Index the documents of a corpus (pass 1).
 
-    Ordered by (hash, path, offset); the hash has 128 bits, so that equal hashes are equal content.
-    Raises UserError where there is no document at all.
+    They are ordered by hash, path and offset. The hash has 128 bits, so that documents with equal
+    hashes can be assumed to have equal content.
+
+    Args:
+        paths: Sorted files.
+        input_format: See `spans`.
+        text_field: Key of the text in "jsonl".
+        spill_dir: Directory for decompressed copies of gzip files, which are read by seek later.
+
+    Raises:
+        UserError: If there is no document, or a file cannot be used.
     """
-    # Arrays, not tuples: a corpus may have many million documents.
+    # Arrays instead of tuples save memory: a corpus may have many millions of documents.
     digests, owners, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
     local_paths = []
     for number, path in enumerate(paths):
@@ -209,15 +261,31 @@ def index(paths, input_format, text_field, spill_dir):
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
     digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
     owners, offsets, lengths = (np.array(column) for column in (owners, offsets, lengths))
-    # `paths` are sorted: a file's number is its path's rank.
+    # `paths` are sorted, so sorting by file number sorts by path.
     order = np.lexsort((offsets, owners, digests[:, 1], digests[:, 0]))
     return DocumentIndex(
         tuple(local_paths), digests[order], owners[order], offsets[order], lengths[order]
     )
 
 
-def read(path, offset, length, input_format, text_field="text"):
-    """Pass 2: the lines of a document, stripped, as strings; "" between paragraphs."""
+def read(
+    path: str, offset: int, length: int, input_format: str, text_field: str = "text"
+) -> list[str]:
+    """Read a document (pass 2).
+
+    Args:
+        path: The file.
+        offset: Offset of the document in bytes.
+        length: Length of the document in bytes.
+        input_format: See `spans`.
+        text_field: Key of the text in "jsonl".
+
+    Returns:
+        The stripped lines; empty strings separate paragraphs.
+
+    Raises:
+        UserError: If the file was changed.
+    """
     with files.open_file(path) as stream:
         stream.seek(offset)
         data = stream.read(length)
@@ -226,16 +294,17 @@ def read(path, offset, length, input_format, text_field="text"):
     except UnicodeDecodeError:
         text = None
     if text is None or len(data) != length:
-        raise UserError(f"{path}: was changed while it was read; give the command again")
+        raise UserError(f"{path}: was changed while it was read; rerun the command")
     if input_format == "jsonl":
         text = json_text(text, text_field, f"{path}: at byte {offset}")
     return [line.strip() for line in text.split("\n")]
 
 
 class _Content:
-    """Hashes a document line by line; line ends, blanks and how many lines are blank do not count.
+    """Hash of a document, updated line by line.
 
-    That there are blank lines does: they separate paragraphs.
+    It does not depend on line ends, surrounding blanks or the number of consecutive blank lines,
+    but on the paragraphs, which blank lines separate.
     """
 
     def __init__(self):
@@ -243,7 +312,7 @@ class _Content:
         self.has_text = self._follows_blank = False
 
     def add(self, line):
-        """Takes a line, stripped."""
+        """Add a stripped line."""
         if line:
             self._hash.update(b"\n" * self._follows_blank + line.encode() + b"\n")
             self.has_text = True

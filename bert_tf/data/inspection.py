@@ -1,9 +1,10 @@
-"""What is in a folder of shards: is it what was written, how is it distributed, how does it read?
+"""Verify, summarize and print pretraining shards, and write the manifest of released shards.
 
-Legend: N examples, L their length, P the most predictions.
+Shape suffixes: N examples, L sequence length, P maximum predictions per sequence.
 """
 
 import os
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -12,27 +13,33 @@ from bert_tf import files
 from bert_tf.data import tf_examples
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 BATCH_EXAMPLES = 4096
 
 
 class ShardStatistics:
-    """Counts over examples; lengths are of input_ids without padding, with [CLS] and [SEP]."""
+    """Statistics of examples. Lengths are in tokens, with [CLS] and [SEP], without padding.
 
-    def __init__(self, mask_id):
+    Args:
+        mask_id: The id of [MASK].
+    """
+
+    def __init__(self, mask_id: int) -> None:
         self.mask_id = mask_id
         self.lengths, self.lengths_b, self.predictions = [], [], []
         self.random_next = 0
-        self.mask_actions = np.zeros(3, np.int64)  # [MASK], as it was, another token.
+        self.mask_actions = np.zeros(3, np.int64)  # Counts of [MASK], kept, replaced.
 
-    def add(self, examples):
-        """Counts {feature: array [N, ...]}."""
+    def add(self, examples: Mapping[str, np.ndarray]) -> None:
+        """Add examples: arrays `(N, ...)` by feature name."""
         self.lengths.append(examples["input_mask"].sum(axis=1, dtype=np.int32))
         self.lengths_b.append(examples["segment_ids"].sum(axis=1, dtype=np.int32))
         self.random_next += int(examples[tf_examples.LABELS].sum())
         if "masked_lm_ids" in examples:
             is_predicted = examples["masked_lm_weights"] > 0
             self.predictions.append(is_predicted.sum(axis=1, dtype=np.int32))
+            # Compare the token in the input with the label to infer the masking action.
             seen = np.take_along_axis(
                 examples["input_ids"], examples["masked_lm_positions"], axis=1
             )
@@ -40,19 +47,23 @@ class ShardStatistics:
             for number, action in enumerate((is_mask, is_same & ~is_mask, ~is_same & ~is_mask)):
                 self.mask_actions[number] += (action & is_predicted).sum()
 
-    def lines(self, max_seq_length):
-        """The distributions, as lines to read."""
+    def lines(self, max_seq_length: int) -> Iterator[str]:
+        """Yield the statistics as lines of text.
+
+        Args:
+            max_seq_length: Sequence length with padding.
+        """
         lengths, lengths_b = np.concatenate(self.lengths), np.concatenate(self.lengths_b)
         num_positions = len(lengths) * max_seq_length
-        yield f"{len(lengths):,} examples of {max_seq_length} places, {lengths.sum():,} tokens"
-        yield f"padding                {1 - lengths.sum() / num_positions:.2%} of all places"
+        yield f"{len(lengths):,} examples of {max_seq_length} positions, {lengths.sum():,} tokens"
+        yield f"padding                {1 - lengths.sum() / num_positions:.2%} of all positions"
         yield f"full examples          {np.mean(lengths == max_seq_length):.2%}"
-        yield _deciles("tokens an example", lengths)
-        yield _deciles("of segment A", lengths - lengths_b - 2)
-        yield _deciles("of segment B", lengths_b - 1)
+        yield _deciles("tokens per example", lengths)
+        yield _deciles("tokens of segment A", lengths - lengths_b - 2)
+        yield _deciles("tokens of segment B", lengths_b - 1)
         yield f"random next            {self.random_next / len(lengths):.2%}"
         if not self.predictions:
-            yield "predicted tokens       none: masks are drawn in training"
+            yield "predicted tokens       none: dynamic masking"
             return
         predictions = np.concatenate(self.predictions)
         yield _deciles("predicted tokens", predictions)
@@ -61,10 +72,20 @@ class ShardStatistics:
         yield f"of these               {mask:.2%} [MASK], {same:.2%} kept, {other:.2%} replaced"
 
 
-def read_shard(path, parse):
-    """The examples of a file, {feature: array [N, ...]} at a time.
+def read_shard(
+    path: str | os.PathLike, parse: Callable[[tf.Tensor], dict[str, tf.Tensor]]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Read the examples of a shard in batches of `BATCH_EXAMPLES`.
 
-    Raises UserError naming the file where it is damaged, or a record is not as `parse` wants it.
+    Args:
+        path: The TFRecord file.
+        parse: From `tf_examples.parser`.
+
+    Yields:
+        Arrays `(N, ...)` by feature name.
+
+    Raises:
+        UserError: If the file is damaged or a record cannot be parsed.
     """
     number = 0
     try:
@@ -72,26 +93,34 @@ def read_shard(path, parse):
             yield {name: value.numpy() for name, value in parse(batch).items()}
             number += len(batch)
     except tf.errors.DataLossError:
-        raise UserError(f"{path}: damaged behind record {number}; write it again") from None
+        raise UserError(f"{path}: damaged after record {number}; write it again") from None
     except tf.errors.InvalidArgumentError:
         raise UserError(
-            f"{path}: record {number} or one of the next has not the features and lengths that "
-            "the first record or the manifest shows"
+            f"{path}: record {number} or a later one does not have the features and lengths of "
+            "the first record or the manifest"
         ) from None
     except tf.errors.OpError as error:
         raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
 
 
-def inspect(manifest, vocabulary, log=lambda line: None):
-    """Checks hashes and counts of all shards -> ShardStatistics.
+def inspect(
+    manifest: Manifest, vocabulary: Vocabulary, log: Callable[[str], None] = lambda line: None
+) -> ShardStatistics:
+    """Verify hashes and record counts of all shards and collect statistics.
 
-    Raises UserError naming the first.
+    Args:
+        manifest: The manifest of the shards.
+        vocabulary: The vocabulary of the shards.
+        log: Receives lines of progress.
+
+    Raises:
+        UserError: If a shard or the vocabulary does not match the manifest.
     """
     manifest.check_files()
     if vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
         raise UserError(
-            f"--vocab: not the vocabulary of {manifest.directory} "
-            f"({len(vocabulary)} entries, there {manifest.values['vocabulary']['entries']})"
+            f"--vocab: not the vocabulary of {manifest.directory} ({len(vocabulary)} entries; "
+            f"the manifest has {manifest.values['vocabulary']['entries']})"
         )
     statistics = ShardStatistics(vocabulary["[MASK]"])
     parse = manifest_parser(manifest)
@@ -102,15 +131,15 @@ def inspect(manifest, vocabulary, log=lambda line: None):
             count += len(examples["input_ids"])
         if count != entry["records"]:
             raise UserError(
-                f"{manifest.path(entry['file'])}: {count} records, {NAME} has {entry['records']}"
+                f"{manifest.path(entry['file'])}: {count} records; {NAME} has {entry['records']}"
             )
         if number % 16 == 0:
-            log(f"{number}/{len(manifest.shards)} shards")
+            log(f"inspecting: {number}/{len(manifest.shards)} shards")
     return statistics
 
 
-def manifest_parser(manifest):
-    """records.parser for what a manifest's shards hold."""
+def manifest_parser(manifest: Manifest) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return the `tf_examples.parser` for the shards of a manifest."""
     settings = manifest.settings
     is_masked = settings["masking"] == "static"
     return tf_examples.parser(
@@ -118,8 +147,8 @@ def manifest_parser(manifest):
     )
 
 
-def first_examples(manifest, count):
-    """The first `count` examples, {feature: array} each."""
+def first_examples(manifest: Manifest, count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the first `count` examples, as arrays by feature name."""
     parse = manifest_parser(manifest)
     for entry in manifest.shards:
         for examples in read_shard(manifest.path(entry["file"]), parse):
@@ -130,8 +159,17 @@ def first_examples(manifest, count):
                 yield {name: values[row] for name, values in examples.items()}
 
 
-def format_example(example, vocabulary):
-    """An example as lines: its segments as text, predicted places in braces, their answers."""
+def format_example(example: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> Iterator[str]:
+    """Format an example as lines of text.
+
+    Args:
+        example: Arrays by feature name, from `first_examples`.
+        vocabulary: The vocabulary of the shards.
+
+    Yields:
+        A summary, the tokens of each segment with masked positions in braces, and the labels of
+        the masked positions.
+    """
 
     def token(token_id):
         return vocabulary.entries[token_id]
@@ -154,20 +192,31 @@ def format_example(example, vocabulary):
         yield f"  predict  {', '.join(labels)}"
 
 
-def write_manifest(directory, vocabulary):
-    """Writes the manifest of shards that another program made, once every record was read.
+def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Manifest:
+    """Write the manifest of shards from google-research/bert or another program.
 
-    Raises UserError naming a file that does not hold the released features, or a number that cannot
-    be, such as an id that the vocabulary does not have.
+    Every record is read and checked before.
+
+    Args:
+        directory: The directory of the shards, files with "tfrecord" in their names.
+        vocabulary: The vocabulary of the shards. A copy is saved next to them.
+
+    Raises:
+        UserError: If a file does not contain the released features, or a value is out of range,
+            such as an id that is not in the vocabulary.
     """
     if NAME in files.listdir(directory):
-        raise UserError(f"{os.path.join(directory, NAME)}: is there already")
+        raise UserError(
+            f"{os.path.join(directory, NAME)}: already exists; delete it to write a new one"
+        )
     path = os.path.join(directory, VOCABULARY_NAME)
     if files.exists(path) and files.read_text(path) != vocabulary.to_bytes().decode():
-        raise UserError(f"{path}: is there already, and not the one of --vocab; which is right?")
+        raise UserError(
+            f"{path}: already exists and differs from --vocab; keep the one of the shards"
+        )
     names = [name for name in files.listdir(directory) if "tfrecord" in name and name[0] != "."]
     if not names:
-        raise UserError(f"{directory}: no file with tfrecord in its name")
+        raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
     lengths = _lengths(os.path.join(directory, names[0]))
     parse, entries = tf_examples.parser(*lengths), []
     for name in names:
@@ -179,8 +228,8 @@ def write_manifest(directory, vocabulary):
                 if is_bad.any():
                     row = is_bad.any(axis=1).argmax()
                     raise UserError(
-                        f"{path}: record {count + row}: {feature} holds {values[is_bad][0]}, "
-                        f"wanted 0 to {limit - 1}"
+                        f"{path}: record {count + row}: {feature} is {values[is_bad][0]}; "
+                        f"expected 0 to {limit - 1}"
                     )
             count += len(examples["input_ids"])
             tokens += int(examples["input_mask"].sum())
@@ -214,21 +263,21 @@ def write_manifest(directory, vocabulary):
 
 
 def _lengths(path):
-    """(max_seq_length, max_predictions_per_seq) that the first record of a file shows."""
+    """Return max_seq_length and max_predictions_per_seq of the first record of a file."""
     try:
         record = next(iter(tf.data.TFRecordDataset(path)), None)
         example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
     except (tf.errors.OpError, ValueError):
         raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
-    has = sorted(example.features.feature)  # Asking for one puts it there.
+    has = sorted(example.features.feature)  # Listed first, since a look-up adds missing features.
     sizes = [
         len(example.features.feature[name].int64_list.value)
         for name in ("input_ids", "masked_lm_positions")
     ]
     if not all(sizes):
         raise UserError(
-            f"{path}: its first record has the features {has}; "
-            f"wanted {', '.join((*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS))}"
+            f"{path}: the first record has the features {has}; "
+            f"expected {', '.join((*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS))}"
         )
     return sizes
 
@@ -236,6 +285,6 @@ def _lengths(path):
 def _deciles(name, numbers):
     values = np.percentile(numbers, [0, 10, 50, 90, 100]).astype(int)
     return (
-        f"{name:22} mean {numbers.mean():.2f}; least {values[0]}, 10% {values[1]}, "
-        f"half {values[2]}, 90% {values[3]}, most {values[4]}"
+        f"{name:22} mean {numbers.mean():.2f}; min {values[0]}, 10% {values[1]}, "
+        f"median {values[2]}, 90% {values[3]}, max {values[4]}"
     )

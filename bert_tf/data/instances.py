@@ -1,24 +1,37 @@
-"""Instances: which tokens stand together in an example, and whether B really follows A.
+"""Build instances, pairs of segments for next sentence prediction.
 
-The rules are those of google-research/bert, create_pretraining_data.py (Devlin et al. 2019, A.2).
-A segment is always a run of consecutive tokens of one document, so an instance is four numbers.
+Follows google-research/bert, create_pretraining_data.py (Devlin et al. 2019, A.2). A segment is
+always a range of consecutive tokens of one document, so an instance is four integers and a label.
 """
 
 import bisect
 import dataclasses
 import random
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from bert_tf.data.sentences import TokenizedDocuments
 
 NUM_SPECIALS = 3  # [CLS] A [SEP] B [SEP]
 
 
 @dataclasses.dataclass(frozen=True)
 class Instances:
-    """Segments A and B of N instances as ranges of tokens, int64 [N]; is_random_next bool [N]."""
+    """N instances: segments A and B as ranges of token indices.
+
+    Attributes:
+        a_begin: int64 `(N,)`, index of the first token of A.
+        a_end: int64 `(N,)`, index after the last token of A.
+        b_begin: int64 `(N,)`, index of the first token of B.
+        b_end: int64 `(N,)`, index after the last token of B.
+        is_random_next: bool `(N,)`, False if B follows A in the text.
+    """
 
     a_begin: np.ndarray
     a_end: np.ndarray
@@ -26,31 +39,47 @@ class Instances:
     b_end: np.ndarray
     is_random_next: np.ndarray
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.a_begin)
 
     @property
-    def num_tokens(self):
-        """Tokens of each example, with [CLS] and twice [SEP], int64 [N]."""
+    def num_tokens(self) -> np.ndarray:
+        """Tokens per example with [CLS] and two [SEP], int64 `(N,)`."""
         return self.a_end - self.a_begin + self.b_end - self.b_begin + NUM_SPECIALS
 
-    def rows(self, which):
+    def rows(self, which: slice | np.ndarray) -> "Instances":
+        """Select instances by a slice or an index array."""
         return Instances(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
 
 
 def make_instances(
-    documents, *, max_seq_length, short_seq_prob, dupe_factor, seed, same_document_next=False
-):
-    """TokenizedDocuments -> Instances, each document `dupe_factor` times, all in random order.
+    documents: "TokenizedDocuments",
+    *,
+    max_seq_length: int,
+    short_seq_prob: float,
+    dupe_factor: int,
+    seed: int,
+    same_document_next: bool = False,
+) -> Instances:
+    """Build the instances of documents, in random order.
 
-    `same_document_next` lets a random next segment be of the same document where ten draws gave no
-    other, as released; otherwise it never is. Raises UserError if that leaves none to draw from.
+    Args:
+        documents: The documents of a shard.
+        max_seq_length: Maximum tokens per example, with [CLS] and two [SEP].
+        short_seq_prob: Fraction of documents whose instances get a random shorter length.
+        dupe_factor: Passes over the documents, each with other instances.
+        seed: Random seed.
+        same_document_next: Whether a random next segment may come from the same document if ten
+            draws found no other, as in google-research/bert. By default it never does.
+
+    Raises:
+        UserError: If there are too few documents.
     """
     if len(documents) < (1 if same_document_next else 2):
         raise UserError(
-            f"{len(documents)} documents with tokens, wanted at least 2, since a random next "
-            "segment comes from another document; separate documents by blank lines, or make fewer "
-            "shards in a new --output_dir"
+            f"{len(documents)} documents with tokens, expected at least 2, since a random next "
+            "segment comes from another document; separate documents by blank lines, or write "
+            "fewer shards to a new --output_dir"
         )
     draws = random.Random(seed)
     budget = max_seq_length - NUM_SPECIALS
@@ -76,29 +105,31 @@ def make_instances(
 
 
 def _target(budget, short_seq_prob, uniform):
-    """Tokens that a document's instances are to have: all that fit, at times fewer."""
+    """Return the number of tokens per instance of a document: `budget`, or a random lower one."""
     return 2 + int(uniform() * (budget - 1)) if uniform() < short_seq_prob else budget
 
 
 def _add_instances(found, document, begins, document_splits, target, uniform, same_document_next):
-    """Appends five numbers to `found` for each instance of a document.
+    """Append the five integers of each instance of a document to `found`.
 
-    Sentence i is the tokens begins[i] to begins[i + 1]; int(uniform() * n) is one of n.
+    Sentence i is the tokens begins[i] to begins[i + 1]. int(uniform() * n) draws from range(n).
     """
     num_documents = len(document_splits) - 1
     first, last = document_splits[document], document_splits[document + 1]
     while first < last:
-        # Sentences until there are `target` tokens, or to the document's end.
+        # The chunk: sentences up to `target` tokens or the end of the document.
         end = bisect.bisect_left(begins, begins[first] + target, first + 1, last)
+        # A gets a random number of sentences of the chunk, but at least one, and B the others.
         a_end = first + 1 if end - first < 2 else first + 1 + int(uniform() * (end - first - 1))
         if end - first == 1 or uniform() < 0.5:
+            # B starts at a random sentence of another document and fills the rest of `target`.
             other = _other_document(document, num_documents, uniform, same_document_next)
             others_first, others_last = document_splits[other], document_splits[other + 1]
             start = others_first + int(uniform() * (others_last - others_first))
             remaining = target - (begins[a_end] - begins[first])
             stop = bisect.bisect_left(begins, begins[start] + remaining, start + 1, others_last)
             found.extend((begins[first], begins[a_end], begins[start], begins[stop], 1))
-            first = a_end  # What A left of the chunk is put back.
+            first = a_end  # The rest of the chunk is used again.
         else:
             found.extend((begins[first], begins[a_end], begins[a_end], begins[end], 0))
             first = end
@@ -116,12 +147,14 @@ def _other_document(document, num_documents, uniform, same_document_next):
 
 
 def _truncate(instances, budget, generator):
-    """Cuts pairs to `budget` tokens as popping them off the longer (B on a tie) would.
+    """Truncate pairs to `budget` tokens, always the longer segment, or B if equal.
 
-    Each pop is at the front or the back, by chance: what the front loses is binomial.
+    google-research/bert removes one token after the other, at random from the front or the back.
+    The number removed from the front is therefore binomial, and can be drawn at once.
     """
     a_length = instances.a_end - instances.a_begin
     b_length = instances.b_end - instances.b_begin
+    # Each segment keeps at least half of the budget if it is that long.
     keep_a = np.minimum(a_length, np.maximum(budget - b_length, (budget + 1) // 2))
     keep_b = np.minimum(b_length, budget - keep_a)
     a_begin = instances.a_begin + generator.binomial(a_length - keep_a, 0.5)
@@ -131,17 +164,32 @@ def _truncate(instances, budget, generator):
     )
 
 
-def to_examples(instances, ids, vocabulary, max_seq_length):
-    """-> {input_ids, input_mask, segment_ids} int32 [N, L], next_sentence_labels int32 [N, 1]."""
+def to_examples(
+    instances: Instances, ids: np.ndarray, vocabulary: Vocabulary, max_seq_length: int
+) -> dict[str, np.ndarray]:
+    """Build padded examples from instances.
+
+    Args:
+        instances: N instances.
+        ids: int32 token ids of the documents, which the instances index.
+        vocabulary: The vocabulary.
+        max_seq_length: L.
+
+    Returns:
+        Dict with int32 input_ids, input_mask and segment_ids `(N, L)`, and next_sentence_labels
+        `(N, 1)`.
+    """
     column_L = np.arange(max_seq_length)
     a_length = (instances.a_end - instances.a_begin)[:, np.newaxis]
     length = instances.num_tokens[:, np.newaxis]
+    # Column 0 is [CLS], columns 1 to a_length are A, then come [SEP], B and [SEP].
     is_b = (column_L > a_length + 1) & (column_L < length)
     begin = np.where(
         is_b,
         instances.b_begin[:, np.newaxis] - a_length - 2,
         instances.a_begin[:, np.newaxis] - 1,
     )
+    # Columns outside of A and B index arbitrary tokens, which are overwritten below.
     input_ids = ids[np.clip(begin + column_L, 0, len(ids) - 1)]
     input_ids[:, 0] = vocabulary["[CLS]"]
     is_separator = (column_L == a_length + 1) | (column_L == length - 1)

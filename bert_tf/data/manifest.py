@@ -1,8 +1,8 @@
-"""The manifest of a folder of shards: what they were made of, and what they have to be.
+"""Manifest of a directory of shards: settings, versions, and size and SHA-256 of each shard.
 
-SHARDS/manifest.json                         this
-SHARDS/vocab.txt                             the vocabulary they were made with
-SHARDS/examples-00007-of-00064.tfrecord      a shard
+SHARDS/manifest.json                         the manifest
+SHARDS/vocab.txt                             the vocabulary of the shards
+SHARDS/examples-00007-of-00064.tfrecord      one shard
 SHARDS/.examples-00007-of-00064.json         its entry, until the manifest is complete
 """
 
@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
 from bert_tf.config import read_json_object
@@ -19,30 +21,55 @@ from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from bert_tf.data.settings import WriteShardsSettings
+
 NAME = "manifest.json"
 MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
-_MEND = "delete it and give the write_shards command again, which makes what is missing"
+_REMEDY = "delete it and rerun the write_shards command to write it again"
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
-def shard_name(number, num_shards):
+def shard_name(number: int, num_shards: int) -> str:
+    """Return the file name of a shard."""
     return f"examples-{number:05d}-of-{num_shards:05d}.tfrecord"
 
 
-def entry_name(number, num_shards):
+def entry_name(number: int, num_shards: int) -> str:
+    """Return the file name of a shard's entry."""
     return f".{shard_name(number, num_shards).removesuffix('.tfrecord')}.json"
 
 
 class Manifest:
-    """The values of a manifest.json, and the folder it lies in."""
+    """A manifest.json and its directory.
 
-    def __init__(self, directory, values):
+    Attributes:
+        directory: The directory of the shards.
+        values: The contents of manifest.json.
+    """
+
+    def __init__(self, directory: str | os.PathLike, values: dict[str, Any]) -> None:
         self.directory, self.values = str(directory), values
 
     @classmethod
-    def plan(cls, directory, settings, vocabulary, tokenizer, corpus):
-        """A manifest before the first shard: all that decides their bytes."""
+    def plan(
+        cls,
+        directory: str | os.PathLike,
+        settings: "WriteShardsSettings",
+        vocabulary: Vocabulary,
+        tokenizer: dict[str, Any],
+        corpus: dict[str, Any],
+    ) -> Self:
+        """Build the manifest before any shard is written: all that determines their content.
+
+        Args:
+            directory: The directory of the shards.
+            settings: The settings of write_shards.
+            vocabulary: The vocabulary.
+            tokenizer: Tokenizer settings and the SHA-256 of its Unicode tables.
+            corpus: Number of documents and their SHA-256.
+        """
         return cls(
             directory,
             {
@@ -60,13 +87,17 @@ class Manifest:
         )
 
     @classmethod
-    def load(cls, directory):
-        """Raises UserError where there is none, or none that can be read."""
+    def load(cls, directory: str | os.PathLike) -> Self:
+        """Read the manifest of a directory.
+
+        Raises:
+            UserError: If it is missing or damaged.
+        """
         path = os.path.join(directory, NAME)
         if not files.exists(path):
             raise UserError(
-                f"{path}: no such file, wanted a folder that bert_tf.write_shards made; shards of "
-                "other programs get a manifest by bert_tf.inspect_shards --write_manifest"
+                f"{path}: no such file; expected a directory written by bert_tf.write_shards (for "
+                "shards of other programs, run bert_tf.inspect_shards --write_manifest)"
             )
         try:
             values = read_json_object(path)
@@ -76,25 +107,33 @@ class Manifest:
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
         return cls(directory, values)
 
-    def save(self):
+    def save(self) -> None:
+        """Write manifest.json atomically."""
         text = json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
-    def path(self, name):
+    def path(self, name: str) -> str:
+        """Return the path of a file in the directory."""
         return os.path.join(self.directory, name)
 
     @property
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
+        """Settings of write_shards that determine the content of the shards."""
         return self.values["settings"]
 
-    def save_vocabulary(self, vocabulary):
+    def save_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Write vocab.txt atomically."""
         files.atomic_write_text(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
 
-    def vocabulary(self):
-        """The folder's own vocab.txt. Raises UserError if it is not the one of the shards."""
+    def vocabulary(self) -> Vocabulary:
+        """Read the vocab.txt in the directory.
+
+        Raises:
+            UserError: If it is missing or not the vocabulary of the shards.
+        """
         path = self.path(VOCABULARY_NAME)
         if not files.exists(path):
-            raise UserError(f"{path}: no such file; put the vocab.txt of these shards there")
+            raise UserError(f"{path}: no such file; copy the vocab.txt of these shards there")
         try:
             text = files.read_text(path)
         except UnicodeDecodeError as error:
@@ -102,42 +141,47 @@ class Manifest:
         vocabulary = Vocabulary(text.removesuffix("\n").split("\n"), where=path)
         if vocabulary.sha256 != self.values["vocabulary"]["sha256"]:
             raise UserError(
-                f"{path}: {len(vocabulary)} entries, not the vocabulary that the shards were made "
-                f"with ({self.values['vocabulary']['entries']} entries)"
+                f"{path}: {len(vocabulary)} entries, not the vocabulary of the shards "
+                f"({self.values['vocabulary']['entries']} entries)"
             )
         return vocabulary
 
     @property
-    def shards(self):
-        """Of each shard {"file", "records", "bytes", "sha256", ...}."""
+    def shards(self) -> list[dict[str, Any]]:
+        """Entries of the shards: dicts with "file", "records", "bytes", "sha256" and counts."""
         return self.values["shards"]
 
     @property
-    def num_examples(self):
+    def num_examples(self) -> int:
+        """Number of examples in all shards."""
         return sum(entry["records"] for entry in self.shards)
 
     @property
-    def sha256(self):
-        """Of what trains: equal for equal shards, however they were made."""
+    def sha256(self) -> str:
+        """SHA-256 of the shards' content: equal for equal shards, however they were written."""
         return hashlib.sha256(
             "".join(entry["sha256"] for entry in self.shards).encode()
         ).hexdigest()
 
     @property
-    def plan_sha256(self):
-        """Of all that decides the shards' bytes; an entry of another plan is of other shards."""
+    def plan_sha256(self) -> str:
+        """SHA-256 of all that determines the shards' content. It identifies entry files."""
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
         plan = json.dumps([self.values[name] for name in names], sort_keys=True)
         return hashlib.sha256(plan.encode()).hexdigest()
 
-    def check_same_plan(self, planned):
-        """Raises UserError naming what differs between this, on disk, and what is asked for now."""
+    def check_same_plan(self, planned: "Manifest") -> None:
+        """Check that this manifest, from disk, has the settings and the text of a planned one.
+
+        Raises:
+            UserError: If they differ. The message names the first difference.
+        """
         before, now = self.settings, planned.settings
         for name in sorted(set(before) | set(now)):
             if before.get(name) != now.get(name):
                 raise UserError(
-                    f"--{name}: was {before.get(name)!r} when {self.directory} began, is "
-                    f"{now.get(name)!r}; give the old value to go on, or a new --output_dir"
+                    f"--{name}: was {before.get(name)!r} when {self.directory} was created, is now "
+                    f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"
                 )
         for name, what in (
             ("vocabulary", "--vocab: the vocabulary"),
@@ -146,45 +190,61 @@ class Manifest:
         ):
             if self.values[name] != planned.values[name]:
                 raise UserError(
-                    f"{what} is not the one that {self.directory} began with "
-                    f"({self.values[name]}, now {planned.values[name]}); name a new --output_dir"
+                    f"{what} is not that of {self.directory}. Expected: {self.values[name]}. "
+                    f"Received: {planned.values[name]}. Name a new --output_dir."
                 )
 
-    def check_same_versions(self, planned):
-        """Raises UserError naming a package of another version than made the first shards."""
+    def check_same_versions(self, planned: "Manifest") -> None:
+        """Check that the missing shards will be written with the versions of the others.
+
+        Raises:
+            UserError: If they differ. The message names the first package.
+        """
         before, now = self.values["versions"], planned.values["versions"]
         for name in now:
             if before.get(name) != now[name]:
                 raise UserError(
-                    f"{self.directory}: begun with {name} {before.get(name)}, here is {now[name]}, "
-                    "which may make other bytes; install the former, or name a new --output_dir"
+                    f"{self.directory}: created with {name} {before.get(name)}, now {now[name]}, "
+                    "which may write other shards; install the former, or name a new --output_dir"
                 )
 
-    def check_complete(self):
+    def check_complete(self) -> None:
+        """Raise `UserError` if shards are missing."""
         if not self.values["complete"]:
             raise UserError(
-                f"{self.path(NAME)}: not complete; the write_shards command that began it makes "
-                "the shards that are missing"
+                f"{self.path(NAME)}: not complete; rerun the write_shards command to write the "
+                "missing shards"
             )
 
-    def check_files(self, hashes=True):
-        """Raises UserError naming the first shard that is missing, cut short, or altered."""
+    def check_files(self, hashes: bool = True) -> None:
+        """Check that all shards are as they were written.
+
+        Args:
+            hashes: Whether to verify the SHA-256 of each shard, which reads all of it.
+
+        Raises:
+            UserError: If a shard is missing, truncated, altered or not in the manifest. The
+                message names the first one.
+        """
         self.check_complete()
         for entry in self.shards:
             path = self.path(entry["file"])
             found = files.size(path)
             if found != entry["bytes"]:
                 has = "no such file" if found is None else f"{found} bytes"
-                raise UserError(f"{path}: {has}, wanted {entry['bytes']} bytes; {_MEND}")
+                raise UserError(f"{path}: {has}; expected {entry['bytes']} bytes; {_REMEDY}")
         extra = {name for name in files.listdir(self.directory) if name.endswith(".tfrecord")} - {
             entry["file"] for entry in self.shards
         }
         if extra:
-            raise UserError(f"{self.path(min(extra))}: is not in {NAME}; take it out of the folder")
+            raise UserError(
+                f"{self.path(min(extra))}: is not in {NAME}; remove it from the directory"
+            )
         if hashes:
             self._check_hashes()
 
     def _check_hashes(self):
+        # Threads help, since hashlib releases the global interpreter lock.
         paths = [self.path(entry["file"]) for entry in self.shards]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
             for entry, path, found in zip(
@@ -192,22 +252,23 @@ class Manifest:
             ):
                 if found != entry["sha256"]:
                     raise UserError(
-                        f"{path}: its content is not what was written (sha256 {found[:12]}..., "
-                        f"wanted {entry['sha256'][:12]}...); {_MEND}"
+                        f"{path}: content was altered (expected SHA-256 "
+                        f"{entry['sha256'][:12]}..., received {found[:12]}...); {_REMEDY}"
                     )
 
 
 def _check(values, path):
-    """Raises UserError where something that is read from a manifest is missing or cannot be."""
+    """Raise `UserError` if an entry of a manifest is missing or invalid."""
     settings = field(values, "settings", dict, path)
     vocabulary = field(values, "vocabulary", dict, path)
     _check_size(settings, "max_seq_length", f"{path}: settings", minimum=1, maximum=MAX_SEQ_LENGTH)
+    # Only settings that are read later are checked: those of `write_manifest` have no others.
     _check_size(settings, "max_predictions_per_seq", f"{path}: settings", maximum=MAX_SEQ_LENGTH)
     _check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")
     masking = field(settings, "masking", str, f"{path}: settings")
     if masking not in ("static", "dynamic"):
-        raise UserError(f"{path}: masking is {masking!r:.40}, wanted static or dynamic")
+        raise UserError(f"{path}: masking is {masking!r:.40}; expected static or dynamic")
     if masking == "dynamic":
         field(settings, "masked_lm_prob", float, f"{path}: settings")
         for name in ("whole_word_mask", "replace_with_any"):
@@ -215,7 +276,7 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
-    if "corpus" in values:  # Then all that plan_sha256 is of.
+    if "corpus" in values:  # Then all inputs of `plan_sha256` are required.
         for name in ("corpus", "tokenizer", "versions"):
             field(values, name, dict, path)
     is_complete = field(values, "complete", bool, path)
@@ -223,16 +284,24 @@ def _check(values, path):
         return
     shards = field(values, "shards", list, path)
     if is_complete and not shards:
-        raise UserError(f"{path}: shards holds none")
+        raise UserError(f"{path}: shards is empty")
     for number, entry in enumerate(shards):
         check_entry(entry, f"{path}: shards[{number}]")
 
 
-def check_entry(entry, location):
-    """Raises UserError naming the place where what a manifest holds of a shard cannot be."""
+def check_entry(entry: Mapping[str, Any], location: str) -> None:
+    """Check the manifest entry of a shard.
+
+    Args:
+        entry: The entry.
+        location: File and key, for the error message.
+
+    Raises:
+        UserError: If a value is missing or invalid.
+    """
     name = field(entry, "file", str, location)
     if name != os.path.basename(name) or "tfrecord" not in name:
-        raise UserError(f"{location}: file is {name!r:.40}, wanted the name of a TFRecord file")
+        raise UserError(f"{location}: file is {name!r:.40}; expected the name of a TFRecord file")
     field(entry, "sha256", str, location)
     for size in ("records", "bytes", "tokens", "random_next"):
         _check_size(entry, size, location)
@@ -241,4 +310,6 @@ def check_entry(entry, location):
 def _check_size(node, name, location, minimum=0, maximum=1 << 62):
     size = field(node, name, int, location)
     if not minimum <= size <= maximum:
-        raise UserError(f"{location}: {name} is {size}, wanted {minimum} to {maximum}")
+        raise UserError(
+            f"{location}: {name} is {size}; expected an integer in [{minimum}, {maximum}]"
+        )

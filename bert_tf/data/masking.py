@@ -1,20 +1,21 @@
-"""Masked language modelling's masks, drawn in the graph from stateless seeds.
+"""Masks for masked language modeling, drawn in the graph with a stateless generator.
 
-The rules are those of google-research/bert, create_pretraining_data.py (Devlin et al. 2019, 3.1 and
-A.1). Each example has a key of its own, from which all its draws follow by hashing: masks do not
-depend on the batch that an example comes in, on the number of processes, or on TensorFlow's
-generators.
+Follows google-research/bert, create_pretraining_data.py (Devlin et al. 2019, 3.1 and A.1). Each
+example has its own key, from which all its random numbers are hashed. Masks therefore do not depend
+on the batch, the number of processes or TensorFlow's random generators.
 
-Legend: B examples, L their length, P the most predictions, V vocabulary entries.
+Shape suffixes: B batch size, L sequence length, P maximum predictions per sequence, W words, V
+vocabulary size.
 """
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.vocabulary import SPECIALS
+from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
 _GAMMA, _ACTIONS, _OTHERS = (
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
@@ -23,18 +24,29 @@ _UNUSED = re.compile(r"\[unused\d+\]")
 
 
 class MaskGenerator:
-    """Chooses what to predict and puts [MASK], a random token, or nothing else in its place."""
+    """Select tokens to predict; replace 80% by [MASK] and 10% by random tokens, keep 10%.
+
+    Args:
+        vocabulary: The vocabulary.
+        masked_lm_prob: Fraction of tokens to predict.
+        max_predictions_per_seq: P, the maximum number of predictions per sequence.
+        whole_word_mask: Whether to select all pieces of a word or none.
+        replace_with_any: Whether random tokens may be special tokens and [unused] entries, as in
+            google-research/bert.
+
+    Raises:
+        UserError: If the vocabulary has no entry for random replacements.
+    """
 
     def __init__(
         self,
-        vocabulary,
+        vocabulary: Vocabulary,
         *,
-        masked_lm_prob,
-        max_predictions_per_seq,
-        whole_word_mask=False,
-        replace_with_any=False,
-    ):
-        """`replace_with_any` lets specials and [unused] entries replace tokens, as released."""
+        masked_lm_prob: float,
+        max_predictions_per_seq: int,
+        whole_word_mask: bool = False,
+        replace_with_any: bool = False,
+    ) -> None:
         self.masked_lm_prob = masked_lm_prob
         self.max_predictions_per_seq = max_predictions_per_seq
         self.whole_word_mask = whole_word_mask
@@ -52,15 +64,22 @@ class MaskGenerator:
         )
         if not len(self._replacements):
             raise UserError(
-                f"vocabulary of {len(entries)} entries: only specials and [unused], nothing that "
-                "could replace a masked token; is it the right vocab.txt?"
+                f"vocabulary of {len(entries)} entries: only special tokens and [unused]; expected "
+                "words and pieces; check --vocab"
             )
 
-    def __call__(self, examples, keys_B):
-        """Masks examples {input_ids, input_mask, ...} int32 [B, L] by their keys uint64 [B].
+    def __call__(
+        self, examples: Mapping[str, tf.Tensor], keys_B: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Mask a batch of examples.
 
-        Returns them with input_ids masked, and masked_lm_positions, masked_lm_ids int32 [B, P] and
-        masked_lm_weights float32 [B, P], 0 where there are fewer.
+        Args:
+            examples: Dict with int32 input_ids and input_mask `(B, L)`.
+            keys_B: uint64 keys of the examples, from `keys`.
+
+        Returns:
+            The dict with masked input_ids, and with int32 masked_lm_positions and masked_lm_ids and
+            float32 masked_lm_weights `(B, P)`, which are 0 for unused predictions.
         """
         ids_BL = examples["input_ids"]
         length = tf.shape(ids_BL)[1]
@@ -68,12 +87,13 @@ class MaskGenerator:
         for apart in self._apart_ids:
             is_candidate_BL &= ids_BL != apart
         lengths_B = tf.cast(tf.reduce_sum(examples["input_mask"], axis=1), tf.float64)
-        # tf.round goes to even, as Python's does.
+        # tf.round rounds half to even, as Python's round does in google-research/bert.
         target_B = tf.cast(tf.round(lengths_B * self.masked_lm_prob), tf.int32)
         target_B = tf.clip_by_value(target_B, 1, self.max_predictions_per_seq)
         choose = self._whole_words if self.whole_word_mask else self._tokens
         positions_BP = choose(ids_BL, is_candidate_BL, target_B, random_int63(keys_B, length))
 
+        # Positions are padded with L, which is no valid index.
         is_filled_BP = positions_BP < length
         positions_BP = tf.where(is_filled_BP, positions_BP, 0)
         labels_BP = tf.gather(ids_BL, positions_BP, batch_dims=1)
@@ -87,7 +107,8 @@ class MaskGenerator:
         }
 
     def _tokens(self, ids_BL, is_candidate_BL, target_B, draws_BL):
-        """Positions [B, P], ascending, behind them L: the wanted number of tokens."""
+        """Select single tokens. Return ascending positions `(B, P)`, padded with L."""
+        # Candidates with the smallest random numbers are a uniform sample without replacement.
         order_BP = _smallest(
             tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
         )
@@ -97,12 +118,15 @@ class MaskGenerator:
         return self._filled(tf.sort(tf.where(is_chosen, order_BP, tf.shape(ids_BL)[1])), ids_BL)
 
     def _whole_words(self, ids_BL, is_candidate_BL, target_B, draws_BL):
-        """The same, but all pieces of a word or none; a word that would be too much is left out."""
+        """Select words, as `_tokens`. A word that would exceed the target is skipped."""
+        # A word starts at a candidate that is no "##" piece, or is the first of its sequence.
+        # word_BL is the index of the word, or -1 for special tokens and padding.
         length = tf.shape(ids_BL)[1]
         is_first_BL = tf.cumsum(tf.cast(is_candidate_BL, tf.int32), axis=1) == 1
         is_head_BL = is_candidate_BL & (~tf.gather(self._is_piece_V, ids_BL) | is_first_BL)
         word_BL = tf.cumsum(tf.cast(is_head_BL, tf.int32), axis=1) - 1
         word_BL = tf.where(is_candidate_BL, word_BL, -1)
+        # Pieces per word, then the words in random order.
         sizes_BW = tf.math.bincount(
             word_BL + 1, minlength=length + 1, maxlength=length + 1, axis=-1
         )[:, 1:]
@@ -114,21 +138,25 @@ class MaskGenerator:
             is_taken_B = (size_B > 0) & (total_B + size_B <= target_B)
             return total_B + tf.where(is_taken_B, size_B, 0), is_taken_B
 
+        # The sum depends on the words taken before, so words are taken one after the other, for all
+        # sequences in parallel.
         start = (tf.zeros_like(target_B), tf.zeros_like(target_B, tf.bool))
         is_taken_BW = tf.transpose(tf.scan(take, sizes_WB, start)[1])
+        # The argsort of a permutation is its inverse: from random order back to word order.
         is_taken_BW = tf.gather(is_taken_BW, tf.argsort(order_BW, axis=1), batch_dims=1)
         is_taken_BL = tf.gather(is_taken_BW, tf.maximum(word_BL, 0), batch_dims=1)
         positions = tf.where(is_candidate_BL & is_taken_BL, tf.range(length), length)
         return self._filled(tf.sort(positions)[:, : self.max_predictions_per_seq], ids_BL)
 
     def _filled(self, positions, ids_BL):
-        """Positions [B, P], also where examples are shorter than P."""
+        """Pad positions to `(B, P)` with L, for sequences shorter than P."""
         missing = self.max_predictions_per_seq - tf.shape(positions)[1]
         positions = tf.pad(positions, [[0, 0], [0, missing]], constant_values=tf.shape(ids_BL)[1])
         return tf.ensure_shape(positions, [None, self.max_predictions_per_seq])
 
     def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
-        """80% [MASK], 10% as they are, 10% a random token."""
+        """Return input_ids `(B, L)` with 80% [MASK], 10% kept and 10% random tokens."""
+        # Actions and replacements use streams of their own, independent of the positions.
         actions_BP = random_int63(_mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
         others_BP = random_int63(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
         others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))
@@ -144,25 +172,45 @@ class MaskGenerator:
 
 
 def _smallest(values_BL, count):
-    """Where the `count` smallest of each row are, int32 [B, count or L], smallest first."""
+    """Return the indices of the `count` smallest values per row, int32, smallest first."""
     return tf.math.top_k(-values_BL, tf.minimum(count, tf.shape(values_BL)[1])).indices
 
 
-def keys(seed, stream, numbers_B):
-    """Keys of examples, uint64 [B]: of example `numbers_B` in epoch or shard `stream`."""
+def keys(
+    seed: tf.Tensor | int, stream: tf.Tensor | int, numbers_B: tf.Tensor | np.ndarray
+) -> tf.Tensor:
+    """Return the keys of examples.
+
+    Args:
+        seed: Random seed.
+        stream: Epoch (dynamic masking) or shard (static masking), a scalar or `(B,)`.
+        numbers_B: Integer index of each example in the stream.
+
+    Returns:
+        uint64 `(B,)`.
+    """
     key = _mix(tf.cast(seed, tf.uint64) * _GAMMA)
     key = _mix(key ^ (tf.cast(stream, tf.uint64) + 1) * _GAMMA)
     return _mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * _GAMMA)
 
 
-def random_int63(keys_B, count):
-    """Uniform numbers from 0 to 2**63 - 1, int64 [B, count]: SplitMix64 (Steele et al. 2014)."""
+def random_int63(keys_B: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
+    """Draw uniform integers in [0, 2**63) with SplitMix64 (Steele et al. 2014).
+
+    Args:
+        keys_B: uint64 seed per row.
+        count: Numbers per row.
+
+    Returns:
+        int64 `(B, count)`.
+    """
     steps = tf.cast(tf.range(1, count + 1), tf.uint64) * _GAMMA
     mixed = _mix(keys_B[:, tf.newaxis] + steps)
     return tf.cast(tf.bitwise.right_shift(mixed, np.uint64(1)), tf.int64)
 
 
 def _mix(values):
+    """Apply the finalizer of SplitMix64, a bijection of uint64."""
     values = (values ^ tf.bitwise.right_shift(values, np.uint64(30))) * np.uint64(
         0xBF58476D1CE4E5B9
     )

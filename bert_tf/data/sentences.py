@@ -1,38 +1,56 @@
-"""Documents as token ids: sentence after sentence in one array, and where each ends."""
+"""Tokenize documents into one array of token ids with sentence and document boundaries."""
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import nupunkt
 import tensorflow as tf
 
 from bert_tf.data import documents
+from bert_tf.text.tokenizer import Tokenizer
 
-BATCH_BYTES = 1 << 19  # Of text, to tokenize at a time: more is slower, since caches are small.
+BATCH_BYTES = 1 << 19  # Text per tokenizer call. Larger batches are slower due to cache misses.
 
+# Sentence ends in Chinese, Japanese, Indic and Arabic scripts, which nupunkt does not know.
 _FULL_STOP = re.compile("(?<=[\u3002\uff01\uff1f\u0964\u0965\u061f\u06d4])(?=.)")
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedDocuments:
-    """The documents of a shard that have tokens, those of their sentences that have.
+    """The D documents and S sentences of a shard, without those that have no tokens.
 
-    ids int32 [T]; sentence_splits int64 [S + 1] into ids; document_splits int64 [D + 1] into
-    sentences.
+    Attributes:
+        ids: int32 `(T,)`, token ids.
+        sentence_splits: int64 `(S + 1,)`, row splits of `ids`.
+        document_splits: int64 `(D + 1,)`, row splits of the sentences.
     """
 
     ids: np.ndarray
     sentence_splits: np.ndarray
     document_splits: np.ndarray
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.document_splits) - 1
 
 
-def tokenize_documents(spans, input_format, text_field, tokenizer):
-    """Reads documents (path, offset, length) and tokenizes them -> TokenizedDocuments."""
-    sentences, sizes, counts = [], [], []  # Of a batch: strings; of all: tokens, sentences.
+def tokenize_documents(
+    spans: Iterable[tuple[str, int, int]], input_format: str, text_field: str, tokenizer: Tokenizer
+) -> TokenizedDocuments:
+    """Read and tokenize documents.
+
+    Args:
+        spans: Path, offset and length in bytes of each document.
+        input_format: See `documents.spans`.
+        text_field: Key of the text in "jsonl".
+        tokenizer: The tokenizer.
+
+    Raises:
+        UserError: If a file was changed after it was indexed.
+    """
+    # Sentences of the current batch, tokens per sentence, sentences per document.
+    sentences, sizes, counts = [], [], []
     ids, num_bytes = [np.zeros(0, np.int32)], 0
 
     def flush():
@@ -65,11 +83,14 @@ def tokenize_documents(spans, input_format, text_field, tokenizer):
     )
 
 
-def split_sentences(lines):
-    """The sentences of running text, whose paragraphs are separated by blank lines.
+def split_sentences(lines: Iterable[str]) -> list[str]:
+    """Split running text into sentences.
 
-    A line end inside a paragraph is a space, as wrapped text wants it. By nupunkt, which knows
-    English abbreviations; where a script has full stops of its own, every one ends a sentence.
+    Paragraphs are split with nupunkt, which knows English abbreviations, and after each full stop
+    of other scripts.
+
+    Args:
+        lines: Stripped lines. Empty ones separate paragraphs; other line ends become spaces.
     """
     paragraphs, current = [], []
     for line in [*lines, ""]:
@@ -87,4 +108,5 @@ def split_sentences(lines):
 
 
 def _splits(sizes):
+    """Return row splits int64 `(n + 1,)` for n row lengths."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -1,15 +1,26 @@
-"""Documents dealt to shards: every num_shards-th of the index, as many to each, within limits."""
+"""Assign documents to shards: shard i gets documents i, i + num_shards, ... of the index."""
 
 import numpy as np
 
+from bert_tf.data.documents import DocumentIndex
+from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
 
-MIN_DOCUMENTS = 5  # A shard; random next segments come from the shard's other documents.
-MAX_BYTES = 144 << 20  # Of a shard's text and instances, as _cost counts: some 0.4 GB in memory.
+MIN_DOCUMENTS = 5  # Per shard: random next segments come from other documents of the shard.
+MAX_BYTES = 144 << 20  # Maximum `_cost` of a shard, which is about 0.4 GB of memory.
 
 
-def check(index, settings):
-    """Raises UserError where shards would be too few documents, or too much text for memory."""
+def check(index: DocumentIndex, settings: WriteShardsSettings) -> None:
+    """Check that each shard gets enough documents and fits in memory.
+
+    Args:
+        index: The documents.
+        settings: The settings.
+
+    Raises:
+        UserError: If there are too many shards for the documents, or too few for the text. The
+            message suggests a number.
+    """
     min_documents = 1 if settings.same_document_next else MIN_DOCUMENTS
     max_shards = len(index) // min_documents
     if settings.num_shards > max_shards:
@@ -19,14 +30,15 @@ def check(index, settings):
             else "separate documents by blank lines (or see --input_format)"
         )
         raise UserError(
-            f"--num_shards={settings.num_shards}: {len(index)} documents, wanted at least "
-            f"{min_documents} a shard, since random next segments come from a shard's other "
-            f"documents; {advice}"
+            f"--num_shards={settings.num_shards}: {len(index)} documents, expected at least "
+            f"{min_documents} per shard, since random next segments come from other documents "
+            f"of the shard; {advice}"
         )
     if _cost(index, settings, settings.num_shards) <= MAX_BYTES:
         return
     text = _largest(index, settings.num_shards) / 1e6
     number = settings.num_shards
+    # More shards are smaller, but never smaller than the largest document.
     while number < max_shards and _cost(index, settings, number) > MAX_BYTES:
         number = min(max_shards, number * 5 // 4 + 1)
     if _cost(index, settings, number) <= MAX_BYTES:
@@ -34,18 +46,24 @@ def check(index, settings):
     else:
         largest = index.lengths.argmax()
         advice = (
-            f"break up the largest document ({index.lengths[largest] / 1e6:.0f} MB at byte "
+            f"split the largest document ({index.lengths[largest] / 1e6:.0f} MB at byte "
             f"{index.offsets[largest]} of {index.paths[index.files[largest]]}), or lower "
             "--dupe_factor"
         )
     raise UserError(
-        f"--num_shards={settings.num_shards}: up to {text:.0f} MB of text a shard, "
-        f"{settings.dupe_factor} times, is more than fits in memory; {advice}"
+        f"--num_shards={settings.num_shards}: up to {text:.0f} MB of text per shard with "
+        f"--dupe_factor={settings.dupe_factor} does not fit in memory; {advice}"
     )
 
 
-def spans(index, number, num_shards):
-    """(path, offset, length) of the documents of a shard."""
+def spans(index: DocumentIndex, number: int, num_shards: int) -> list[tuple[str, int, int]]:
+    """Return path, offset and length in bytes of each document of a shard.
+
+    Args:
+        index: All documents.
+        number: The number of the shard, from 0.
+        num_shards: The number of shards.
+    """
     assigned = slice(number, None, num_shards)
     return [
         (index.paths[file], offset, length)
@@ -59,11 +77,11 @@ def spans(index, number, num_shards):
 
 
 def _largest(index, num_shards):
-    """Bytes of text of the largest shard."""
+    """Return the bytes of text of the largest shard."""
     owners = np.arange(len(index)) % num_shards
     return np.bincount(owners, weights=index.lengths, minlength=num_shards).max()
 
 
 def _cost(index, settings, num_shards):
-    """Memory grows with the text, and by an eighth of that for each time it is gone through."""
+    """Estimate memory in bytes: that of the text, and an eighth of it per pass."""
     return _largest(index, num_shards) * (1 + settings.dupe_factor / 8)

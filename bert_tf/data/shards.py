@@ -1,12 +1,14 @@
-"""A shard: the documents dealt to it, as a TFRecord file of masked examples.
+"""Write one shard: a TFRecord file of masked examples from the documents assigned to it.
 
-What a shard holds depends on its documents, its number and the settings alone, so that any process,
-on any machine, at any time makes the same bytes.
+The content of a shard depends only on its documents, its number and the settings: any process on
+any machine writes the same bytes.
 """
 
 import errno
 import json
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,19 +18,31 @@ from bert_tf.data import masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import entry_name, shard_name
 from bert_tf.data.sentences import tokenize_documents
+from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.vocabulary import Vocabulary
 
-BATCH_TOKENS = 1 << 17  # Of examples, with padding, to mask and to serialize at a time.
+BATCH_TOKENS = 1 << 17  # Tokens, with padding, that are masked and serialized at once.
 
 
 class ShardWriter:
-    """Writes any shard of one corpus; `tokenizer` are the Tokenizer's settings.
+    """Writer of any shard of a corpus.
 
-    `plan_sha256` is the manifest's, which goes into the entries.
+    Args:
+        settings: The settings of write_shards.
+        vocabulary: The vocabulary.
+        tokenizer: Keyword arguments of the `Tokenizer`.
+        plan_sha256: Digest of the plan in the manifest, written to the entry files.
     """
 
-    def __init__(self, settings, vocabulary, tokenizer, plan_sha256=""):
+    def __init__(
+        self,
+        settings: WriteShardsSettings,
+        vocabulary: Vocabulary,
+        tokenizer: dict[str, Any],
+        plan_sha256: str = "",
+    ) -> None:
         self.settings, self.vocabulary, self.plan_sha256 = settings, vocabulary, plan_sha256
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
@@ -41,7 +55,7 @@ class ShardWriter:
                 replace_with_any=settings.replace_with_any,
             )
             ids = tf.TensorSpec([None, settings.max_seq_length], tf.int32)
-            # The last batch of a shard is of any size: one graph for all.
+            # One graph for all batch sizes, since the last batch of a shard may have any size.
             self._mask = tf.function(
                 lambda input_ids, input_mask, keys: mask(
                     {"input_ids": input_ids, "input_mask": input_mask}, keys
@@ -50,10 +64,19 @@ class ShardWriter:
                 autograph=False,
             )
 
-    def write(self, number, spans):
-        """Makes shard `number` of documents (path, offset, length); returns its manifest entry.
+    def write(self, number: int, spans: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
+        """Write a shard atomically, then its entry file.
 
-        The file gets its name when it is whole; then the entry is written beside it.
+        Args:
+            number: The number of the shard, from 0.
+            spans: Path, offset and length in bytes of its documents.
+
+        Returns:
+            The manifest entry.
+
+        Raises:
+            UserError: If the documents cannot be read or give no instances.
+            OSError: If the files cannot be written.
         """
         settings = self.settings
         name = shard_name(number, settings.num_shards)
@@ -113,7 +136,7 @@ class ShardWriter:
 
 
 def _as_os_error(error, path):
-    """What TensorFlow's file system found, as Python tells it."""
+    """Return the `OSError` for an error of a TensorFlow file system."""
     is_full = isinstance(error, tf.errors.ResourceExhaustedError) or "No space" in error.message
     return OSError(
         errno.ENOSPC if is_full else errno.EIO, f"cannot be written: {error.message}", path

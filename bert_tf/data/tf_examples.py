@@ -1,10 +1,12 @@
-"""Records: examples as tf.train.Example bytes, with google-research/bert's features.
+"""Serialize and parse examples as tf.train.Example, with the features of google-research/bert.
 
-Written by numpy for all examples of a batch at a time: Python's protobuf takes longer for one than
-all else that is done for it.
+The protobuf wire format is written with numpy for a batch of examples at once, since protobuf in
+Python takes longer than all other steps.
 
-Legend: N examples, L their length, P the most predictions.
+Shape suffixes: N examples, L sequence length, P maximum predictions per sequence.
 """
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -13,13 +15,23 @@ INPUTS = ("input_ids", "input_mask", "segment_ids")
 MASKS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 LABELS = "next_sentence_labels"
 _FLOATS = ("masked_lm_weights",)
-_FIRST_BYTES = np.array([0, 1, 0x101, 0x10101, 0x1010101], "<u4")  # Truth of each of four bytes.
+_FIRST_BYTES = np.array(
+    [0, 1, 0x101, 0x10101, 0x1010101], "<u4"
+)  # Masks of the first 0 to 4 bytes.
 
 
-def parser(max_seq_length, max_predictions_per_seq):
-    """A function: serialized examples, string [N] -> {feature: int64 or float32 [N, L], [N, P]}.
+def parser(
+    max_seq_length: int, max_predictions_per_seq: int
+) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return a function that parses serialized examples.
 
-    With max_predictions_per_seq 0 there are no masks in the records.
+    Args:
+        max_seq_length: L.
+        max_predictions_per_seq: P, or 0 if the records contain no masks.
+
+    Returns:
+        Function from a string tensor `(N,)` to int64 and float32 tensors `(N, L)`, `(N, P)` and
+        `(N, 1)` by feature name.
     """
     features = {name: tf.io.FixedLenFeature([max_seq_length], tf.int64) for name in INPUTS}
     if max_predictions_per_seq:
@@ -30,8 +42,8 @@ def parser(max_seq_length, max_predictions_per_seq):
     return lambda records: tf.io.parse_example(records, features)
 
 
-def limits(vocab_size, max_seq_length):
-    """{feature: what all its numbers have to be less than}; none may be less than 0."""
+def limits(vocab_size: int, max_seq_length: int) -> dict[str, int]:
+    """Return the exclusive upper bound of the values of each feature. The lower bound is 0."""
     return {
         "input_ids": vocab_size,
         "input_mask": 2,
@@ -42,10 +54,19 @@ def limits(vocab_size, max_seq_length):
     }
 
 
-def serialize(examples):
-    """{feature: int or float32 array [N, length]} -> N serialized tf.train.Examples.
+def serialize(examples: Mapping[str, np.ndarray]) -> list[bytes]:
+    """Serialize examples as tf.train.Example.
 
-    Features are in the order of their names, so that equal examples are equal bytes.
+    Features are sorted by name, so that equal examples give equal bytes.
+
+    Args:
+        examples: Integer or float32 arrays `(N, length)` by feature name.
+
+    Returns:
+        N serialized examples.
+
+    Raises:
+        ValueError: If an integer is 2**28 or more.
     """
     num_examples = len(next(iter(examples.values())))
     entries = _Message(num_examples)
@@ -58,15 +79,17 @@ def serialize(examples):
         list_tag = b"\x12" if name in _FLOATS else b"\x1a"  # float_list, int64_list
         key = _Message(num_examples).add_bytes(name.encode())
         feature = _Message(num_examples).add_field(list_tag, _field(b"\n", payload))
+        # Each feature is a map entry: field 1 is the name, field 2 the value.
         entry = _field(b"\n", key).add_field(b"\x12", feature)
         entries.add_field(b"\n", entry)
     return _field(b"\n", entries).to_bytes()
 
 
 class _Message:
-    """Bytes of N messages, as parts of pairs: little-endian uint32 [N, n], how many bytes of each.
+    """Bytes of N protobuf messages.
 
-    Nothing is copied until to_bytes. Methods return the message.
+    They are kept as a list of pairs of arrays `(N, n)`: little-endian uint32 values, and the number
+    of bytes to write of each. Nothing is copied before `to_bytes`. Other methods return `self`.
     """
 
     def __init__(self, num_messages):
@@ -74,7 +97,7 @@ class _Message:
         self.sizes = np.zeros(num_messages, np.int64)
 
     def add_bytes(self, data):
-        """The same bytes for all."""
+        """Append the same bytes to all messages."""
         values = np.frombuffer(data, np.uint8).astype("<u4")
         values = np.broadcast_to(values, (len(self.sizes), len(data)))
         return self._add(values, np.broadcast_to(np.uint8(1), values.shape))
@@ -84,13 +107,14 @@ class _Message:
         return self._add(values, np.broadcast_to(np.uint8(4), values.shape))
 
     def add_varints(self, numbers):
-        """Numbers from 0 to 2**28 - 1, seven bits a byte, the lowest first."""
+        """Append integers from 0 to 2**28 - 1 as varints: 7 bits per byte, lowest first."""
         numbers = numbers.astype("<u4")
         largest = numbers.max(initial=0)
         if largest >= 1 << 28:
-            raise ValueError(f"{largest}: wanted less than 2**28")
+            raise ValueError(f"{largest}: expected an integer < 2**28")
         values, widths = numbers, np.ones(numbers.shape, np.uint8)
         if largest >= 1 << 7:
+            # Byte i gets bits 7i to 7i + 6. The high bit of a byte is set if another one follows.
             values = numbers & 0x7F
             for number in range(1, -(-int(largest).bit_length() // 7)):
                 is_longer = numbers >= 1 << 7 * number
@@ -100,17 +124,17 @@ class _Message:
         return self._add(values, widths)
 
     def add_field(self, tag, message):
-        """A field: tag, size, and what another message holds."""
+        """Append a length-delimited field: tag, size and the content of another message."""
         self.add_bytes(tag).add_varints(message.sizes[:, np.newaxis])
         self.parts += message.parts
         self.sizes += message.sizes
         return self
 
     def to_bytes(self):
-        """-> N bytes objects."""
+        """Return the messages as N bytes objects."""
         values = np.concatenate([values for values, _ in self.parts], axis=1)
         widths = np.concatenate([widths for _, widths in self.parts], axis=1)
-        # Three times as fast as an index of booleans.
+        # np.compress is three times as fast as indexing with booleans.
         kept = _FIRST_BYTES[widths].view(bool)
         data = np.compress(kept.reshape(-1), values.view(np.uint8).reshape(-1)).tobytes()
         ends = np.cumsum(self.sizes).tolist()

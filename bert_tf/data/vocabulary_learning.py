@@ -1,14 +1,15 @@
-"""Learns a vocabulary: lines -> counted words -> WordPiece entries, and what they do to other text.
+"""Learn a WordPiece vocabulary: count words, merge pieces, evaluate on held-out text.
 
-Words are our normalizer's. They are counted in a stream, then the pieces are merged by the trainer
-of the Rust library `tokenizers`, which never sees anything but words and counts. The same text
-gives the same entries in the same order, in any process.
+Words come from `bert_tf.text.normalizer` and are counted in a stream. The trainer of the Rust
+library `tokenizers` merges pieces; it receives only words and counts. The same text gives the same
+entries in the same order, in any process.
 """
 
 import collections
 import concurrent.futures
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 import tokenizers
@@ -19,19 +20,37 @@ from bert_tf.text.normalizer import NEVER, Normalizer
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
-MAX_WORDS = 5_000_000  # Distinct ones held while counting: about 1 GB.
+MAX_WORDS = 5_000_000  # Distinct words in memory while counting: about 1 GB.
 HOLD_OUT_EVERY = 100
 MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
 BATCH_BYTES = 500_000
-MIN_ALPHABET = 256  # So that a small vocabulary too has room for an alphabet's letters.
-MAX_ENTRY_CHARACTERS = 64  # Excluded. 63 are at most 252 bytes; the tokenizer takes 256.
+MIN_ALPHABET = 256  # Entries for characters, also in a small vocabulary.
+MAX_ENTRY_CHARACTERS = 64  # Exclusive: 63 are at most 252 bytes, the tokenizer's limit is 256.
 SECONDS_BETWEEN_LINES = 5
 
 
-def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_accents, log):
-    """Files -> Vocabulary of exactly `vocab_size` entries, which our Tokenizer has been tried with.
+def learn(
+    paths: Sequence[str],
+    input_format: str,
+    text_field: str,
+    vocab_size: int,
+    do_lower_case: bool,
+    strip_accents: bool | None,
+    log: Callable[[str], None],
+) -> Vocabulary:
+    """Learn a vocabulary from files.
 
-    Raises UserError if the text does not give as many.
+    Args:
+        paths: UTF-8 files, plain or gzip.
+        input_format: See `documents.spans`.
+        text_field: Key of the text in "jsonl".
+        vocab_size: Exact number of entries.
+        do_lower_case: Whether text is lower-cased.
+        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+        log: Receives lines of progress.
+
+    Raises:
+        UserError: If there is no text, or too little for `vocab_size` entries.
     """
     unique_words = make_unique_words(do_lower_case, strip_accents)
     held_out = []
@@ -39,7 +58,7 @@ def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_acce
     counts = count_words(lines, unique_words, log)
     if not counts:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
-    log(f"merging pieces of {len(counts):,} distinct words")
+    log(f"merging: {len(counts):,} distinct words")
     vocabulary = Vocabulary(train(counts, vocab_size), where="learned vocabulary")
     tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
     log(
@@ -49,8 +68,8 @@ def learn(paths, input_format, text_field, vocab_size, do_lower_case, strip_acce
     return vocabulary
 
 
-def read_lines(paths, input_format, text_field):
-    """The lines of all files that are not blank, as UTF-8; of JSON, those of each text."""
+def read_lines(paths: Iterable[str], input_format: str, text_field: str) -> Iterator[bytes]:
+    """Yield the nonblank lines of all files, or of the texts in "jsonl" files, as UTF-8."""
     is_json = input_format == "jsonl"
     max_bytes = documents.MAX_JSON_LINE_BYTES if is_json else documents.MAX_LINE_BYTES
     for path in paths:
@@ -63,11 +82,11 @@ def read_lines(paths, input_format, text_field):
                 yield line
 
 
-def hold_out(lines, held_out):
-    """Passes the lines on but for every 100th, which go to the list `held_out`.
+def hold_out(lines: Iterable[bytes], held_out: list[bytes]) -> Iterator[bytes]:
+    """Yield lines except for every 100th, which is appended to `held_out`.
 
-    When they are too many, every other one is passed on after all and from then on twice as few are
-    held out: however long the text, they are from all of it.
+    When there are too many held-out lines, every second one is yielded after all, and the interval
+    is doubled. The held-out lines are therefore from all of the text, however long it is.
     """
     step, num_bytes = HOLD_OUT_EVERY, 0
     for number, line in enumerate(lines, start=1):
@@ -82,8 +101,11 @@ def hold_out(lines, held_out):
             step, num_bytes = 2 * step, sum(map(len, held_out))
 
 
-def make_unique_words(do_lower_case, strip_accents=None):
-    """A function [B] string -> the different words of all texts, and how often each occurs."""
+def make_unique_words(do_lower_case: bool, strip_accents: bool | None = None) -> Callable:
+    """Return a `tf.function` from a string tensor `(B,)` to its distinct words and their counts.
+
+    The result has the fields `y`, string `(W,)`, and `count`, int64 `(W,)`.
+    """
     normalizer = Normalizer(do_lower_case, strip_accents)
 
     def unique_words(texts):
@@ -93,8 +115,19 @@ def make_unique_words(do_lower_case, strip_accents=None):
     return tf.function(unique_words, input_signature=signature, autograph=False)
 
 
-def count_words(lines, unique_words, log):
-    """Lines -> {word: count}, of at most about MAX_WORDS words."""
+def count_words(
+    lines: Iterable[bytes], unique_words: Callable, log: Callable[[str], None]
+) -> dict[str, int]:
+    """Count words. The rarest are dropped when there are more than `MAX_WORDS` distinct ones.
+
+    Args:
+        lines: UTF-8 text.
+        unique_words: From `make_unique_words`.
+        log: Receives lines of progress.
+
+    Returns:
+        Counts by word.
+    """
     counts, num_bytes, dropped_up_to = {}, 0, 0
     start = shown = time.monotonic()
 
@@ -117,13 +150,16 @@ def count_words(lines, unique_words, log):
     log_progress()
     if dropped_up_to:
         seen = f"seen up to {dropped_up_to:,} times by then"
-        log(f"over {MAX_WORDS:,} distinct words: the rarest, {seen}, were dropped")
+        log(f"over {MAX_WORDS:,} distinct words: dropped the rarest, {seen}")
     counts.pop(NEVER.encode(), None)  # Too long for any vocabulary.
     return {word.decode(): number for word, number in counts.items()}
 
 
 def _in_threads(lines, unique_words):
-    """Lines -> (bytes, words, counts) of each batch in order; TensorFlow leaves Python's lock."""
+    """Yield bytes, words and counts of each batch, in order.
+
+    Threads are sufficient, since TensorFlow releases the global interpreter lock.
+    """
 
     def work(batch):
         unique = unique_words(tf.constant(batch))
@@ -141,7 +177,10 @@ def _in_threads(lines, unique_words):
 
 
 def _count_of_the_rarest(counts):
-    """The least count so that at most half of MAX_WORDS have more: no order of words has a say."""
+    """Return the lowest count that at most MAX_WORDS / 2 words exceed.
+
+    A limit on the count, unlike one on the rank, does not depend on the order of words.
+    """
     frequencies, kept = collections.Counter(counts.values()), len(counts)
     for limit in sorted(frequencies):
         kept -= frequencies[limit]
@@ -149,10 +188,18 @@ def _count_of_the_rarest(counts):
             return limit
 
 
-def alphabet(counts, vocab_size):
-    """The most frequent characters as pieces, sorted: each "c" that there is, then each "##c".
+def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+    """Return the most frequent characters as pieces, at most a quarter of the vocabulary.
 
-    They take at most a quarter of the vocabulary. Raises UserError if there is no room for them.
+    Args:
+        counts: Counts by word.
+        vocab_size: Number of entries of the vocabulary.
+
+    Returns:
+        All "c", sorted, then all "##c", sorted.
+
+    Raises:
+        UserError: If special tokens and characters exceed `vocab_size`.
     """
     totals, continuing = collections.Counter(), set()
     for word, number in counts.items():
@@ -170,36 +217,48 @@ def alphabet(counts, vocab_size):
     min_size = len(SPECIALS) + len(pieces)
     if vocab_size < min_size:
         raise UserError(
-            f"--vocab_size={vocab_size}: the special tokens and the characters of the text alone "
-            f"take {min_size} entries; use --vocab_size={min_size} or more"
+            f"--vocab_size={vocab_size}: special tokens and characters of the text alone are "
+            f"{min_size} entries; use --vocab_size={min_size} or more"
         )
     return pieces
 
 
-def train(counts, vocab_size):
-    """{word: count} -> `vocab_size` entries. Raises UserError if the words do not give as many."""
+def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+    """Return exactly `vocab_size` entries.
+
+    Args:
+        counts: Counts by word.
+        vocab_size: Number of entries.
+
+    Raises:
+        UserError: If the words give fewer entries. The message suggests a number.
+    """
     entries = merge(counts, vocab_size)
     if len(entries) == vocab_size:
         return entries
     max_size = len(entries)
-    # A smaller vocabulary has a smaller alphabet, hence maybe fewer words to merge pieces of.
+    # A smaller vocabulary has a smaller alphabet, so fewer words may remain to merge pieces of.
     while (found := len(merge(counts, max_size))) < max_size:
         max_size = found
     raise UserError(
-        f"--vocab_size={vocab_size}: the text gives only {max_size} entries; use "
+        f"--vocab_size={vocab_size}: the text only gives {max_size} entries; use "
         f"--vocab_size={max_size} or more text"
     )
 
 
-def merge(counts, vocab_size):
-    """{word: count} -> special tokens, alphabet, then merged pieces in the order they were made.
+def merge(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+    """Return special tokens, alphabet and merged pieces in merge order.
 
-    Words with a character outside the alphabet have no part in it: they will be [UNK].
+    Words with a character outside the alphabet are ignored, since they will be [UNK].
+
+    Args:
+        counts: Counts by word.
+        vocab_size: Maximum number of entries.
     """
-    # All characters are "special" to the trainer, which otherwise numbers them in the order of a
-    # hash map, different in each process, and decides ties by these numbers.
+    # Characters are passed as special tokens. Otherwise the trainer numbers them in the order of a
+    # hash map, which differs between processes, and breaks ties by these numbers.
     fixed = [*SPECIALS, *alphabet(counts, vocab_size)]
-    # What WordPieceTrainer is inside; that one has no limit for the length of an entry.
+    # WordPieceTrainer wraps this trainer, but cannot limit the length of an entry.
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=fixed,
@@ -215,14 +274,20 @@ def merge(counts, vocab_size):
 
 
 def _feed(counts, characters):
-    """Each word of these characters as often as it counts: the trainer takes no counts."""
+    """Yield each word of these characters `count` times, since the trainer accepts no counts."""
     for word in sorted(filter(characters.issuperset, counts)):
         for left in range(counts[word], 0, -10_000):
             yield f"{word} " * min(left, 10_000)
 
 
-def try_out(tokenizer, lines, unique_words):
-    """Says how a vocabulary does on lines that it was not learned from."""
+def try_out(tokenizer: Tokenizer, lines: Iterable[bytes], unique_words: Callable) -> str:
+    """Return pieces per word and the fraction of [UNK] on held-out lines, as text.
+
+    Args:
+        tokenizer: Tokenizer with the learned vocabulary.
+        lines: Held-out lines.
+        unique_words: From `make_unique_words`.
+    """
     words = tokens = unknown = 0
     for batch in _batches(lines):
         texts = tf.constant(batch)
@@ -231,13 +296,13 @@ def try_out(tokenizer, lines, unique_words):
         tokens += int(tf.size(ids))
         unknown += int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
     if not words:
-        return f"pieces a word and [UNK] unknown: under {HOLD_OUT_EVERY} lines, none held out"
+        return f"pieces per word and [UNK] not measured: under {HOLD_OUT_EVERY} lines"
     pieces, fraction = tokens / words, unknown / tokens
-    return f"{pieces:.3f} pieces a word and {fraction:.3%} [UNK] on {words:,} held-out words"
+    return f"{pieces:.3f} pieces per word and {fraction:.3%} [UNK] on {words:,} held-out words"
 
 
 def _batches(lines):
-    """Lists of lines of about BATCH_BYTES."""
+    """Yield lists of lines with about `BATCH_BYTES` in total."""
     batch, size = [], 0
     for line in lines:
         batch.append(line)

@@ -1,4 +1,4 @@
-"""Shards on this machine: worker processes that import TensorFlow, for a parent that does not."""
+"""Write shards in worker processes. Only these import TensorFlow, not their parent."""
 
 import concurrent.futures
 import contextlib
@@ -6,16 +6,38 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from bert_tf.command import import_tensorflow
+from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 
 @contextlib.contextmanager
-def run_local(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
-    """Starts the workers; gives a function: tasks (number, spans) -> entries as they are made.
+def run_local(
+    settings: WriteShardsSettings,
+    vocabulary: Vocabulary,
+    tokenizer: dict[str, Any],
+    plan_sha256: str,
+    num_tasks: int,
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+    """Start worker processes for the block. They end with this process, also if it is killed.
 
-    However this process ends, the workers end too.
+    Args:
+        settings: Settings; `workers` is the maximum number of processes.
+        vocabulary: The vocabulary.
+        tokenizer: Keyword arguments of the `Tokenizer`.
+        plan_sha256: Digest of the plan in the manifest.
+        num_tasks: Number of shards to write.
+
+    Yields:
+        Function that writes the shards of an iterable of tasks (shard number, spans). It yields
+        their manifest entries in order of completion.
+
+    Raises:
+        UserError: If a worker was killed, or from a worker.
     """
     num_workers = min(settings.workers, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(
@@ -25,23 +47,24 @@ def run_local(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
         (settings, vocabulary, tokenizer, plan_sha256),
     )
     try:
+        # Wait for all workers, so that an error in their setup is raised before any task.
         for started in [pool.submit(_check_started) for _ in range(num_workers)]:
             started.result()
         yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
     except concurrent.futures.BrokenExecutor:
         raise UserError(
-            f"{settings.output_dir}: a worker process was killed (too little memory? use more "
-            "shards, or fewer --num_workers); the same command goes on"
+            f"{settings.output_dir}: a worker process was killed (if out of memory, use more "
+            "shards or fewer --num_workers); rerun the command to resume"
         ) from None
     finally:
-        # Nothing is left to do, or no more shall be done.
+        # At this point all tasks are done or the command is being aborted.
         for child in multiprocessing.active_children():
             child.kill()
         pool.shutdown(cancel_futures=True)
 
 
 def _made(pool, tasks, at_once):
-    """Few tasks wait, since each lists its documents."""
+    """Yield the results of tasks. Few are queued, since each lists all its documents."""
     waiting = set()
     for task in tasks:
         waiting.add(pool.submit(_work, *task))
@@ -54,13 +77,13 @@ def _made(pool, tasks, at_once):
         yield future.result()
 
 
-_writer = _user_error = None  # Of a worker process.
+_writer = _user_error = None  # State of a worker process.
 
 
 def _start(*arguments):
-    """Makes this worker's ShardWriter, on one thread."""
+    """Build the `ShardWriter` of this worker, which uses one thread."""
     global _writer, _user_error
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     import_tensorflow()
@@ -72,11 +95,12 @@ def _start(*arguments):
 
     try:
         _writer = ShardWriter(*arguments)
-    except UserError as error:  # The pool would only say that it is broken.
+    except UserError as error:  # The pool would only report that it is broken.
         _user_error = error
 
 
 def _end_with_parent():
+    # A parent that is killed cannot stop its workers, so each of them watches the parent.
     multiprocessing.parent_process().join()
     os._exit(1)
 

@@ -1,6 +1,6 @@
-"""From text to shards: indexes the documents, deals them out, has the shards made.
+"""Write pretraining shards: index the documents, assign them to shards and run the workers.
 
-This process imports no TensorFlow (for paths without "://"): its workers do.
+For local paths, this process does not import TensorFlow: only its workers do.
 """
 
 import contextlib
@@ -8,6 +8,8 @@ import datetime
 import os
 import re
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from bert_tf import files, ownership
 from bert_tf.config import read_json_object
@@ -20,6 +22,7 @@ from bert_tf.data.manifest import (
     entry_name,
     shard_name,
 )
+from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
@@ -27,11 +30,21 @@ from bert_tf.text.vocabulary import Vocabulary
 SPILL = ".unpacked"
 
 
-def write_shards(settings, log=lambda line: None):
-    """Makes the shards that WriteShardsSettings say, or those still missing; returns the Manifest.
+def write_shards(
+    settings: WriteShardsSettings, log: Callable[[str], None] = lambda line: None
+) -> Manifest:
+    """Write the shards of a corpus, or those that are still missing.
 
-    `log` takes lines of progress. Raises UserError on input that cannot be used, or where the
-    folder holds shards of other settings.
+    Args:
+        settings: The settings, one per flag.
+        log: Receives lines of progress.
+
+    Returns:
+        The manifest of the complete shards.
+
+    Raises:
+        UserError: If the input cannot be used, or if --output_dir contains shards of other
+            settings, text or versions.
     """
     vocabulary = Vocabulary.load(settings.vocab)
     lower = settings.do_lower_case
@@ -46,7 +59,8 @@ def write_shards(settings, log=lambda line: None):
         spill_dir = os.path.join(directory, SPILL)
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
-        log(f"indexing {len(paths)} files, {'lower-casing' if lower else 'cased'}")
+        log(f"indexing: {len(paths)} files, {'uncased' if lower else 'cased'}")
+        # Workers read the documents again by offset, so files must not change until the end.
         began, stamps = time.monotonic(), [files.stamp(path) for path in paths]
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
         num_bytes = int(index.lengths.sum())
@@ -68,18 +82,18 @@ def write_shards(settings, log=lambda line: None):
             if VOCABULARY_NAME not in files.listdir(directory):
                 manifest.save_vocabulary(vocabulary)
             complete(manifest, entries, settings.num_shards)
-            log(f"{directory}: finished, nothing to do")
+            log(f"{directory}: already complete, nothing to do")
             return manifest
         begin(manifest, vocabulary, entries)
         if entries:
-            log(f"{directory}: going on, {len(entries)} of {settings.num_shards} shards are there")
+            log(f"{directory}: resuming: {len(entries)}/{settings.num_shards} shards complete")
         arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
         _make(_runner(settings.runner), arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
                 raise UserError(
                     f"{path}: was changed while it was read; name a new --output_dir, since shards "
-                    f"in {directory} may hold either text"
+                    f"in {directory} may contain the old or the new text"
                 )
         complete(manifest, finished_entries(manifest, settings.num_shards), settings.num_shards)
     log(_summary(manifest))
@@ -87,20 +101,19 @@ def write_shards(settings, log=lambda line: None):
 
 
 def _make(runner, arguments, index, missing, log):
-    """Has the missing shards made, and says how it goes."""
+    """Run the workers that write the missing shards, and log their progress."""
     settings = arguments[0]
     tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
         with runner(*arguments, num_tasks=len(missing)) as make:
-            log(f"ready after {time.monotonic() - began:.1f} s")
+            log(f"workers ready after {time.monotonic() - began:.1f} s")
             progress = _Progress(index, missing, settings, log)
             for _ in make(tasks):
                 progress.count()
     except (KeyboardInterrupt, SystemExit):
         log(
-            f"stopped; {settings.output_dir} keeps the shards that are whole; the same command "
-            "goes on"
+            f"stopped: complete shards remain in {settings.output_dir}; rerun the command to resume"
         )
         raise
 
@@ -121,18 +134,32 @@ def _runner(name):
 def _check_directory(directory):
     names = files.listdir(directory)
     if NAME not in names and any(not name.startswith(".") for name in names):
-        raise UserError(f"{directory}: there is something else there; name a new --output_dir")
+        raise UserError(f"{directory}: contains other files; name a new --output_dir")
 
 
-def begin(manifest, vocabulary, entries):
-    """Writes what tells the next process what the shards of this folder are going to be."""
+def begin(
+    manifest: Manifest, vocabulary: Vocabulary, entries: Mapping[int, dict[str, Any]]
+) -> None:
+    """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
+
+    Args:
+        manifest: The planned manifest.
+        vocabulary: The vocabulary of the shards.
+        entries: Entries of the complete shards by shard number.
+    """
     manifest.values |= {"complete": False, "shards": list(entries.values())}
     manifest.save()
     manifest.save_vocabulary(vocabulary)
 
 
-def complete(manifest, entries, num_shards):
-    """Writes the whole manifest, after which the shards' own entries are not needed."""
+def complete(manifest: Manifest, entries: Mapping[int, dict[str, Any]], num_shards: int) -> None:
+    """Save the complete manifest, then delete the entry files of the shards.
+
+    Args:
+        manifest: The planned manifest.
+        entries: Entries of all shards by shard number.
+        num_shards: Number of shards.
+    """
     manifest.values |= {"complete": True, "shards": [entries[n] for n in range(num_shards)]}
     if not Manifest.load(manifest.directory).values["complete"]:
         manifest.save()
@@ -142,10 +169,18 @@ def complete(manifest, entries, num_shards):
             files.remove(manifest.path(entry_name(number, num_shards)))
 
 
-def finished_entries(manifest, num_shards):
-    """{number: entry} of shards that are there; sweeps what killed processes left.
+def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str, Any]]:
+    """Return the entries of complete shards, and remove temporary files of killed processes.
 
-    Raises UserError where the folder's shards were begun with other settings, text or versions.
+    Args:
+        manifest: The planned manifest.
+        num_shards: Number of shards.
+
+    Returns:
+        Manifest entries by shard number.
+
+    Raises:
+        UserError: If the directory contains shards of other settings, text or versions.
     """
     names = set(files.listdir(manifest.directory))
     for name in names:
@@ -155,6 +190,8 @@ def finished_entries(manifest, num_shards):
         return {}
     on_disk = Manifest.load(manifest.directory)
     on_disk.check_same_plan(manifest)
+    # Entries come from the manifest, which is saved when a command starts, and from entry files,
+    # which workers write after their shards.
     known = {entry["file"]: entry for entry in on_disk.values.get("shards", [])}
     finished = {}
     for number in range(num_shards):
@@ -165,15 +202,17 @@ def finished_entries(manifest, num_shards):
                 files.remove(manifest.path(own))
             else:
                 known[name] = entry
+        # Comparing sizes is enough here: shards are renamed only when complete.
         if name in known and files.size(manifest.path(name)) == known[name]["bytes"]:
             finished[number] = known[name]
+    # Complete shards remain usable with other package versions, but cannot be mixed with new ones.
     if len(finished) < num_shards:
         on_disk.check_same_versions(manifest)
     return finished
 
 
 def _read_entry(path, plan_sha256):
-    """A shard's own entry, None if it is damaged or of other shards."""
+    """Return the entry in the entry file of a shard, or `None` if damaged or of another plan."""
     try:
         entry = read_json_object(path)
         check_entry(entry, path)
@@ -183,7 +222,7 @@ def _read_entry(path, plan_sha256):
 
 
 class _Progress:
-    """A line every few seconds: shards, rate, time left."""
+    """Log shards, MB/s of text and remaining time every `every` seconds."""
 
     def __init__(self, index, missing, settings, log, every=5.0):
         self.log, self.every, self.num_shards = log, every, settings.num_shards
@@ -212,6 +251,6 @@ def _summary(manifest):
     return (
         f"{manifest.directory}: {manifest.num_examples:,} examples in {len(manifest.shards)} "
         f"shards, {sum(entry['bytes'] for entry in manifest.shards) / 1e6:.1f} MB; {tokens:,} "
-        f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} places are padding; "
+        f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} positions are padding; "
         f"{random_next / manifest.num_examples:.1%} random next"
     )

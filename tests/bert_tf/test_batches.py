@@ -152,7 +152,7 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     first, second = np.lexsort(plain[:size].T), np.lexsort(plain[size:].T) + size
     assert (plain[first] == plain[second]).all()
     same = (two["masked_lm_positions"][first] == two["masked_lm_positions"][second]).all(axis=1)
-    assert same.mean() < 0.3  # Short examples have few places to choose from.
+    assert same.mean() < 0.3  # Short examples have few positions to choose from.
     # The same masks in other batches, and from another position on.
     small = rows(data.training_batches(data.position(5, 40), 10, pad_examples), 6)
     for name in two:
@@ -171,11 +171,11 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
 
 
 def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
-    with pytest.raises(UserError, match="max_seq_length=32, the configuration has 16 positions"):
+    with pytest.raises(UserError, match="max_seq_length=32 exceeds max_position_embeddings=16"):
         data_of(shards, max_position_embeddings=16)
     with pytest.raises(UserError, match=f"{len(ENTRIES)} entries, but .* vocab_size is 99"):
         data_of(shards, vocab_size=99)
-    with pytest.raises(UserError, match="do_lower_case=True, the configuration has False"):
+    with pytest.raises(UserError, match="do_lower_case=True; the configuration has False"):
         data_of(shards, do_lower_case=False)
     with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
         PretrainingDataset(shards, Vocabulary([*ENTRIES, "more"]), config_of())
@@ -245,18 +245,18 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
         with pytest.raises(kind) as caught:
             rows(data_of(copy).evaluation_batches(10, pad_examples))
         if kind is tf.errors.InvalidArgumentError:
-            assert "records, the manifest has" in str(bad_record(caught.value))
+            assert "records; the manifest has" in str(bad_record(caught.value))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("input_ids", len(ENTRIES), f"input_ids holds {len(ENTRIES)}, wanted 0 to 58"),
-        ("masked_lm_ids", 70_000, "masked_lm_ids holds 70000"),
-        ("input_mask", 2, "input_mask holds 2, wanted 0 to 1"),
-        ("masked_lm_positions", LENGTH, "masked_lm_positions holds 32, wanted 0 to 31"),
-        ("segment_ids", 2, "segment_ids holds 2"),
-        ("next_sentence_labels", 2, "next_sentence_labels holds 2"),
+        ("input_ids", len(ENTRIES), f"input_ids is {len(ENTRIES)}; expected 0 to 58"),
+        ("masked_lm_ids", 70_000, "masked_lm_ids is 70000"),
+        ("input_mask", 2, "input_mask is 2; expected 0 to 1"),
+        ("masked_lm_positions", LENGTH, "masked_lm_positions is 32; expected 0 to 31"),
+        ("segment_ids", 2, "segment_ids is 2"),
+        ("next_sentence_labels", 2, "next_sentence_labels is 2"),
     ],
 )
 @pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
@@ -285,10 +285,10 @@ def test_inspection_counts_what_is_there(shards, copy):
     assert statistics.mask_actions.sum() == everything["masked_lm_weights"].sum()
     lines = list(statistics.lines(LENGTH))
     fraction = 1 - everything["input_mask"].mean()
-    assert lines[1] == f"padding                {fraction:.2%} of all places"
+    assert lines[1] == f"padding                {fraction:.2%} of all positions"
     path = second_shard(copy)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes, wanted"):
+    with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes; expected"):
         inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
 
 
@@ -332,16 +332,16 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
     assert done.returncode == 2 and "--write_manifest" in done.stderr
     done = run_command("bert_tf.inspect_shards", *arguments, "--write_manifest", "--num_examples=1")
     assert done.returncode == 0, done.stderr
-    assert "1 shards are as they were written" in done.stdout and "  A  [CLS]" in done.stdout
+    assert "1 shards verified" in done.stdout and "  A  [CLS]" in done.stdout
     data = data_of(directory)
     data.verify()
     adopted = rows(data.evaluation_batches(50, pad_examples))
     assert as_bytes(adopted) == as_bytes(everything)
     (directory / "manifest.json").unlink()
-    with pytest.raises(UserError, match="vocab.txt: is there already, and not the one of --vocab"):
+    with pytest.raises(UserError, match="vocab.txt: already exists and differs from --vocab"):
         inspection.write_manifest(str(directory), Vocabulary(ENTRIES[:20]))
     (directory / "vocab.txt").unlink()
-    with pytest.raises(UserError, match=r"record \d+: input_ids holds \d+, wanted 0 to 19"):
+    with pytest.raises(UserError, match=r"record \d+: input_ids is \d+; expected 0 to 19"):
         inspection.write_manifest(str(directory), Vocabulary(ENTRIES[:20]))
     assert not (directory / "manifest.json").exists()
 
@@ -360,7 +360,7 @@ def test_ids_beyond_32_bits_and_below_0_are_refused(copy, value):
     data = data_of(copy)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         rows(data.evaluation_batches(10, pad_examples))
-    assert f"{path}: record 5: input_ids holds {value}, wanted" in str(bad_record(caught.value))
+    assert f"{path}: record 5: input_ids is {value}; expected" in str(bad_record(caught.value))
     (copy / "manifest.json").unlink()
-    with pytest.raises(UserError, match=f"record 5: input_ids holds {value}, wanted 0 to 58"):
+    with pytest.raises(UserError, match=f"record 5: input_ids is {value}; expected 0 to 58"):
         inspection.write_manifest(str(copy), Vocabulary(ENTRIES))

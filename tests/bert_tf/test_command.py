@@ -93,12 +93,12 @@ def test_flags_are_checked_before_tensorflow_is_imported(
         (
             "tasks.predict",
             ["--run=r", "--input=setup.py", "--output=absent/o.jsonl"],
-            "--output=absent/o.jsonl: wanted a file",
+            "--output=absent/o.jsonl: expected a file",
         ),
         (
             "tasks.predict",
             ["--run=r", "--input=setup.py", "--output=tests"],
-            "--output=tests: wanted a file",
+            "--output=tests: expected a file",
         ),
         ("export.request", ["--model_dir=m", "--input=text"], "--input=text: wanted NAME=VALUE"),
         (
@@ -189,7 +189,8 @@ def test_an_error_of_tensorflows_is_one_line(monkeypatch, capsys):
         command.run_main(fail, Settings, "doc")
     assert raised.value.code == 1
     assert capsys.readouterr().err == (
-        "TensorFlow: OutOfRangeError: variables; File too large (--verbosity=0 shows where)\n"
+        "TensorFlow: OutOfRangeError: variables; File too large "
+        "(--verbosity=0 prints the traceback)\n"
     )
     monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
     with pytest.raises(tf.errors.OutOfRangeError):

@@ -115,7 +115,7 @@ def test_broken_records_of_changes_are_named(tmp_path):
     path = tmp_path / "run"
     with Run.writing(path):
         Run.create(path, config, Vocabulary(SPECIALS), {"settings": {}, "changes": {"step": 2}})
-    with pytest.raises(UserError, match=r'train.json: "changes" holds'):
+    with pytest.raises(UserError, match=r'train.json: "changes" is'):
         Run.open(path)
 
 

@@ -124,7 +124,7 @@ def test_a_random_next_is_never_of_the_same_document_unless_asked_for():
     assert {a[0] // 100 == b[0] // 100 for a, b, is_random in pairs if is_random} == {False}
     assert {a[0] // 100 == b[0] // 100 for a, b, is_random in pairs if not is_random} == {True}
     alone = tokenized(TWENTY[:1])
-    with pytest.raises(UserError, match="1 documents with tokens, wanted at least 2"):
+    with pytest.raises(UserError, match="1 documents with tokens, expected at least 2"):
         make_instances(alone, **SETTINGS)
     released = make_instances(alone, **{**SETTINGS, "seed": 2}, same_document_next=True)
     assert released.is_random_next.any()

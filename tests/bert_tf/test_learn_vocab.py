@@ -42,7 +42,7 @@ def count(lines):
 
 
 def most_entries(error):
-    return int(re.search("the text gives only ([0-9]+) entries", str(error))[1])
+    return int(re.search("the text only gives ([0-9]+) entries", str(error))[1])
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def test_half_a_surrogate_pair_in_json_is_dropped(write):
 
 def test_too_little_text_and_too_small_a_vocabulary_are_refused_with_the_number(write):
     path = write(SMALL)
-    with pytest.raises(UserError, match="--vocab_size=13: the text gives only 12 entries; use "):
+    with pytest.raises(UserError, match="--vocab_size=13: the text only gives 12 entries; use "):
         learn(path, size=13)
-    with pytest.raises(UserError, match="--vocab_size=9: .* alone take 10 entries; use"):
+    with pytest.raises(UserError, match="--vocab_size=9: .* alone are 10 entries; use"):
         learn(path, size=9)
     with pytest.raises(UserError, match="no text in 1 files, the first is .*text.txt"):
         learn(write("\n \n\x00\n"), size=12)
@@ -181,7 +181,7 @@ def test_over_the_cap_the_rarest_words_are_dropped_and_the_user_is_told(monkeypa
     assert counts == {"a": 4, "b": 2, "d": 1}
     # Of five words at most two stay, so that there is room again.
     assert count(["a a a b b c c d d e"])[0] == {"a": 3}
-    expected = "over 4 distinct words: the rarest, seen up to 1 times by then, were dropped"
+    expected = "over 4 distinct words: dropped the rarest, seen up to 1 times by then"
     assert said[-1] == expected
 
 
@@ -207,13 +207,13 @@ def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
     entries, said = learn(write(text + "ab abb zz b\n"), size=9)
     assert entries == [*SPECIALS, "a", "b", "##b", "ab"]
     assert said[1:] == [
-        "merging pieces of 2 distinct words",
-        "9 entries, uncased; 2 distinct words; 1.250 pieces a word and 20.000% [UNK] on 4 held-out "
-        "words",
+        "merging: 2 distinct words",
+        "9 entries, uncased; 2 distinct words; 1.250 pieces per word and 20.000% [UNK] on 4 "
+        "held-out words",
     ]
     _, said = learn(write("Äb ab\n" * 100), size=10, do_lower_case=False, strip_accents=True)
-    assert said[-1].endswith("1.500 pieces a word and 0.000% [UNK] on 2 held-out words")
-    assert "[UNK] unknown: under 100 lines, none held out" in learn(write(text), size=9)[1][-1]
+    assert said[-1].endswith("1.500 pieces per word and 0.000% [UNK] on 2 held-out words")
+    assert "[UNK] not measured: under 100 lines" in learn(write(text), size=9)[1][-1]
 
 
 @pytest.mark.slow
@@ -248,11 +248,14 @@ def test_the_same_bytes_in_any_process(run_command, tmp_path):
     ("changes", "message"),
     [
         ({"output": "setup.py"}, "--output=setup.py: is part of the input setup.py; name"),
-        ({"output": "Makefile"}, "--output=Makefile: is there already; name another --output"),
-        ({"output": "absent/vocab.txt"}, "--output=absent/vocab.txt: wanted a file in a folder"),
+        ({"output": "Makefile"}, "--output=Makefile: already exists; name another --output"),
+        (
+            {"output": "absent/vocab.txt"},
+            "--output=absent/vocab.txt: expected a file in an",
+        ),
         ({"input": "setup.py,absent*"}, "--input=absent*: no such file"),
-        ({"input": ""}, "--input: wanted files"),
-        ({"vocab_size": 5}, "--vocab_size=5: wanted over 5"),
+        ({"input": ""}, "--input: expected text files"),
+        ({"vocab_size": 5}, "--vocab_size=5: expected an integer > 5"),
         ({"input_format": "pdf"}, "should be one of"),
     ],
 )
@@ -282,7 +285,7 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):
     )
     learn_vocab.main(settings)
     assert (tmp_path / "vocab.txt").read_text() == "\n".join(SMALL_ENTRIES) + "\n"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         learn_vocab.main(settings)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
 
@@ -303,5 +306,5 @@ def test_a_vocabulary_of_novels_has_the_size_asked_for_and_its_entries_are_used(
     # Not used: pieces that went into longer ones wherever they stood.
     assert len(used) > 0.9 * 4000
     assert np.mean(ids == vocabulary["[UNK]"]) < 1e-3
-    pieces = float(said[-1].split(" pieces a word")[0].split("; ")[-1])
+    pieces = float(said[-1].split(" pieces per word")[0].split("; ")[-1])
     assert 1.05 < pieces < 1.5

@@ -12,7 +12,7 @@ import pytest
 from bert_tf import UserError, files, ownership
 from tests.conftest import ROOT
 
-OWNER = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
+OWNER = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"
 
 
 def test_a_directory_is_held_by_one_process_which_the_error_names(tmp_path):
@@ -75,7 +75,7 @@ def test_an_output_is_written_by_one_process_and_replaced_only_if_asked(tmp_path
         with pytest.raises(UserError, match=OWNER), ownership.sole_output(path):
             pass
         files.atomic_write_text(path, "first")
-    with pytest.raises(UserError, match="is there already; .* --overwrite"):
+    with pytest.raises(UserError, match="already exists; .* --overwrite"):
         with ownership.sole_output(path):
             pass
     with pytest.raises(KeyError), ownership.sole_output(path, overwrite=True):
@@ -100,7 +100,7 @@ def test_a_remote_directory_is_marked(tmp_path):
         assert not made and ownership.is_ours("ram://ownership/folder")
     with ownership.sole_output("ram://ownership/out.jsonl"):
         files.atomic_write_text("ram://ownership/out.jsonl", "x")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         with ownership.sole_output("ram://ownership/out.jsonl"):
             pass
 

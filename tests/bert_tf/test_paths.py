@@ -38,7 +38,7 @@ def settings(request, tmp_path, monkeypatch):
 
 def test_a_file_is_replaced_only_if_asked(settings):
     settings("new.jsonl")
-    with pytest.raises(UserError, match="--output=old.jsonl: is there already; .* --overwrite"):
+    with pytest.raises(UserError, match="--output=old.jsonl: already exists; .* --overwrite"):
         settings("old.jsonl")
     settings("old.jsonl", overwrite=True)
     for path in ("absent/new.jsonl", "."):
@@ -103,7 +103,7 @@ def test_a_vocabulary_is_learned_from_and_to_a_remote_path(tmp_path):
     settings = LearnVocabSettings(("ram://paths/*.txt",), "ram://paths/vocab", vocab_size=60)
     learn_vocab.main(settings)
     assert len(Vocabulary.load("ram://paths/vocab")) == 60
-    with pytest.raises(UserError, match="ram://paths/vocab: is there already"):
+    with pytest.raises(UserError, match="ram://paths/vocab: already exists"):
         learn_vocab.main(settings)
     assert files.listdir("ram://paths") == ["corpus.txt", "vocab"]
 
@@ -115,7 +115,7 @@ def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
     assert again.weights.keys() == pretrained.weights.keys()
     for name, array in again.weights.items():
         np.testing.assert_array_equal(array, pretrained.weights[name])
-    with pytest.raises(UserError, match="there is something else there"):
+    with pytest.raises(UserError, match="contains other files"):
         pretrained.save("ram://paths/run")
     with pytest.raises(UserError, match="ram://paths/google: expected a run; .* copy"):
         read_pretrained("ram://paths/google")

@@ -185,8 +185,8 @@ def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
             f"{Vocabulary(ENTRIES).sha256[:12]}...), but that of run ",
         ),
         ([*ENTRIES, "more"], {"vocab_size": len(ENTRIES) + 1}, f" has {len(ENTRIES) + 1} ("),
-        (ENTRIES, {"do_lower_case": False}, "do_lower_case=True, the configuration has False"),
-        (ENTRIES, {"max_position_embeddings": 31}, "32, the configuration has 31 positions"),
+        (ENTRIES, {"do_lower_case": False}, "do_lower_case=True; the configuration has False"),
+        (ENTRIES, {"max_position_embeddings": 31}, "max_seq_length=32 exceeds max_position_embeddings=31"),
     ],
 )
 def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
@@ -219,7 +219,7 @@ def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_pa
         "sha256": files.sha256(path),
     }
     manifest.save()
-    with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids holds"):
+    with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids is"):
         recipe.pretrain(settings)
 
 
@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_before_there_is_a_run(directories, tmp_path, 
 def test_changed_flags_and_other_shards_are_refused(directories, tmp_path):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
     recipe.pretrain(settings)
-    with pytest.raises(UserError, match="--seed: was 0 when .* began, is 1"):
+    with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
     other = write_shards(tmp_path / "other", seed=5)
     with pytest.raises(UserError, match="--shards: was"):

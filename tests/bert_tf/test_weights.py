@@ -160,7 +160,7 @@ def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
     for name, array in pretrained.weights.items():
         np.testing.assert_array_equal(again.weights[name], array)
     assert Run.open(tmp_path / "run").train["origin"] == pretrained.origin
-    with pytest.raises(UserError, match="there is something else there; name a new directory"):
+    with pytest.raises(UserError, match="contains other files; name a new directory"):
         pretrained.save(tmp_path / "run")
 
 

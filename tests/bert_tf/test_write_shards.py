@@ -44,7 +44,7 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
         process.send_signal(signum)
         output = process.communicate(timeout=60)[1]
         if signum == signal.SIGTERM:
-            assert process.returncode == 143 and "the same command goes on" in output
+            assert process.returncode == 143 and "rerun the command to resume" in output
         if not Manifest.load(directory).values["complete"]:
             with pytest.raises(UserError, match="manifest.json: not complete"):
                 Manifest.load(directory).check_files()
@@ -52,9 +52,9 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
     assert there.items() <= here.items()  # Only whole shards have a name.
     done = write_command(run_command, corpus, directory, **flags)
     assert contents(directory) == here
-    assert f"{len(there)} of 40 shards are there" in done.stderr or len(there) in (0, 40)
+    assert f"{len(there)}/40 shards complete" in done.stderr or len(there) in (0, 40)
     again = write_command(run_command, corpus, directory, **flags)
-    assert "finished, nothing to do" in again.stderr
+    assert "already complete, nothing to do" in again.stderr
 
 
 def start(corpus, directory, **changes):
@@ -124,15 +124,18 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_shards": 13}, "60 documents, wanted at least 5 a shard, .* --num_shards=12 or less"),
+        ({"num_shards": 13}, "60 documents, expected at least 5 per shard, .* --num_shards=12 or"),
         ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
         ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
-        ({"max_seq_length": 4}, "--max_seq_length=4: wanted 5 to"),
-        ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
-        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
-        ({"beam_args": "--x=1"}, "is for --runner=beam"),
-        ({"input": ""}, "--input: wanted files of text"),
-        ({"input": "tests"}, "--input=tests: is a folder"),
+        ({"max_seq_length": 4}, r"--max_seq_length=4: expected an integer in \[5, "),
+        (
+            {"max_predictions_per_seq": 33},
+            r"max_predictions_per_seq=33: expected an integer in \[1, 32",
+        ),
+        ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: expected a number in"),
+        ({"beam_args": "--x=1"}, "requires --runner=beam"),
+        ({"input": ""}, "--input: expected text files"),
+        ({"input": "tests"}, "--input=tests: is a directory"),
         ({"runner": "beam", "beam_args": "--runner=Bogus"}, "--beam_args=--runner=Bogus: "),
         ({"runner": "beam", "beam_args": "'x"}, "--beam_args='x: No closing quotation"),
     ],
@@ -145,20 +148,20 @@ def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
 def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path):
     Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
     changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}
-    with pytest.raises(UserError, match="6 entries: only specials"):
+    with pytest.raises(UserError, match="6 entries: only special tokens"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
 def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
     text = pathlib.Path(corpus["input"])
     monkeypatch.setattr(sharding, "MAX_BYTES", text.stat().st_size // 4)
-    with pytest.raises(UserError, match=r"fits in memory; use --num_shards=(\d+)") as caught:
+    with pytest.raises(UserError, match=r"fit in memory; use --num_shards=(\d+)") as caught:
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
     number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
     index = documents.index([str(text)], "lines", "text", "")
     sharding.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
     text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
-    with pytest.raises(UserError, match="break up the largest document"):
+    with pytest.raises(UserError, match="split the largest document"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
 
 
@@ -181,10 +184,10 @@ def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
     old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
     old["versions"]["numpy"] = "0.0.1"
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
-    with pytest.raises(UserError, match="begun with numpy 0.0.1, here is"):
+    with pytest.raises(UserError, match="created with numpy 0.0.1, now"):
         writing.finished_entries(plan, 3)
     (tmp_path / "shards" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="there is something else there"):
+    with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
 
 
@@ -211,13 +214,13 @@ def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
     flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
     done = run_command("bert_tf.write_shards", *arguments(corpus, tmp_path / "shards", **flags))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "0 documents with tokens, wanted at least 2" in done.stderr.splitlines()[-1]
+    assert "0 documents with tokens, expected at least 2" in done.stderr.splitlines()[-1]
 
 
 def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
     (tmp_path / "one.txt").write_text("a b.\nc d.\n")
     one = {**corpus, "input": str(tmp_path / "one.txt")}
-    with pytest.raises(UserError, match="1 documents, wanted at least 5 .* blank lines"):
+    with pytest.raises(UserError, match="1 documents, expected at least 5 .* blank lines"):
         writing.write_shards(settings_of(one, tmp_path / "shards", num_shards=1))
 
 
@@ -226,27 +229,27 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
     directory = tmp_path / "shards"
     write_command(run_command, corpus, directory)
     for changes, message in (
-        ({"seed": 1}, "--seed: was 12345 when .* began, is 1;"),
+        ({"seed": 1}, "--seed: was 12345 when .* was created, is now 1;"),
         ({"num_shards": 4}, "--num_shards: was 3"),
         ({"input": str(write_corpus(tmp_path / "other.txt", seed=1))}, "--input: the text is not"),
     ):
         with pytest.raises(UserError, match=message):
             writing.write_shards(settings_of(corpus, directory, **changes))
     Vocabulary([*ENTRIES, "more"]).save(tmp_path / "more.txt")
-    with pytest.raises(UserError, match="--vocab: the vocabulary is not the one"):
+    with pytest.raises(UserError, match="--vocab: the vocabulary is not that of"):
         writing.write_shards(
             settings_of({**corpus, "vocab": str(tmp_path / "more.txt")}, directory)
         )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    with pytest.raises(UserError, match="there is something else there"):
+    with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings_of(corpus, tmp_path / "full"))
 
 
 def test_two_commands_in_one_directory_do_not_meet(corpus, tmp_path):
     directory = tmp_path / "shards"
     directory.mkdir()
-    owner = rf"another process is at work there \(PID {os.getpid()} on {socket.gethostname()}\)"
+    owner = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"
     with sole_writer(directory), pytest.raises(UserError, match=owner):
         writing.write_shards(settings_of(corpus, directory))
 

@@ -61,7 +61,7 @@ MISTAKES = {
     "no model": (lambda s, d: {"init_from": str(d)}, "no model there"),
     "another task's output": (
         lambda s, d: other_task(s),
-        "holds a run of task 'tagging', not 'classification'",
+        "contains a run of task 'tagging', not 'classification'",
     ),
     "too long": (
         lambda s, d: {"max_seq_length": 17},
@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "other files in the way": (
         lambda s, d: {"output_dir": str(d)},
-        "there is something else there; name a new directory",
+        "contains other files; name a new directory",
     ),
 }
 

@@ -138,7 +138,7 @@ def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
     for changes, message in (
         ({"input": "absent.csv"}, "--input=absent.csv: no such file"),
         ({"output": "out.txt"}, "--output=out.txt: wanted a file that ends in .npy or .jsonl"),
-        ({"output": "absent/out.npy"}, "--output=absent/out.npy: wanted a file in a folder that"),
+        ({"output": "absent/out.npy"}, "--output=absent/out.npy: expected a file in an existing"),
         ({"max_seq_length": 3}, "--max_seq_length=3: wanted at least 4"),
     ):
         with pytest.raises(UserError, match=message):

@@ -177,7 +177,9 @@ def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
     finetune(settings, said.append)
     assert len(said) == 1 and "finished at step 8, nothing to do" in said[0]
     finetune(dataclasses.replace(settings, log_every=5, save_every=3), said.append)
-    with pytest.raises(UserError, match="--learning_rate: was 0.01 when .* began, is 0.02"):
+    with pytest.raises(
+        UserError, match="--learning_rate: was 0.01 when .* was created, is now 0.02"
+    ):
         finetune(dataclasses.replace(settings, learning_rate=0.02))
     with pytest.raises(UserError, match="--epochs: was 2"):
         finetune(dataclasses.replace(settings, epochs=3))

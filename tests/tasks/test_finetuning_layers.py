@@ -60,7 +60,7 @@ def test_frozen_layers_stay_and_have_no_slots(settings):
         assert is_same == name.startswith(FROZEN), name
         assert (f"{name}/adam_m" in after) == (not is_same), name
     assert "classifier/kernel/adam_m" in after
-    with pytest.raises(UserError, match="--frozen_layers: was 1 when .* began, is 0"):
+    with pytest.raises(UserError, match="--frozen_layers: was 1 when .* was created, is now 0"):
         finetune(dataclasses.replace(settings, frozen_layers=0, epochs=1))
     other = dataclasses.replace(settings, frozen_layers=3, output_dir=f"{settings.output_dir}-2")
     with pytest.raises(UserError, match="--frozen_layers=3: .* has 2 layers"):
@@ -103,5 +103,5 @@ def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
     assert set(expected) == set(actual)
     for name, array in expected.items():
         np.testing.assert_array_equal(actual[name], array, err_msg=name)
-    with pytest.raises(UserError, match="--patience: was 2 when .* began, is 3"):
+    with pytest.raises(UserError, match="--patience: was 2 when .* was created, is now 3"):
         finetune(dataclasses.replace(settings, patience=3))

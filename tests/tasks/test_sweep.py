@@ -84,7 +84,7 @@ def test_a_later_run_is_as_alone_bit_for_bit_and_the_sweep_says_what_came_of_the
     assert sweep(settings, again.append) == report
     assert len([line for line in again if "nothing to do" in line]) == 2
     assert not [line for line in again if line.startswith("step ")]
-    with pytest.raises(UserError, match="--epochs: was 1 when .*seed-1 began, is 2"):
+    with pytest.raises(UserError, match="--epochs: was 1 when .*seed-1 was created, is now 2"):
         sweep(dataclasses.replace(settings, epochs=2))
     # One seed more.
     longer = sweep(dataclasses.replace(settings, seeds=("1", "2", "3")))
@@ -263,7 +263,7 @@ def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
     assert (directory / "sweep.json").read_text() == "theirs"
     (directory / "sweep.json").unlink()
     with ownership.sole_writer(directory):
-        with pytest.raises(UserError, match=r"another process is at work there \(PID"):
+        with pytest.raises(UserError, match=r"in use by another process \(PID"):
             sweep(settings)
 
 

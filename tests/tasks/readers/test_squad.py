@@ -74,27 +74,27 @@ def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
 # Where something is put, what (None: taken away), the line it makes.
 BROKEN = [
     ("data", None, 'dev.json: no "data"'),
-    ("data", {}, 'dev.json: "data" holds {}, wanted a list'),
+    ("data", {}, 'dev.json: "data" is {}; expected a list'),
     ("data", [], "dev.json: no questions in it"),
     ("data 0", "x", "dev.json: data[0]: holds 'x', wanted an object"),
-    ("data 0 title", 7, 'dev.json: data[0]: "title" holds 7, wanted text'),
+    ("data 0 title", 7, 'dev.json: data[0]: "title" is 7; expected a string'),
     ("data 0 paragraphs 0 context", None, 'data[0].paragraphs[0]: no "context"'),
     ("data 0 paragraphs 0 qas", None, 'dev.json: data[0].paragraphs[0]: no "qas"'),
     ("data 0 paragraphs 0 qas 1 question", None, 'data[0].paragraphs[0].qas[1]: no "question"'),
-    ("data 0 paragraphs 0 qas 1 id", 5, '.qas[1]: "id" holds 5, wanted text'),
+    ("data 0 paragraphs 0 qas 1 id", 5, '.qas[1]: "id" is 5; expected a string'),
     ("data 0 paragraphs 0 qas 0 answers", None, '.qas[0]: no "answers"'),
     ("data 0 paragraphs 0 qas 0 answers 1 text", None, '.qas[0].answers[1]: no "text"'),
     (
         "data 0 paragraphs 0 qas 0 answers 1 answer_start",
         "14",
-        ".qas[0].answers[1]: \"answer_start\" holds '14', wanted a whole number",
+        ".qas[0].answers[1]: \"answer_start\" is '14'; expected an integer",
     ),
     (
         "data 0 paragraphs 0 qas 0 answers 0 answer_start",
         True,
-        'answers[0]: "answer_start" holds True, wanted a whole number',
+        'answers[0]: "answer_start" is True; expected an integer',
     ),
-    ("data 0 paragraphs 0 qas 1 is_impossible", "yes", "holds 'yes', wanted true or false"),
+    ("data 0 paragraphs 0 qas 1 is_impossible", "yes", "is 'yes'; expected true or false"),
     ("data 0 paragraphs 0 qas 1 id", "q0", "question q0: its id 'q0' stands twice"),
 ]
 
@@ -119,7 +119,7 @@ def test_files_that_are_no_squad(tmp_path):
     for content, message in (
         (b'{"data":\n [}', "dev.json:2: not JSON: Expecting value"),
         (b'{"data": "\xff"}', "dev.json: not UTF-8"),
-        (b"[]", "dev.json: holds a JSON list, wanted an object"),
+        (b"[]", "dev.json: expected a JSON object, received list"),
         (b"[" * 100_000, "dev.json: not JSON"),
     ):
         (tmp_path / "dev.json").write_bytes(content)

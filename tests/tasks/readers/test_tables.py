@@ -141,7 +141,7 @@ def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path
         ("true", "column 'text' holds True, wanted text"),
         ("null", "column 'text' holds None, wanted text"),
         ("{}", "column 'text' holds {}, wanted text"),
-        ("NaN", "not JSON: NaN is no number"),
+        ("NaN", "not JSON: NaN is not a JSON number"),
         ("[" * 100_000, "not JSON: "),
         (r'"\u0000"', "column 'text' holds a NUL, which is no character of a text"),
         (r'"\ud83d\ude00"', "\U0001f600"),
