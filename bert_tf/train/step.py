@@ -80,7 +80,8 @@ class TrainStep:
         Returns:
             Dict of scalars. float32: "loss", the metrics, "gradient_norm" before clipping, and
             "learning_rate", of the last update. int32 sums over all updates and replicas:
-            "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas asked to stop.
+            "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas that are
+            asked to stop.
         """
         if num_steps is None:
             return self._update(iterator, is_asked_to_stop)
