@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
     [
         ({"num_shards": 13}, "60 documents, wanted at least 5 a shard, .* --num_shards=12 or less"),
         ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
-        ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
+        ({"vocab": "/nowhere/vocab.txt"}, "no such file; expected a vocab.txt"),
         ({"max_seq_length": 4}, "--max_seq_length=4: wanted 5 to"),
         ({"max_predictions_per_seq": 33}, "--max_predictions_per_seq=33: wanted 1 to 32"),
         ({"masked_lm_prob": 1.5}, "--masked_lm_prob=1.5: wanted a share"),
