@@ -139,6 +139,7 @@ class Encoder(keras.layers.Layer):
                 "only [CLS] in the last layer; set one of them"
             )
         seed = self.dropout_seed(training, seed)
+        # From here on everything is computed on flattened tokens.
         layout = infer_layout(inputs)
         # Keras' symbolic build under a strategy passes floats, hence the casts.
         hidden_TH = self.embeddings(
@@ -150,6 +151,7 @@ class Encoder(keras.layers.Layer):
         hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
         outputs, attentions = [hidden_TH], []
         for number, layer in enumerate(self.transformer, start=1):
+            # The pooler reads [CLS] only, so the last layer need not compute other tokens.
             cls_only = pooled_only and layer is self.transformer[-1]
             apply = functools.partial(layer, layout=layout, seed=seed, cls_only=cls_only)
             if self.recompute and seed is not None and not output_hidden_states:

@@ -298,6 +298,7 @@ class SelfAttention(keras.layers.Layer):
         k_BNLD = layout.split_heads(linear(hidden_TH, self.key, seed), num_heads)
         v_BNLD = layout.split_heads(linear(hidden_TH, self.value, seed), num_heads)
 
+        # Softmax runs in float32, because bfloat16 probabilities would not sum to 1.
         head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
         # In training, only needed if attentions are returned; otherwise graph pruning removes it.
@@ -381,6 +382,7 @@ class TransformerLayer(keras.layers.Layer):
         attended_TH, probs_BNLL = self.attention(
             hidden_TH, layout=layout, seed=seed, cls_only=cls_only
         )
+        # The residual connection has to match the attention output.
         if cls_only:
             hidden_TH = layout.cls_vectors(hidden_TH)
         hidden_TH = self.attention_norm(

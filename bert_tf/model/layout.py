@@ -137,16 +137,20 @@ class FlatLayout:
         # fuses matrix product, bias and residual sum.
         self._row_T = tf.cumsum(tf.ones_like(inputs["input_ids"], tf.int32)) - 1
         self._is_owned_T = self._row_T < splits[-1]
+        # Ones at the first token of every sequence but the first; their running sum is the index of
+        # each token's sequence.
         starts_text_T = tf.tensor_scatter_nd_add(
             tf.zeros_like(self._row_T), splits[1:-1, tf.newaxis], tf.ones_like(splits[1:-1])
         )
         self._text_T = tf.cumsum(starts_text_T)
+        # Padding gets position 0, a valid index whose result is ignored.
         self._position_T = tf.where(
             self._is_owned_T, self._row_T - tf.gather(starts_B, self._text_T), 0
         )
         self._starts_B = starts_B
         position_L = tf.range(self.length)
         self._is_token_BL = position_L < lengths_B[:, tf.newaxis]
+        # Padding of the grid reads token 0 and is masked by the key bias.
         self._row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
         self.key_bias_B11L = _key_bias(self._is_token_BL)
 

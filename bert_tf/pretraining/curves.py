@@ -20,8 +20,10 @@ def draw(run: Run) -> str:
     Raises:
         ImportError: matplotlib is not installed.
     """
+    # An optional dependency, which takes long to import.
     import matplotlib
 
+    # This backend needs no display.
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -32,6 +32,7 @@ class PretrainingEvaluator:
         num_batches: int | None = None,
     ) -> None:
         self.model, self.strategy, self.data, self.layout = model, strategy, data, layout
+        # Ceiling division, as the last batch may be smaller.
         everything = -(-len(data) // BATCH_EXAMPLES)
         self.num_batches = min(num_batches or everything, everything)
 
@@ -46,12 +47,14 @@ class PretrainingEvaluator:
         for batch in distribute(self._batches, self.strategy):
             for name, value in self._sums(batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
+        # The lower bound avoids a division by zero if no position is masked.
         means = {
             name: total / max(totals[f"{name.split('/')[0]}/weight"], 1e-12)
             for name, total in totals.items()
             if not name.endswith("/weight")
         }
         metrics = {name.replace("/", "_"): value for name, value in means.items()}
+        # exp overflows float64 above 709.
         return {**metrics, "perplexity": math.exp(min(metrics["masked_lm_loss"], 700))}
 
     def _batches(self):
@@ -60,6 +63,7 @@ class PretrainingEvaluator:
         batches = batches.take(self.num_batches).map(to_batch)
         if self.layout is pad_examples:
             batches = batches.map(_filled_up)
+        # Every replica takes part in each step, so batches of weight 0 complete the last step.
         missing = -self.num_batches % self.strategy.num_replicas_in_sync
         filler = batches.take(1).repeat(missing)
         return batches.concatenate(

@@ -63,6 +63,7 @@ class MaskedLmHead(keras.layers.Layer):
         """
         hidden_NH = activation(linear(vectors_NH, self.transform, seed), self.config, seed)
         hidden_NH = self.norm(hidden_NH, seed=seed)
+        # The logits are float32 under every policy, because the softmax over V entries needs it.
         embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
         logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)
         return tf.cast(logits_NV, tf.float32) + tf.convert_to_tensor(self.output_bias_V)
@@ -147,6 +148,8 @@ class PretrainingModel(keras.Model):
         outputs = self.encoder(inputs, training=training, seed=seed)
         hidden_TH = outputs["sequence"]
         if "row_splits" not in inputs:
+            # In the padded layout positions count within an example; the offset of the example
+            # turns them into indices of flattened tokens.
             length = tf.shape(hidden_TH)[1]
             positions_BP += tf.range(tf.shape(hidden_TH)[0])[:, tf.newaxis] * length
             hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])

@@ -118,6 +118,7 @@ def _pretrain(settings, log, strategy):
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
         optimizer.build(model.trainable_variables)
+    # XLA needs static shapes and therefore padded batches.
     layout = flatten_examples if choose_layout(strategy) is to_flat else pad_examples
 
     # All user errors have been ruled out, so a new run directory may be created now.
@@ -151,6 +152,7 @@ def _pretrain(settings, log, strategy):
 
         def evaluate():
             metrics = evaluator.metrics()
+            # The loop keeps the checkpoint with the highest score, hence the negated loss.
             return -metrics["masked_lm_loss"], {f"eval_{k}": v for k, v in metrics.items()}
 
     first_step = 0
@@ -235,6 +237,7 @@ class _Phase:
         batches = batches.map(to_batch)
         if parts == 1:
             return batches
+        # Flat batches differ in their number of tokens, so a stack of them is ragged.
         is_flat = self.layout is flatten_examples
         return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
 

@@ -91,6 +91,7 @@ class PretrainSettings:
         ):
             if getattr(self, name) < minimum:
                 raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
+        # The dropout seed keeps this number in its lower 32 bits.
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
         for name in ("eval_every", "eval_batches"):
@@ -101,6 +102,7 @@ class PretrainSettings:
             raise UserError(f"--learning_rate={self.learning_rate}: expected a number > 0")
         if not self.weight_decay_rate >= 0:
             raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: expected a number >= 0")
+        # A single phase may use --num_train_steps instead.
         if len(self.phase_steps) not in (0, len(self.shards)) or (
             len(self.shards) > 1 and not self.phase_steps
         ):
@@ -124,6 +126,7 @@ class PretrainSettings:
         Raises:
             UserError: A file is missing or invalid, or the run was started with other settings.
         """
+        # Remote paths need TensorFlow's file systems and are checked once it is imported.
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):
                 Manifest.load(directory).vocabulary()

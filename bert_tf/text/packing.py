@@ -195,6 +195,7 @@ def truncate(segment: Tokens, keep_B: tf.Tensor, truncation: str = "head") -> To
     Raises:
         ValueError: `truncation` is none of these.
     """
+    # Tokens to keep from the start; the rest of keep_B is kept from the end.
     head_lengths = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
     if truncation not in head_lengths:
         raise ValueError(f"truncation={truncation!r}: expected one of {', '.join(head_lengths)}")
@@ -204,6 +205,7 @@ def truncate(segment: Tokens, keep_B: tf.Tensor, truncation: str = "head") -> To
         row_T = ragged.value_rowids()
         number_T = tf.range(tf.size(ragged.flat_values, out_type=tf.int64))
         position_T = number_T - tf.gather(ragged.row_starts(), row_T)
+        # The tail starts where only the rest of the budget is left.
         last_from_B = ragged.row_lengths() - (keep_B - first_B)
         is_kept_T = position_T < tf.gather(first_B, row_T)
         is_kept_T |= position_T >= tf.gather(last_from_B, row_T)

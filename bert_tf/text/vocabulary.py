@@ -70,6 +70,7 @@ class Vocabulary:
             text = files.read_text(path)
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+        # Not splitlines, which would also split at U+2028.
         return cls(text.removesuffix("\n").split("\n"), where=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:

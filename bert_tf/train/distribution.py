@@ -44,6 +44,7 @@ def make_strategy(
     Raises:
         UserError: There is no such TPU, or TF_CONFIG is missing or malformed.
     """
+    # Lambdas, because creating a strategy initializes TensorFlow's devices.
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
@@ -72,6 +73,7 @@ def _multi_worker():
     """Return a `MultiWorkerMirroredStrategy` after checking TF_CONFIG."""
     try:
         config = strict_json.parse_object(os.environ["TF_CONFIG"])
+        # These look-ups only validate the structure.
         config["cluster"]["worker"][config["task"]["index"]], config["task"]["type"]
     except (KeyError, ValueError, IndexError, TypeError):
         raise UserError(
@@ -177,6 +179,7 @@ def _of_first_replica(strategy, number):
     def on_replica():
         replica = tf.distribute.get_replica_context()
         is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+        # All replicas but the first add 0, so the sum broadcasts the chief's number.
         own = tf.where(is_first, number, tf.zeros_like(number))
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
@@ -196,6 +199,7 @@ def check_alike(strategy: tf.distribute.Strategy, values: Any) -> None:
         UserError: The values of this process differ from the chief's.
     """
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    # 48 bits of the hash fit into the int64 that is broadcast.
     number = int(digest[:12], 16)
     if from_chief(strategy, lambda: number) != number:
         raise UserError(
@@ -233,6 +237,8 @@ def distribute(
         replicas = context.num_replicas_in_sync
         here = replicas // count
 
+        # Every process reads all batches and keeps those of its own replicas, which preserves the
+        # order of a single process.
         def is_here(number, batch):
             return number % replicas // here == context.input_pipeline_id
 

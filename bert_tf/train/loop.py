@@ -84,12 +84,15 @@ class TrainingLoop:
         if step is None:
             step = 0
         else:
+            # A finished phase is skipped, unless its last evaluation is missing.
             if step > end or (step == end and not self._is_due(step)):
                 return
             self.log(f"resuming at step {step} of {self.num_train_steps}")
         # The process may have been killed between a save and its evaluation.
         is_due = self._is_due(step)
         self.run.forget_metrics_after(step, and_evaluation=is_due)
+        # The order of the examples is a function of the seed, so a dataset that starts at the
+        # restored step continues exactly where the previous process stopped.
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock(self.throughput_unit)
         with defer_signals() as signal_arrived:
@@ -97,6 +100,8 @@ class TrainingLoop:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
             while step < end and not patience_exhausted:
+                # A call never crosses a log line, checkpoint or evaluation, so Python handles each
+                # in time.
                 count = self._steps_until_next_event(step, end)
                 logs = self._steps(iterator, step, signal_arrived() is not None, count)
                 step += count
@@ -105,6 +110,8 @@ class TrainingLoop:
                     self._log_step(step, logs, clock)
                 evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
                 is_last = step == end
+                # The checkpoint precedes the evaluation: if the process dies while it evaluates, a
+                # restart repeats the evaluation only.
                 if evaluates or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
                 if signum:
@@ -130,6 +137,8 @@ class TrainingLoop:
         The chief goes first and sets damaged checkpoints aside. All workers have to agree.
         """
         strategy, step = self.step.strategy, None
+        # The others wait until the chief has renamed damaged checkpoints, and then list the
+        # directory.
         for is_turn in (is_chief(strategy), not is_chief(strategy)):
             if is_turn:
                 step = self.run.checkpoints.restore_latest(variables, self.log)
@@ -150,6 +159,8 @@ class TrainingLoop:
         """
         if not is_multi_worker(self.step.strategy):
             return signum
+        # All workers have to stop at the same step, so they act on the all-reduced count of the
+        # step and not on the signal that they have received themselves.
         return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
 
     def _steps_until_next_event(self, step, end):
@@ -163,6 +174,7 @@ class TrainingLoop:
 
     def _steps(self, iterator, step, is_asked_to_stop, count):
         """Run `count` steps in one call; translate their errors."""
+        # A tensor, because each Python value would be traced as a new function.
         asked = tf.constant(is_asked_to_stop)
         try:
             if self.steps_per_execution == 1:

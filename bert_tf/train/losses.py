@@ -55,6 +55,7 @@ def focal_softmax_cross_entropy(
     """Return the focal form of `softmax_cross_entropy`, of the same shapes."""
     logits_BC = tf.cast(logits_BC, tf.float32)
     is_label_BC = tf.one_hot(tf.cast(labels_B, tf.int32), logits_BC.shape[-1]) > 0
+    # The log-odds of the label against all other classes, log p - log (1 - p).
     of_label_B = tf.reduce_sum(tf.where(is_label_BC, logits_BC, 0.0), axis=-1)
     of_others_B = tf.reduce_logsumexp(tf.where(is_label_BC, -float("inf"), logits_BC), axis=-1)
     return _focal(of_label_B - of_others_B, gamma)
@@ -153,6 +154,7 @@ class WeightedMean(keras.losses.Loss):
     ) -> None:
         if isinstance(loss, functools.partial):
             loss, options = loss.func, {**loss.keywords, **options}
+        # A saved Keras config refers to the function by name.
         self.function, self.options = loss if callable(loss) else globals()[loss], options
         super().__init__(name=name or self.function.__name__, reduction="mean_with_sample_weight")
 

@@ -103,6 +103,7 @@ class AdamBase(keras.optimizers.Optimizer):
             self._adam_m, self._adam_v = self.add_optimizer_variables(
                 variables, ["adam_m", "adam_v"]
             )
+            # Keyed by id, because == on Keras variables compares their values.
             slots = zip(self._adam_m, self._adam_v, strict=True)
             self._slots = {
                 id(variable): pair for variable, pair in zip(variables, slots, strict=True)
@@ -171,6 +172,7 @@ class AdamBase(keras.optimizers.Optimizer):
         norm = tf.debugging.check_numerics(
             tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
         )
+        # Clipping the sum over all replicas makes the update independent of their number.
         factor = (
             1.0 if self.clip_norm is None else self.clip_norm / tf.maximum(norm, self.clip_norm)
         )
@@ -182,6 +184,7 @@ class AdamBase(keras.optimizers.Optimizer):
                 self._update(variable, *self._slots[id(variable)], grad, factor, rate)
             return tf.no_op()
 
+        # This condition protects the variables where XLA drops the check above.
         is_finite = tf.math.is_finite(norm)
         tf.cond(is_finite, update, tf.no_op)
         self.iterations.assign_add(tf.cast(is_finite, self.iterations.dtype))
@@ -210,6 +213,8 @@ class AdamBase(keras.optimizers.Optimizer):
 def _exponents(variables):
     """Map id(variable) to the exponent of `layer_decay` in its learning rate."""
     matches = {id(variable): _BELOW_HEADS.search(variable.path) for variable in variables}
+    # Embeddings have no index and count as layer -1. Paths without a match belong to the pooler or
+    # a head and keep the full rate.
     layers = {key: int(match[1] or -1) for key, match in matches.items() if match}
     num_layers = 1 + max(layers.values(), default=-1)
     return {key: num_layers - layers.get(key, num_layers) for key in matches}

@@ -29,6 +29,7 @@ def defer_signals() -> Iterator[Callable[[], int | None]]:
         Function that returns the number of the first signal received, or `None`.
     """
     arrived = []
+    # signal.signal raises an error outside of the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return

@@ -85,6 +85,7 @@ class TrainStep:
         """
         if num_steps is None:
             return self._update(iterator, is_asked_to_stop)
+        # tf.while_loop requires initial values of the right dtypes.
         floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
         start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
 
@@ -101,9 +102,11 @@ class TrainStep:
 
     def _update(self, iterator, is_asked_to_stop):
         """Run one update on all replicas and reduce their results."""
+        # Read before the update, which advances the step of the schedule.
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
         asked = tf.cast(is_asked_to_stop, tf.int32)
         sums, norm = self.strategy.run(self._on_replica, args=(next(iterator), asked))
+        # The gradient norm is equal on all replicas; MEAN only turns it into one scalar.
         total = tf.distribute.ReduceOp.SUM
         return {
             **{name: self.strategy.reduce(total, value, axis=None) for name, value in sums.items()},
@@ -115,6 +118,7 @@ class TrainStep:
         """Compute gradients on this replica and apply their sum over all replicas."""
         replica = tf.distribute.get_replica_context()
         weights = batch[2]
+        # Dividing by sums over all replicas makes the loss a mean over the global batch.
         weight_sums = replica.all_reduce(
             tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self.losses}
         )
@@ -158,6 +162,7 @@ class TrainStep:
                 f"no gradient reaches {', '.join(without)}; expected the loss to depend on all "
                 "trainable variables; freeze the others"
             )
+        # An example counts if any of its elements has a weight, such as one masked position.
         of_any = next(iter(weights.values()))
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
         # Models trained on precomputed features have no tokens.
@@ -189,6 +194,7 @@ class TrainStep:
         start = {**dict.fromkeys(("loss", *self.metrics), tf.zeros([])), **counts}
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         count = tf.shape(next(iter(batches[2].values())))[0]
+        # Gradients are added up, not averaged: weight_sums already cover all stacked batches.
         _, sums, gradients = tf.while_loop(
             lambda number, *_: number < tf.cast(count, tf.int32), add, (0, start, zeros)
         )
@@ -199,6 +205,8 @@ class TrainStep:
 
         Layers add their dropout_id, which is below 2**16, to the second number.
         """
+        # Each (batch, step, replica) has its own pair: the second number holds the dropout_id in
+        # bits 0 to 15, the replica in bits 16 to 31 and the step above.
         step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
         replica_id = tf.cast(replica.replica_id_in_sync_group, tf.int64)
         first = tf.cast(batch, tf.int64) * 2**32 + self.seed

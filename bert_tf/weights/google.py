@@ -31,6 +31,7 @@ def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     config = BertConfig.load(path / "bert_config.json")
     vocabulary = Vocabulary.load(path / "vocab.txt")
     vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
+    # A release does not record whether it is cased; its vocabulary shows it.
     config = BertConfig.from_dict(
         {**config.to_dict(), "do_lower_case": not vocabulary.looks_cased()}
     )

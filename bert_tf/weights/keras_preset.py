@@ -40,6 +40,7 @@ def read(
     Raises:
         UserError: keras-nlp cannot load the preset, or it is not a BERT backbone.
     """
+    # Imported here because keras-nlp is an optional dependency and slow to import.
     import keras_nlp
 
     directory_config = preset / "config.json" if not isinstance(preset, str) else None

@@ -198,6 +198,7 @@ def rename(
     ours, expected_shapes = {}, {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
+        # Heads are optional, but an incomplete one is an error.
         if part in HEADS and len(missing) == len(names):
             continue
         if missing:

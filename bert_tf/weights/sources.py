@@ -182,6 +182,7 @@ def _reader_of(path):
             "checkpoints/), a Hugging Face directory (model.safetensors), a Google release "
             "(bert_config.json) or a keras-nlp preset"
         )
+    # Without this check a mistyped path would be taken for the name of a published preset.
     if "/" in str(path):
         raise UserError(f"{directory}: no such directory")
     return keras_preset, str(path), f"keras-nlp preset {path}"
