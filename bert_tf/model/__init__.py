@@ -1,1 +1,1 @@
-"""The encoder and what it is made of."""
+"""BERT encoder: layers, batch layouts and fused training operations."""

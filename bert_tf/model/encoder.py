@@ -1,9 +1,12 @@
-"""The encoder: token ids in, a vector a token and one a text out.
+"""Map token ids to one vector per token and one per sequence.
 
-Legend: B texts, L tokens, T rows, H hidden size, N heads.
+Shape suffixes: B sequences, L tokens per padded sequence, T flattened tokens, H hidden size, N
+attention heads.
 """
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,31 +18,47 @@ from bert_tf.model.layout import infer_layout
 
 @keras.saving.register_keras_serializable("bert_tf")
 class Encoder(keras.layers.Layer):
-    """BERT (Devlin et al. 2019): embeddings, post-norm Transformer layers, pooler.
+    """BERT encoder: embeddings, post-norm Transformer layers and pooler (Devlin et al. 2019).
 
-    Takes a batch in either layout, ints; without dropout the two give the same numbers:
+    Args:
+        config: `BertConfig`, or its dict form as stored in a Keras config.
+        name: Layer name. Defaults to "bert".
+        recompute: Recomputes each layer in the backward pass instead of storing its activations
+            (gradient checkpointing, Chen et al. 2016): less memory, more time. Has no effect with
+            `output_hidden_states`.
+        **kwargs: `keras.layers.Layer` arguments. `dtype` is a Keras policy: "float32", or
+            "mixed_bfloat16" for matrix products in bfloat16.
 
-        padded  {input_ids, input_mask, segment_ids} [B, L]; mask 1 = token, 0 = padding, whose
-                content reaches no token
-        flat    {input_ids, segment_ids} [T] and row_splits [B + 1]: text b is the tokens
-                row_splits[b] up to row_splits[b + 1], at least one; those from row_splits[-1]
-                on are nobody's. Not for XLA, nor for `fit`, to which axis 0 is the batch.
+    Call arguments:
+        inputs: Dict of int tensors in one of two layouts. Without dropout both produce the same
+            outputs.
 
-    Returns a dict: "sequence" [B, L, H], or [T, H] if flat, and "pooled" [B, H] (tanh of a dense
-    layer over [CLS]); with output_hidden_states=True also "hidden_states", the embeddings' and
-    every layer's output, as "sequence", and "attentions", every layer's probabilities float32 [B,
-    N, L, L] (if flat, L is rounded up). With pooled_only=True there is "pooled" alone, and the last
-    layer computes no other token.
+            - Padded: `input_ids`, `input_mask` and `segment_ids`, each `(B, L)`. A mask of 1 marks
+              a token, 0 padding. Padding affects no token.
+            - Flat: `input_ids` and `segment_ids` `(T,)`, and `row_splits` `(B + 1,)`. Sequence b is
+              `row_splits[b]:row_splits[b + 1]` and has at least one token. Tokens after
+              `row_splits[-1]` are padding and are ignored. This layout supports neither XLA nor
+              `fit`, which takes axis 0 for the batch.
+        training: Turns dropout on. Defaults to `False`.
+        seed: int64 `(2,)`, the dropout seed; equal seeds draw equal masks. Defaults to the layer's
+            own `SeedGenerator` combined with the replica id, as under Keras `fit`.
+        output_hidden_states: Returns hidden states and attention probabilities as well.
+        pooled_only: Returns `pooled` alone. The last layer then computes the [CLS] tokens only.
 
-    With training=True dropout is on. Its noise comes from `seed`, an int64 pair, the same seed the
-    same noise; without one, as under Keras `fit`, from the layer's own SeedGenerator and the
-    replica's number. `dtype` is a Keras policy: "float32", or "mixed_bfloat16" for products in
-    bfloat16. With `recompute` the backward pass of training computes each layer again, instead of
-    keeping all that is inside of it (gradient checkpointing; Chen et al. 2016): less memory, more
-    time. (With output_hidden_states=True all is kept.)
+    Returns:
+        Dict with `sequence`, `(B, L, H)`, or `(T, H)` if flat, and `pooled`, `(B, H)`: tanh of a
+        dense layer applied to [CLS]. With `output_hidden_states`, also `hidden_states`, a list of
+        the embedding output and each layer's output, shaped like `sequence`, and `attentions`, a
+        list of float32 `(B, N, L, L)` per layer; L is rounded up to a bucket if flat.
     """
 
-    def __init__(self, config, name="bert", recompute=False, **kwargs):
+    def __init__(
+        self,
+        config: BertConfig | Mapping[str, Any],
+        name: str = "bert",
+        recompute: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(name=name, **kwargs)
         self.recompute = recompute
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
@@ -56,50 +75,73 @@ class Encoder(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
         self.frozen_layers = None
 
-    def build(self, inputs_shape=None):
+    def build(self, inputs_shape: Any = None) -> None:
+        """Create all weights; their shapes depend on the config only."""
         for layer in (self.embeddings, *self.transformer, self.pooler):
             layer.build((None, self.config.hidden_size))
 
-    def freeze(self, num_layers):
-        """From now on training changes neither the embeddings nor the lowest `num_layers` layers.
+    def freeze(self, num_layers: int) -> None:
+        """Exclude the embeddings and the lowest `num_layers` layers from training.
 
-        No gradient is taken through them; their dropout stays as in training. Called before the
-        optimizer and the first step are built; what is saved by Keras does not remember it. Raises
-        ValueError if there are not so many.
+        No gradient is computed for frozen layers; their dropout stays on in training. Call this
+        before the optimizer and the train step are built. Keras configs do not record it.
+
+        Args:
+            num_layers: Number of Transformer layers to freeze, counted from the embeddings.
+
+        Raises:
+            ValueError: The encoder has fewer than `num_layers` layers.
         """
         if not 0 <= num_layers <= len(self.transformer):
             raise ValueError(
-                f"{num_layers} layers to freeze: wanted 0 to {len(self.transformer)}, as many as "
-                "the encoder has"
+                f"num_layers={num_layers}: expected 0 to {len(self.transformer)}, the number of "
+                "encoder layers"
             )
         for layer in (self.embeddings, *self.transformer[:num_layers]):
             layer.trainable = False
         self.frozen_layers = num_layers
 
-    def dropout_seed(self, training, seed=None):
-        """The noise of one call, for the encoder and a head on it: None where dropout is off."""
+    def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> tf.Tensor | None:
+        """Return the dropout seed of one forward pass, shared by the encoder and a head.
+
+        Args:
+            training: Whether dropout is on.
+            seed: int64 `(2,)` to use as is. Defaults to the next state of the layer's generator.
+
+        Returns:
+            int64 `(2,)`, or `None` if dropout is off.
+        """
         if not training:
             return None
         if seed is not None:
             return tf.cast(seed, tf.int64)
-        # The generator counts calls by one; a call's dropout_ids, at most 2**16, are counted
-        # within. Its first number is below 2**32 and the same on all replicas. Where Keras builds a
-        # model under a strategy there is no replica.
+        # The generator's second number increases by one per call. Scaling it by 2**16 leaves room
+        # for the dropout_ids of the call. Its first number is below 2**32 and equal on all
+        # replicas, so the replica id is added above it. While Keras builds a model under a strategy
+        # there is no replica context.
         replica = tf.distribute.get_replica_context()
         replica_id = 0 if replica is None else replica.replica_id_in_sync_group
         own = tf.stack([tf.cast(replica_id, tf.int64) * 2**32, 0])
         return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16] + own
 
     def call(
-        self, inputs, training=False, seed=None, output_hidden_states=False, pooled_only=False
-    ):
+        self,
+        inputs: Mapping[str, tf.Tensor],
+        training: bool = False,
+        seed: tf.Tensor | None = None,
+        output_hidden_states: bool = False,
+        pooled_only: bool = False,
+    ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
+        """Run the encoder; see the class docstring for arguments and outputs."""
         if pooled_only and output_hidden_states:
             raise ValueError(
-                "output_hidden_states=True: with pooled_only=True the last layer is not there"
+                "output_hidden_states=True: not available with pooled_only=True, which computes "
+                "only [CLS] in the last layer; set one of them"
             )
         seed = self.dropout_seed(training, seed)
+        # From here on everything is computed on flattened tokens.
         layout = infer_layout(inputs)
-        # Cast, since Keras' symbolic build under a strategy hands over floats.
+        # Keras' symbolic build under a strategy passes floats, hence the casts.
         hidden_TH = self.embeddings(
             layout.flatten(tf.cast(inputs["input_ids"], tf.int32)),
             layout.flatten(tf.cast(inputs["segment_ids"], tf.int32)),
@@ -109,10 +151,12 @@ class Encoder(keras.layers.Layer):
         hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
         outputs, attentions = [hidden_TH], []
         for number, layer in enumerate(self.transformer, start=1):
+            # The pooler reads [CLS] only, so the last layer need not compute other tokens.
             cls_only = pooled_only and layer is self.transformer[-1]
             apply = functools.partial(layer, layout=layout, seed=seed, cls_only=cls_only)
             if self.recompute and seed is not None and not output_hidden_states:
-                # Its rows alone: else a gradient of the probabilities would be computed, too.
+                # Only hidden states are returned; returning the probabilities as well would make
+                # recompute_grad differentiate them too.
                 hidden_TH = tf.recompute_grad(functools.partial(_hidden_of, apply))(hidden_TH)
             else:
                 hidden_TH, probs_BNLL = apply(hidden_TH)
@@ -132,17 +176,22 @@ class Encoder(keras.layers.Layer):
         return result
 
     def _pooled(self, first_BH, seed):
-        """The pooler's, by `linear`: under bfloat16 the layer's own gradients lose rows."""
+        """Apply the pooler to [CLS] vectors `(B, H)`.
+
+        Uses `linear` because the dense layer's own bias gradient loses precision in bfloat16.
+        """
         return self.pooler.activation(layers.linear(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
-        """The output of the lowest layers; where those are the frozen ones, as a constant."""
+        """Stop the gradient of `hidden_TH` at the output of the highest frozen layer."""
         return tf.stop_gradient(hidden_TH) if num_layers == self.frozen_layers else hidden_TH
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config, including the `BertConfig` as a dict."""
         own = {"config": self.config.to_dict(), "recompute": self.recompute}
         return {**super().get_config(), **own}
 
 
 def _hidden_of(layer, hidden_TH):
+    """Return the hidden states of a layer without its attention probabilities."""
     return layer(hidden_TH)[0]

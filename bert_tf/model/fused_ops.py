@@ -1,33 +1,38 @@
-"""The elementwise work of training: each chain of it one small kernel, compiled by XLA.
+"""Fused elementwise operations of training, each compiled into one kernel by XLA.
 
-TensorFlow computes a chain like dropout + add + LayerNorm operation by operation, each through all
-of memory, and its gradient likewise: on a processor that takes longer than the matrix products
-around it. Products stay outside, since XLA's are slow there; in a step that is compiled as a whole
-(a TPU's, Keras `fit`'s) the kernels are inlined. A kernel is built anew for each shape, in
-some tenths of a second: shapes are few (bert_tf.bucketing), and what is narrower than any published
-model is computed by the same formulas uncompiled.
+TensorFlow runs a chain such as dropout + add + LayerNorm operation by operation, reading and
+writing all of it in memory each time, and its gradient likewise. On a CPU that takes longer than
+the matrix products in between. The matrix products stay outside, because XLA's are slow there. In a
+step that is compiled as one (on a TPU, under Keras `fit`) the kernels are inlined.
 
-What a dropout keeps is a function of (seed, dropout_id, index), computed again in the backward pass
-and never stored. `seed` is an int64 pair; each dropout of a step has a `dropout_id` of its own.
+XLA compiles a kernel per shape, which takes some tenths of a second. Bucketing keeps the number of
+shapes small (bert_tf.bucketing), and models narrower than any published one run uncompiled.
 
-Inference does not come here: TensorFlow joins its operations itself, and other programs run them.
+Dropout masks are a hash of (seed, dropout_id, index). The backward pass recomputes them, so they
+are never stored. `seed` is an int64 pair, and each dropout of a step has its own `dropout_id`.
+
+Inference does not use this module: TensorFlow fuses its operations by itself, and other runtimes
+have to be able to run them.
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-_SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # Of the normal distribution.
-_SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # Of the tanh form.
+_SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # 1/sqrt(2), 1/sqrt(2 pi).
+_SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.
 
 MIN_WIDTH = 128  # The hidden size of the smallest published model.
 
 
-def fused_op(function):
-    """`function(*tensors, **options)`, compiled if `width` is not small.
+def fused_op(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `function(*tensors, **options)` into a tf.function, compiled by XLA if wide.
 
-    Options are Python values that are built in. Traced once for each set of dtypes, ranks and
-    options, whatever the shapes.
+    The wrapper takes the width as an additional first argument and compiles from `MIN_WIDTH` on.
+    Options are Python constants. It is traced once per set of dtypes, ranks and options, whatever
+    the shapes.
     """
 
     @functools.cache
@@ -47,10 +52,14 @@ def fused_op(function):
     return call
 
 
-def dropout(x, rate, seed, dropout_id):
-    """Zeroes a share `rate` of x and scales the rest, by what (seed, dropout_id) decide.
+def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) -> tf.Tensor:
+    """Apply dropout (Srivastava et al. 2014) with a recomputable mask.
 
-    `seed` None means no dropout (inference).
+    Args:
+        x: `(..., H)`, float.
+        rate: Probability of an element to be zeroed; the others are divided by 1 - rate.
+        seed: int64 `(2,)`, or `None` for no dropout (inference).
+        dropout_id: Identifies this dropout among those of a step.
     """
     if seed is None or rate == 0:
         return x
@@ -66,8 +75,8 @@ def dropout(x, rate, seed, dropout_id):
     return dropped(x)
 
 
-def gelu(x, approximate):
-    """tf.nn.gelu: x P(X <= x) of the normal distribution, or its tanh form."""
+def gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
+    """Apply `tf.nn.gelu`: x P(X <= x) for a standard normal X, or its tanh approximation."""
 
     @tf.custom_gradient
     def activated(x):
@@ -79,8 +88,21 @@ def gelu(x, approximate):
     return activated(x)
 
 
-def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, dropout_id):
-    """LayerNorm(dropout(x) + residual) of rows [T, H]; statistics are float32, the result as x."""
+def dropout_add_norm(
+    x: tf.Tensor,
+    residual: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    rate: float,
+    seed: tf.Tensor,
+    dropout_id: int,
+) -> tf.Tensor:
+    """Return LayerNorm(dropout(x) + residual).
+
+    Statistics are float32. `x` and `residual` are `(T, H)`, `gamma` and `beta` float32 `(H,)`; the
+    result is shaped like `x`, of its dtype.
+    """
     seed = _at(seed, dropout_id)
 
     @tf.custom_gradient
@@ -100,8 +122,8 @@ def dropout_add_norm(x, residual, gamma, beta, epsilon, rate, seed, dropout_id):
     return normed(x, residual, gamma, beta)
 
 
-def norm(x, gamma, beta, epsilon):
-    """LayerNorm of rows [T, H]; statistics are float32, the result as x."""
+def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """Return LayerNorm(x) of `(T, H)`, with float32 statistics, in the dtype of `x`."""
 
     @tf.custom_gradient
     def normed(x, gamma, beta):
@@ -118,8 +140,19 @@ def norm(x, gamma, beta, epsilon):
     return normed(x, gamma, beta)
 
 
-def softmax_dropout(scores, bias, head_size, rate, seed, dropout_id):
-    """dropout(softmax(scores / sqrt(head_size) + bias)) of [B, N, L, L], computed in float32."""
+def softmax_dropout(
+    scores: tf.Tensor,
+    bias: tf.Tensor,
+    head_size: int,
+    rate: float,
+    seed: tf.Tensor,
+    dropout_id: int,
+) -> tf.Tensor:
+    """Return dropout(softmax(scores / sqrt(head_size) + bias)), computed in float32.
+
+    `scores` are the attention scores before scaling, `(B, N, L, L)`; `bias` is float32 and
+    broadcastable to them.
+    """
     seed = _at(seed, dropout_id)
     width, options = scores.shape[1] * head_size, {"factor": head_size**-0.5, "rate": rate}
 
@@ -136,9 +169,11 @@ def softmax_dropout(scores, bias, head_size, rate, seed, dropout_id):
     return dropped(scores)
 
 
-def cross_entropy(labels_N, logits_NV):
-    """-log softmax(logits)[label], float32 [N]; for many classes."""
+def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
+    """Return -log softmax(logits)[label], float32 `(N,)`, for many classes V.
 
+    `labels_N` is int32 `(N,)`, `logits_NV` float32 `(N, V)`.
+    """
     width = logits_NV.shape[-1]
 
     @tf.custom_gradient
@@ -156,11 +191,21 @@ def cross_entropy(labels_N, logits_NV):
     return losses(logits_NV)
 
 
-def adamw(handles, shape, gradient, scalars, **options):
-    """AdamW's update, in place, of the float32 variables with these handles: weights, m and v.
+def adamw(
+    handles: Sequence[tf.Tensor],
+    shape: Sequence[int],
+    gradient: tf.Tensor,
+    scalars: tf.Tensor,
+    **options: float,
+) -> None:
+    """Apply one AdamW update in place (Kingma & Ba 2015; Loshchilov & Hutter 2019).
 
-    `scalars` are [factor of the gradient, learning rate, 1 - beta_1^t, 1 - beta_2^t]; options are
-    beta_1, beta_2, epsilon and decay.
+    Args:
+        handles: Resource handles of the float32 variables w, m and v.
+        shape: Their static shape.
+        gradient: float32, of that shape.
+        scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
+        **options: beta_1, beta_2, epsilon and decay.
     """
     is_compiled = max(shape) >= MIN_WIDTH
     known = tuple(shape) if is_compiled else (None,) * len(shape)
@@ -169,7 +214,7 @@ def adamw(handles, shape, gradient, scalars, **options):
 
 @functools.cache
 def _traced_adamw(is_compiled, shape, options):
-    """One for all variables of a shape; of a rank if it is not compiled."""
+    """Return the traced update for a shape; one per rank if it is not compiled."""
     specs = [tf.TensorSpec([], tf.resource)] * 3
     specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
     update = functools.partial(_adamw, shape=shape, **dict(options))
@@ -177,7 +222,10 @@ def _traced_adamw(is_compiled, shape, options):
 
 
 def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
-    """Through handles: what a variable's update returns is a copy, while XLA writes in place."""
+    """Update w, m and v through their handles.
+
+    A variable's own assign methods return a copy; raw assignments let XLA write in place.
+    """
     handles = (weights_at, m_at, v_at)
     weights, m, v = (
         tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
@@ -193,11 +241,16 @@ def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, 
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-def dropout_mask(shape, rate, seed):
-    """What a dropout keeps, bool: each entry with odds 1 - rate, by a hash of (seed, index).
+def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
+    """Return the mask of a dropout: True, with probability 1 - rate, for elements that are kept.
 
-    `seed` is an int64 pair. The index is hashed with two keys: with one, the patterns of two seeds
-    would be one sequence, begun at two places.
+    The mask is a hash of (seed, index). The index is mixed with two keys: with only one, the masks
+    of two seeds would be the same sequence at different offsets.
+
+    Args:
+        shape: int32 `(rank,)`.
+        rate: Dropout rate.
+        seed: int64 `(2,)`.
     """
     seed = tf.bitcast(seed, tf.uint64)
     key = _mixed_64(seed[0] + _mixed_64(seed[1]))
@@ -210,7 +263,7 @@ def dropout_mask(shape, rate, seed):
 
 
 def _mixed_64(x):
-    """SplitMix64 (Steele et al. 2014): every bit of x changes each bit of it half of the time."""
+    """SplitMix64 (Steele et al. 2014): each input bit flips each output bit half of the time."""
     x += _number(0x9E3779B97F4A7C15, x)
     x = _folded(x, 30) * _number(0xBF58476D1CE4E5B9, x)
     x = _folded(x, 27) * _number(0x94D049BB133111EB, x)
@@ -234,12 +287,12 @@ def _at(seed, dropout_id):
 
 
 def _like(value, source):
-    """With the static shape of its source, of which kernels know the rank only."""
+    """Set the static shape of `source`; kernels know only the rank."""
     return tf.ensure_shape(value, source.shape)
 
 
 def _scaled(x, rate, seed):
-    """float32 x, divided by 1 - rate where it is kept, else 0."""
+    """Return x in float32 with dropout applied."""
     x = tf.cast(x, tf.float32)
     return x if rate == 0 else tf.where(dropout_mask(tf.shape(x), rate, seed), x / (1 - rate), 0.0)
 
@@ -283,7 +336,7 @@ def _norm_gradient(x, mean, scale, gamma, upstream):
 
 @fused_op
 def _dropout_add_norm(x, residual, gamma, beta, seed, *, epsilon, rate):
-    # Rounded first, as the sum that the backward pass will read.
+    # The sum is rounded first, so that the backward pass reads the same values.
     summed = tf.cast(_scaled(x, rate, seed) + tf.cast(residual, tf.float32), x.dtype)
     output, mean, scale = _normed(summed, gamma, beta, epsilon, x.dtype)
     return output, summed, mean, scale
@@ -297,7 +350,7 @@ def _dropout_add_norm_gradient(summed, mean, scale, gamma, seed, upstream, *, ra
 
 
 def _normed(x, gamma, beta, epsilon, dtype):
-    """LayerNorm [T, H] in `dtype`; mean and 1 / standard deviation, float32 [T, 1]."""
+    """Return LayerNorm `(T, H)` in `dtype`, and mean and 1 / stddev, float32 `(T, 1)`."""
     x = tf.cast(x, tf.float32)
     mean = tf.reduce_mean(x, -1, keepdims=True)
     centered = x - mean
@@ -306,7 +359,7 @@ def _normed(x, gamma, beta, epsilon, dtype):
 
 
 def _normed_gradient(x, mean, scale, gamma, upstream):
-    """Of x [T, H], gamma [H] and beta [H], float32."""
+    """Return the float32 gradients of x `(T, H)`, gamma `(H,)` and beta `(H,)`."""
     normed = (tf.cast(x, tf.float32) - mean) * scale
     upstream = tf.cast(upstream, tf.float32)
     grad_normed = upstream * gamma

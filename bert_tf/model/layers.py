@@ -1,46 +1,84 @@
-"""The layers of the encoder. They take rows, [T, H], and a layout that knows who belongs together.
+"""Layers of the encoder, on flattened tokens `(T, H)`.
 
-Legend: T rows, H hidden size, F feed-forward size, B texts, N heads, L tokens of a text, D head
-size, V vocabulary, P positions. `seed` is an int64 pair; a dropout adds its own dropout_id, so
-that no two share their noise; None means inference, without any. Variables, LayerNorm statistics
-and softmax are float32 under every precision; `compute_dtype` is that of the products.
+Only attention and position embeddings ask the layout where a sequence starts.
+
+Shape suffixes: T flattened tokens, H hidden size, F feed-forward size, B sequences, N heads, L
+tokens per sequence, D head size, V vocabulary size, P positions.
+
+`seed` is an int64 pair, or `None` for inference without dropout. Each dropout adds its own
+dropout_id, so no two of them draw the same mask. Variables, LayerNorm statistics and softmax are
+float32 under every dtype policy; `compute_dtype` is the dtype of the matrix products.
 """
+
+from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from bert_tf.config import BertConfig
 from bert_tf.model import fused_ops
-from bert_tf.model.layout import split_cls_heads
+from bert_tf.model.layout import FlatLayout, PaddedLayout, split_cls_heads
 
-# LayerNorm of fewer, 85 tokens of BERT-base, is faster by its formula than by oneDNN's kernel.
+# Below this number of elements (85 tokens of BERT-base) the LayerNorm formula is faster than
+# oneDNN's kernel, which has a fixed cost per call.
 FEW_NUMBERS = 2**16
 
 
-def initializer(config):
-    """Truncated normal; a new one for each weight, since a shared instance repeats its draw."""
+def initializer(config: BertConfig) -> keras.initializers.Initializer:
+    """Return a new truncated normal initializer with the configured standard deviation.
+
+    Create one per weight: a shared instance would repeat its draw.
+    """
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
-def dense(config, units, name, dtype, activation=None):
+def dense(
+    config: BertConfig,
+    units: int,
+    name: str,
+    dtype: str | keras.DTypePolicy,
+    activation: str | None = None,
+) -> keras.layers.Dense:
+    """Return a Keras `Dense` layer with BERT's kernel initializer."""
     return keras.layers.Dense(
         units, activation=activation, kernel_initializer=initializer(config), dtype=dtype, name=name
     )
 
 
-def linear(x_TH, layer, seed):
-    """A dense layer before its activation; matrix product and bias, which TensorFlow joins."""
+def linear(x_TH: tf.Tensor, layer: keras.layers.Dense, seed: tf.Tensor | None) -> tf.Tensor:
+    """Apply a dense layer without its activation.
+
+    In inference TensorFlow fuses the matrix product with the bias.
+
+    Args:
+        x_TH: `(T, H)`, in the compute dtype.
+        layer: Built dense layer with kernel `(H, F)`.
+        seed: Dropout seed; anything but `None` marks training.
+
+    Returns:
+        `(T, F)`, in the compute dtype.
+    """
     kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
     output_TF = tf.matmul(x_TH, kernel)
     if seed is not None and output_TF.dtype == tf.bfloat16:
-        # On a CPU the gradient of bias_add is summed in bfloat16, where 256 + 1 is 256. The
-        # gradient of a plain sum is a reduce_sum, which accumulates in float32.
+        # On a CPU the gradient of bias_add accumulates in bfloat16, where 256 + 1 is 256. The
+        # gradient of a plain addition is a reduce_sum, which accumulates in float32.
         return output_TF + bias
     return tf.nn.bias_add(output_TF, bias)
 
 
-def activation(x_TF, config, seed):
-    """The configuration's gelu."""
+def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
+    """Apply the configured GELU (Hendrycks & Gimpel 2016), elementwise.
+
+    Args:
+        x_TF: `(T, F)`.
+        config: Its `hidden_act` selects "gelu" (erf) or "gelu_new" (tanh approximation).
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+
+    Returns:
+        Tensor shaped like `x_TF`, of the same dtype.
+    """
     approximate = config.hidden_act == "gelu_new"
     if seed is None:
         return tf.nn.gelu(x_TF, approximate=approximate)
@@ -49,13 +87,14 @@ def activation(x_TF, config, seed):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class LayerNorm(keras.layers.Layer):
-    """LayerNorm over the last axis, statistics in float32 (Ba et al. 2016)."""
+    """Layer normalization over the last axis, with float32 statistics (Ba et al. 2016)."""
 
-    def __init__(self, epsilon, **kwargs):
+    def __init__(self, epsilon: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.epsilon = epsilon
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
+        """Create gamma and beta, float32 `(H,)`."""
         self.gamma = self.add_weight(
             shape=input_shape[-1:], initializer="ones", name="gamma", autocast=False
         )
@@ -63,8 +102,26 @@ class LayerNorm(keras.layers.Layer):
             shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
         )
 
-    def call(self, x_TH, residual_TH=None, rate=0.0, seed=None, dropout_id=0):
-        """LayerNorm of x, or of dropout(x) + residual."""
+    def call(
+        self,
+        x_TH: tf.Tensor,
+        residual_TH: tf.Tensor | None = None,
+        rate: float = 0.0,
+        seed: tf.Tensor | None = None,
+        dropout_id: int = 0,
+    ) -> tf.Tensor:
+        """Return LayerNorm(x), or LayerNorm(dropout(x) + residual).
+
+        Args:
+            x_TH: `(T, H)`.
+            residual_TH: `(T, H)` to add after dropout. Defaults to no residual and no dropout.
+            rate: Dropout rate.
+            seed: Dropout seed, or `None` in inference.
+            dropout_id: Identifies this dropout among those of a step.
+
+        Returns:
+            `(T, H)`, in the compute dtype.
+        """
         if seed is None:
             return self._of_inference(x_TH if residual_TH is None else x_TH + residual_TH)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
@@ -77,8 +134,8 @@ class LayerNorm(keras.layers.Layer):
     def _of_inference(self, x_TH):
         x_TH = tf.cast(x_TH, tf.float32)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        # The one kernel is the processor's alone: TensorFlow has put it on GPUs too, and failed,
-        # and XLA computes its variance as E[x^2] - E[x]^2, which cancels in rows far from 0.
+        # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and
+        # XLA computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
         if tf.config.list_logical_devices("GPU") or _is_for_xla():
             normed_TH = self._by_moments(x_TH, gamma, beta)
         else:
@@ -87,20 +144,21 @@ class LayerNorm(keras.layers.Layer):
                 lambda: self._by_moments(x_TH, gamma, beta),
                 lambda: self._as_one_kernel(x_TH, gamma, beta),
             )
-            # A cond hides from TensorFlow that there are as many rows as before.
+            # tf.cond loses the static shape; the reshape tells TensorFlow that it is unchanged.
             normed_TH = tf.reshape(normed_TH, tf.shape(x_TH))
         return tf.cast(normed_TH, self.compute_dtype)
 
     def _by_moments(self, x_TH, gamma, beta):
+        """Normalize float32 `x_TH` by its mean and variance over axis -1."""
         centered_TH = x_TH - tf.reduce_mean(x_TH, -1, keepdims=True)
         variance_T1 = tf.reduce_mean(tf.square(centered_TH), -1, keepdims=True)
         return centered_TH * tf.math.rsqrt(variance_T1 + self.epsilon) * gamma + beta
 
     def _as_one_kernel(self, x_TH, gamma, beta):
-        """The same, each row a channel of one picture.
+        """Normalize by batch normalization, with each token as a channel of one image.
 
-        So written, TensorFlow with oneDNN joins all of LayerNorm in one kernel: several times as
-        fast for many rows, and slower for few, since a call of it takes some 0.3 ms.
+        TensorFlow with oneDNN fuses this form of LayerNorm into one kernel. It is several times as
+        fast for many tokens and slower for few, because a call costs about 0.3 ms.
         """
         rows = tf.shape(x_TH)[0]
         normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -115,30 +173,35 @@ class LayerNorm(keras.layers.Layer):
         )
         return tf.reshape(normed_1TH1, tf.shape(x_TH)) * gamma + beta
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config."""
         return {**super().get_config(), "epsilon": self.epsilon}
 
 
 def _is_for_xla():
-    """Whether what is traced now will be compiled by XLA: under jit_compile, set_jit or a TPU."""
+    """Return True if the current graph is compiled by XLA (jit_compile, set_jit or a TPU)."""
     graph = tf.compat.v1.get_default_graph()
     return bool(tf.config.optimizer.get_jit()) or GraphOrParentsInXlaContext(graph)
 
 
 class Embeddings(keras.layers.Layer):
-    """Token + segment + position embeddings, LayerNorm, dropout (Devlin et al. 2019, figure 2)."""
+    """Sum of token, segment and position embeddings, then LayerNorm and dropout.
+
+    Follows Devlin et al. 2019, figure 2.
+    """
 
     DROPOUT_ID = 0
 
-    def __init__(self, config, **kwargs):
+    def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
         self.norm = LayerNorm(config.layer_norm_eps, dtype=self.dtype_policy, name="LayerNorm")
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
+        """Create the three embedding tables, float32 `(V, H)`, `(P, H)` and `(types, H)`."""
+
         def table(name, rows):
-            # autocast=False: looked up first and cast after, so that a step does not cast the whole
-            # table.
+            # Without autocast, a step casts the vectors that it looks up, not the entire table.
             return self.add_weight(
                 shape=(rows, self.config.hidden_size),
                 name=name,
@@ -153,7 +216,24 @@ class Embeddings(keras.layers.Layer):
         self.token_type_embeddings = table("token_type_embeddings", self.config.type_vocab_size)
         self.norm.build((None, self.config.hidden_size))
 
-    def call(self, input_ids_T, segment_ids_T, layout, seed=None):
+    def call(
+        self,
+        input_ids_T: tf.Tensor,
+        segment_ids_T: tf.Tensor,
+        layout: PaddedLayout | FlatLayout,
+        seed: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Embed flattened tokens.
+
+        Args:
+            input_ids_T: int32 `(T,)`, token ids.
+            segment_ids_T: int32 `(T,)`, segment (token type) ids.
+            layout: Layout of the batch; supplies the position of each token.
+            seed: Dropout seed, or `None` in inference.
+
+        Returns:
+            `(T, H)`, in the compute dtype.
+        """
         summed_TH = (
             tf.gather(tf.convert_to_tensor(self.word_embeddings_VH), input_ids_T)
             + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
@@ -168,14 +248,12 @@ class Embeddings(keras.layers.Layer):
 
 
 class SelfAttention(keras.layers.Layer):
-    """Multi-head self-attention before the residual sum (Vaswani et al. 2017, 3.2.2).
+    """Multi-head self-attention with output projection (Vaswani et al. 2017, 3.2.2).
 
-    Returns context [T, H] and probs [B, N, L, L], the float32 attention probabilities before
-    dropout. Padding is ignored as key; the rows of padding themselves come out meaningless. With
-    cls_only=True only the first token of each text asks: context [B, H], probs [B, N, 1, L].
+    Dropout, residual sum and LayerNorm of its output belong to `TransformerLayer`.
     """
 
-    def __init__(self, config, dropout_id, **kwargs):
+    def __init__(self, config: BertConfig, dropout_id: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
         self.dropout_id = dropout_id
@@ -184,11 +262,32 @@ class SelfAttention(keras.layers.Layer):
             for name in ("query", "key", "value", "output")
         )
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
+        """Create query, key, value and output kernels `(H, H)` and biases `(H,)`."""
         for layer in (self.query, self.key, self.value, self.output_dense):
             layer.build((None, self.config.hidden_size))
 
-    def call(self, hidden_TH, layout, seed=None, cls_only=False):
+    def call(
+        self,
+        hidden_TH: tf.Tensor,
+        layout: PaddedLayout | FlatLayout,
+        seed: tf.Tensor | None = None,
+        cls_only: bool = False,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Attend within each sequence.
+
+        Padding is masked as a key. The outputs of padding tokens themselves are meaningless.
+
+        Args:
+            hidden_TH: `(T, H)`.
+            layout: Layout of the batch.
+            seed: Dropout seed, or `None` in inference.
+            cls_only: Uses only the [CLS] token of each sequence as a query.
+
+        Returns:
+            Projected context, `(T, H)`, and the attention probabilities before dropout, float32
+            `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
+        """
         num_heads = self.config.num_attention_heads
         if cls_only:
             q_BNLD = split_cls_heads(
@@ -199,9 +298,10 @@ class SelfAttention(keras.layers.Layer):
         k_BNLD = layout.split_heads(linear(hidden_TH, self.key, seed), num_heads)
         v_BNLD = layout.split_heads(linear(hidden_TH, self.value, seed), num_heads)
 
+        # Softmax runs in float32, because bfloat16 probabilities would not sum to 1.
         head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
-        # In training for those alone who ask for them: else TensorFlow leaves them out.
+        # In training, only needed if attentions are returned; otherwise graph pruning removes it.
         probs_BNLL = tf.nn.softmax(
             tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
         )
@@ -225,16 +325,19 @@ class SelfAttention(keras.layers.Layer):
 
 
 class TransformerLayer(keras.layers.Layer):
-    """Attention and feed-forward, each with dropout, residual sum, LayerNorm (post-norm).
+    """Post-norm Transformer layer: attention and feed-forward (Vaswani et al. 2017, 3.1).
 
-    Takes and returns rows [T, H]; also returns the attention probabilities [B, N, L, L]. With
-    cls_only=True it returns those of the first token of each text, [B, H] and [B, N, 1, L].
+    Dropout, residual sum and LayerNorm follow each of the two sublayers.
+
+    Args:
+        config: `BertConfig`.
+        index: Index of the layer, from 0; determines its dropout_ids.
     """
 
-    def __init__(self, config, index, **kwargs):
+    def __init__(self, config: BertConfig, index: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
-        self.dropout_id = 3 * index + 1  # Of its three dropouts, after that of the embeddings.
+        self.dropout_id = 3 * index + 1  # Three per layer; the embeddings have id 0.
         self.attention = SelfAttention(
             config, self.dropout_id, dtype=self.dtype_policy, name="attention"
         )
@@ -249,17 +352,37 @@ class TransformerLayer(keras.layers.Layer):
             config.layer_norm_eps, dtype=self.dtype_policy, name="output_norm"
         )
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
+        """Create the weights of both sublayers."""
         hidden = (None, self.config.hidden_size)
         for layer in (self.attention, self.attention_norm, self.intermediate, self.output_norm):
             layer.build(hidden)
         self.output_dense.build((None, self.config.intermediate_size))
 
-    def call(self, hidden_TH, layout, seed=None, cls_only=False):
+    def call(
+        self,
+        hidden_TH: tf.Tensor,
+        layout: PaddedLayout | FlatLayout,
+        seed: tf.Tensor | None = None,
+        cls_only: bool = False,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Apply the layer.
+
+        Args:
+            hidden_TH: `(T, H)`.
+            layout: Layout of the batch.
+            seed: Dropout seed, or `None` in inference.
+            cls_only: Computes only the [CLS] token of each sequence.
+
+        Returns:
+            Hidden states, `(T, H)`, and the attention probabilities before dropout, float32
+            `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
+        """
         rate = self.config.hidden_dropout_prob
         attended_TH, probs_BNLL = self.attention(
             hidden_TH, layout=layout, seed=seed, cls_only=cls_only
         )
+        # The residual connection has to match the attention output.
         if cls_only:
             hidden_TH = layout.cls_vectors(hidden_TH)
         hidden_TH = self.attention_norm(

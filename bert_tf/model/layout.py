@@ -1,53 +1,83 @@
-"""Layouts: which rows of [T, H] are one text. All else in the encoder does not ask.
+"""Batch layouts: which of the flattened tokens `(T, H)` form a sequence.
 
-Both have the same methods, and `key_bias_B11L`. Attention is computed on a [B, L] grid in either,
-all else on rows.
+`PaddedLayout` and `FlatLayout` have the same methods and the attribute `key_bias_B11L`. In both,
+attention runs on a `(B, L)` grid and everything else on flattened tokens.
 
-Legend: B texts, L tokens of the longest or a few more, T rows, N heads, D head size, H hidden size
-(N * D), P positions.
+Shape suffixes: B sequences, L tokens of the longest sequence, possibly rounded up, T flattened
+tokens, N heads, D head size, H hidden size (N * D), P positions.
 """
+
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
 
-# Added to the score of a key nobody may attend to; its float32 softmax is exactly 0.
+# Added to the attention scores of padding keys; their float32 softmax is exactly 0.
 MASKED_SCORE = -1e9
-TOO_LONG = "a text has more tokens than max_position_embeddings: cut with pack(..., max_seq_length)"
+TOO_LONG = (
+    "a sequence is longer than max_position_embeddings; truncate it with pack(..., max_seq_length)"
+)
 
 WRONG_SPLITS = (
-    "row_splits begins with 0, leaves each text at least one token, and ends within input_ids"
+    "row_splits: expected to start at 0, to increase strictly and to end within input_ids"
 )
 
 
-def infer_layout(inputs):
-    """The layout that a batch came in, by its keys: `row_splits` is flat, `input_mask` padded."""
+def infer_layout(inputs: Mapping[str, tf.Tensor]) -> "FlatLayout | PaddedLayout":
+    """Return the layout of a batch, inferred from its keys.
+
+    Args:
+        inputs: Encoder inputs. `row_splits` marks the flat layout, otherwise `input_mask` is
+            required.
+
+    Returns:
+        `FlatLayout` or `PaddedLayout`.
+    """
     return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])
 
 
-def split_cls_heads(vectors_BH, num_heads):
-    """One row a text, [B, H] -> [B, N, 1, D], as `split_heads` gives L of them."""
+def split_cls_heads(vectors_BH: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """Split [CLS] vectors `(B, H)` into heads `(B, N, 1, D)`, as `split_heads` does."""
     return tf.reshape(vectors_BH, [-1, num_heads, 1, vectors_BH.shape[-1] // num_heads])
 
 
 class PaddedLayout:
-    """Texts of one length L, short ones filled up: rows are the [B, L] grid, read line by line.
+    """Layout of sequences padded to a common length L: T = B * L, in row-major order.
 
-    Made from input_mask [B, L] (1 = token, 0 = padding). Shapes stay static where they are known.
+    Dimensions of `input_mask` that are statically known stay static.
+
+    Args:
+        input_mask_BL: Int `(B, L)`; 1 marks a token, 0 padding.
+
+    Attributes:
+        batch: B, an int if static, otherwise an int32 scalar.
+        length: L, an int if static, otherwise an int32 scalar.
+        key_bias_B11L: float32 `(B, 1, 1, L)`, added to the attention scores.
     """
 
-    def __init__(self, input_mask_BL):
+    def __init__(self, input_mask_BL: tf.Tensor) -> None:
         shape = tf.shape(input_mask_BL)
         self.batch = shape[0] if input_mask_BL.shape[0] is None else input_mask_BL.shape[0]
         self.length = shape[1] if input_mask_BL.shape[1] is None else input_mask_BL.shape[1]
         self.key_bias_B11L = _key_bias(tf.cast(input_mask_BL, tf.bool))
 
-    def flatten(self, values_BL):
-        """[B, L] -> [T]."""
+    def flatten(self, values_BL: tf.Tensor) -> tf.Tensor:
+        """Flatten per-token values `(B, L)` to `(T,)`."""
         return tf.reshape(values_BL, [-1])
 
-    def positions(self, table_PH):
-        """The position embedding of each row, [T, H]."""
+    def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
+        """Return the position embedding of each token.
+
+        Args:
+            table_PH: `(P, H)`, the position embeddings.
+
+        Returns:
+            `(T, H)`, in the dtype of the table.
+
+        Raises:
+            ValueError: The static length exceeds P.
+        """
         if isinstance(self.length, int) and self.length > table_PH.shape[0]:
             raise ValueError(f"{self.length} tokens, {table_PH.shape[0]} positions: {TOO_LONG}")
         hidden = table_PH.shape[1]
@@ -56,74 +86,101 @@ class PaddedLayout:
             [-1, hidden],
         )
 
-    def split_heads(self, vectors_TH, num_heads):
-        """[T, H] -> [B, N, L, D]."""
+    def split_heads(self, vectors_TH: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """Split flattened vectors `(T, H)` into heads `(B, N, L, D)`."""
         head_size = vectors_TH.shape[-1] // num_heads
         split_BLND = tf.reshape(vectors_TH, [self.batch, self.length, num_heads, head_size])
         return tf.transpose(split_BLND, [0, 2, 1, 3])
 
-    def merge_heads(self, context_BNLD):
-        """[B, N, L, D] -> [T, H]."""
+    def merge_heads(self, context_BNLD: tf.Tensor) -> tf.Tensor:
+        """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
         hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
         return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden])
 
-    def cls_vectors(self, hidden_TH):
-        """The row of each text's [CLS], [B, H]."""
+    def cls_vectors(self, hidden_TH: tf.Tensor) -> tf.Tensor:
+        """Return the [CLS] vector of each sequence, `(B, H)`."""
         return self.unflatten(hidden_TH)[:, 0]
 
-    def unflatten(self, hidden_TH):
-        """[T, H] -> [B, L, H], the shape the inputs had."""
+    def unflatten(self, hidden_TH: tf.Tensor) -> tf.Tensor:
+        """Restore the layout of the inputs: `(T, H)` to `(B, L, H)`."""
         return tf.reshape(hidden_TH, [self.batch, self.length, hidden_TH.shape[-1]])
 
 
 class FlatLayout:
-    """Texts one behind the other: a row is a token, and no padding is computed but in attention.
+    """Layout of sequences stored back to back, without padding outside of attention.
 
-    Made from input_ids [T] and row_splits [B + 1]: text b has the rows row_splits[b] up to
-    row_splits[b + 1], at least one. Rows from row_splits[-1] on are nobody's: no text sees them,
-    and what is computed for them means nothing.
+    Args:
+        inputs: Dict with `input_ids` `(T,)` and `row_splits` `(B + 1,)`, both int. Sequence b is
+            `row_splits[b]:row_splits[b + 1]` and has at least one token. Tokens after
+            `row_splits[-1]` are padding: no sequence attends to them and their outputs are
+            meaningless.
+
+    Attributes:
+        length: L, an int32 scalar: the longest sequence, rounded up to a bucket.
+        key_bias_B11L: float32 `(B, 1, 1, L)`, added to the attention scores.
+
+    Raises:
+        tf.errors.InvalidArgumentError: `row_splits` is malformed; raised when the graph runs.
     """
 
-    def __init__(self, inputs):
+    def __init__(self, inputs: Mapping[str, tf.Tensor]) -> None:
         splits = tf.cast(inputs["row_splits"], tf.int32)
         fits = (splits[0] == 0) & (splits[-1] <= tf.size(inputs["input_ids"]))
         fits &= tf.reduce_all(splits[1:] > splits[:-1])
-        # Looked at before any gather: a GPU's takes whatever index, and says nothing.
+        # This check has to precede every gather: on a GPU an index out of range is not an error.
         with tf.control_dependencies([tf.debugging.assert_equal(fits, True, message=WRONG_SPLITS)]):
             splits = tf.identity(splits)
         starts_B, lengths_B = splits[:-1], splits[1:] - splits[:-1]
         self.length = round_up_to_bucket(tf.reduce_max(lengths_B))
-        # Everything of T rows is gathered through this one index or computed from it: only so is
-        # TensorFlow sure that their shapes agree, and joins product, bias and residual sum.
+        # Every tensor with T as its first dimension is gathered through this index or computed from
+        # it. Only then can TensorFlow prove that their shapes agree, which it has to before it
+        # fuses matrix product, bias and residual sum.
         self._row_T = tf.cumsum(tf.ones_like(inputs["input_ids"], tf.int32)) - 1
         self._is_owned_T = self._row_T < splits[-1]
+        # Ones at the first token of every sequence but the first; their running sum is the index of
+        # each token's sequence.
         starts_text_T = tf.tensor_scatter_nd_add(
             tf.zeros_like(self._row_T), splits[1:-1, tf.newaxis], tf.ones_like(splits[1:-1])
         )
         self._text_T = tf.cumsum(starts_text_T)
+        # Padding gets position 0, a valid index whose result is ignored.
         self._position_T = tf.where(
             self._is_owned_T, self._row_T - tf.gather(starts_B, self._text_T), 0
         )
         self._starts_B = starts_B
         position_L = tf.range(self.length)
         self._is_token_BL = position_L < lengths_B[:, tf.newaxis]
+        # Padding of the grid reads token 0 and is masked by the key bias.
         self._row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
         self.key_bias_B11L = _key_bias(self._is_token_BL)
 
-    def flatten(self, values_T):
-        """[T], as it is."""
+    def flatten(self, values_T: tf.Tensor) -> tf.Tensor:
+        """Return per-token values `(T,)` unchanged; they are flat already."""
         return tf.gather(values_T, self._row_T)
 
-    def positions(self, table_PH):
-        """The position embedding of each row, [T, H]."""
+    def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
+        """Return the position embedding of each token.
+
+        Args:
+            table_PH: `(P, H)`, the position embeddings.
+
+        Returns:
+            `(T, H)`, in the dtype of the table.
+
+        Raises:
+            tf.errors.InvalidArgumentError: A sequence has more than P tokens.
+        """
         last = tf.reduce_max(self._position_T)
         fits = tf.debugging.assert_less(last, table_PH.shape[0], message=TOO_LONG)
         with tf.control_dependencies([fits]):
             position_T = tf.identity(self._position_T)
         return tf.gather(table_PH, position_T)
 
-    def split_heads(self, vectors_TH, num_heads):
-        """[T, H] -> [B, N, L, D]: each head's piece of a row is read where it lies."""
+    def split_heads(self, vectors_TH: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """Split flattened vectors `(T, H)` into heads `(B, N, L, D)`.
+
+        Each head's slice of a token is gathered directly, without a transpose.
+        """
         head_N = tf.range(num_heads)
         piece_BNL = self._row_BL[:, tf.newaxis] * num_heads + head_N[:, tf.newaxis]
         head_TN = self._text_T[:, tf.newaxis] * num_heads + head_N
@@ -135,8 +192,8 @@ class FlatLayout:
             self._is_owned_T[:, tf.newaxis, tf.newaxis],
         )
 
-    def merge_heads(self, context_BNLD):
-        """[B, N, L, D] -> [T, H]."""
+    def merge_heads(self, context_BNLD: tf.Tensor) -> tf.Tensor:
+        """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
         hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
         return _gather(
             tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden]),
@@ -145,25 +202,31 @@ class FlatLayout:
             self._is_token_BL[:, :, tf.newaxis],
         )
 
-    def cls_vectors(self, hidden_TH):
-        """The row of each text's [CLS], [B, H]."""
+    def cls_vectors(self, hidden_TH: tf.Tensor) -> tf.Tensor:
+        """Return the [CLS] vector of each sequence, `(B, H)`."""
         is_first_T = self._is_owned_T & (self._position_T == 0)
         return _gather(hidden_TH, self._starts_B, self._text_T, is_first_T[:, tf.newaxis])
 
-    def unflatten(self, hidden_TH):
-        """[T, H], as it is."""
+    def unflatten(self, hidden_TH: tf.Tensor) -> tf.Tensor:
+        """Return `(T, H)` unchanged, the layout of the inputs."""
         return hidden_TH
 
 
 def _key_bias(is_token_BL):
+    """Return the additive attention mask, float32 `(B, 1, 1, L)`."""
     return tf.where(is_token_BL, 0.0, MASKED_SCORE)[:, tf.newaxis, tf.newaxis, :]
 
 
 def _gather(values, index, inverse, has_source):
-    """gather(values, index), whose gradient is a gather too, through the index's inverse.
+    """Gather along axis 0, with a gradient that is a gather too.
 
-    The gradient of value j stands at inverse[j], where has_source[j] (of a shape that broadcasts);
-    elsewhere it is 0. TensorFlow's own gradient of gather adds up row by row, three times as slow.
+    TensorFlow's own gradient of `tf.gather` is a scatter-add, which takes three times as long.
+
+    Args:
+        values: `(M, K)`.
+        index: Int; the entries to gather.
+        inverse: Int `(M,)` or a reshape of it; the output position of each value.
+        has_source: Bool, broadcastable; whether each value was gathered. If not, its gradient is 0.
     """
 
     def gradient(upstream):

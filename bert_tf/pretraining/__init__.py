@@ -1,1 +1,1 @@
-"""Pretraining: the two objectives, evaluation on held-out shards, and the recipe."""
+"""Pretraining: model with both objectives, evaluation on held-out shards, and the recipe."""

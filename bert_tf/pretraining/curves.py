@@ -1,16 +1,29 @@
-"""The loss over the steps of a run, as a picture."""
+"""Loss and accuracy curves of a run, as an image."""
 
 import io
 
 from bert_tf import files
+from bert_tf.run import Run
 
 NAME = "loss.png"
 
 
-def draw(run):
-    """Draws RUN/loss.png from metrics.jsonl; returns its path. Raises ImportError: matplotlib."""
+def draw(run: Run) -> str:
+    """Plot the records of metrics.jsonl to RUN/loss.png.
+
+    Args:
+        run: Open run.
+
+    Returns:
+        Path of the image.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    # An optional dependency, which takes long to import.
     import matplotlib
 
+    # This backend needs no display.
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -1,48 +1,69 @@
-"""How a pretraining model does on held-out shards.
-
-Legend: B examples.
-"""
+"""Evaluation of a pretraining model on held-out shards."""
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from bert_tf.data.batches import pad_examples
-from bert_tf.pretraining.model import LOSSES, METRICS, to_batch
+from bert_tf.data.batches import PretrainingDataset, pad_examples
+from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.distribution import distribute
 
 BATCH_EXAMPLES = 64
 
 
 class PretrainingEvaluator:
-    """Sums losses and right answers over all examples, each counted once, over all replicas."""
+    """Sum losses and correct predictions over held-out examples and all replicas.
 
-    def __init__(self, model, strategy, data, layout, num_batches=None):
-        """`num_batches` of BATCH_EXAMPLES each are taken from the start; by default all."""
+    Args:
+        model: Model to evaluate.
+        strategy: Distribution strategy.
+        data: Held-out shards; each example is counted once.
+        layout: `pad_examples` or `flatten_examples`.
+        num_batches: Number of batches of 64 examples, taken from the start. Defaults to all.
+    """
+
+    def __init__(
+        self,
+        model: PretrainingModel,
+        strategy: tf.distribute.Strategy,
+        data: PretrainingDataset,
+        layout: Callable[..., dict[str, tf.Tensor]],
+        num_batches: int | None = None,
+    ) -> None:
         self.model, self.strategy, self.data, self.layout = model, strategy, data, layout
+        # Ceiling division, as the last batch may be smaller.
         everything = -(-len(data) // BATCH_EXAMPLES)
         self.num_batches = min(num_batches or everything, everything)
 
-    def metrics(self):
-        """-> {"masked_lm_loss", "perplexity", "masked_lm_accuracy", "next_sentence_loss", ...}."""
+    def metrics(self) -> dict[str, float]:
+        """Evaluate the model.
+
+        Returns:
+            Dict of floats: "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
+            "next_sentence_accuracy" and "perplexity", exp of the masked_lm_loss.
+        """
         totals = {}
         for batch in distribute(self._batches, self.strategy):
             for name, value in self._sums(batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
+        # The lower bound avoids a division by zero if no position is masked.
         means = {
             name: total / max(totals[f"{name.split('/')[0]}/weight"], 1e-12)
             for name, total in totals.items()
             if not name.endswith("/weight")
         }
         metrics = {name.replace("/", "_"): value for name, value in means.items()}
+        # exp overflows float64 above 709.
         return {**metrics, "perplexity": math.exp(min(metrics["masked_lm_loss"], 700))}
 
     def _batches(self):
-        """Batches for every replica; the last may be filled up with examples of weight 0."""
+        """Return batches for all replicas, completed by batches of weight 0."""
         batches = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout)
         batches = batches.take(self.num_batches).map(to_batch)
         if self.layout is pad_examples:
             batches = batches.map(_filled_up)
+        # Every replica takes part in each step, so batches of weight 0 complete the last step.
         missing = -self.num_batches % self.strategy.num_replicas_in_sync
         filler = batches.take(1).repeat(missing)
         return batches.concatenate(
@@ -57,6 +78,8 @@ class PretrainingEvaluator:
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _sums(self, batch):
+        """Return the sums of weighted losses, correct predictions and weights of a step."""
+
         def on_replica(batch):
             inputs, labels, weights = batch
             outputs, sums = self.model(inputs), {}
@@ -75,7 +98,7 @@ class PretrainingEvaluator:
 
 
 def _filled_up(*batch):
-    """The batch with BATCH_EXAMPLES rows: XLA wants one shape. The added ones have weight 0."""
+    """Pad a batch to BATCH_EXAMPLES with examples of weight 0, a static shape for XLA."""
 
     def fill(tensor):
         missing = BATCH_EXAMPLES - tf.shape(tensor)[0]

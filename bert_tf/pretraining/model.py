@@ -1,11 +1,16 @@
 """BERT with its two pretraining heads (Devlin et al. 2019, 3.1; released run_pretraining.py).
 
-Legend: B examples, L tokens, T rows, P predictions of an example, H hidden size, V vocabulary.
+Shape suffixes: B examples, L tokens, T flattened tokens, P predictions per example, N masked
+positions (B * P), H hidden size, V vocabulary size.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import LayerNorm, activation, dense, initializer, linear
 from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
@@ -18,19 +23,24 @@ METRICS = {
 
 
 class MaskedLmHead(keras.layers.Layer):
-    """Vectors at the masked positions -> a score for each entry: dense, gelu, LayerNorm, tied.
+    """Masked language model head: dense, GELU, LayerNorm and a tied output projection.
 
-    The last product is with the encoder's token embeddings, which learn from it too; the bias is
-    this head's own.
+    The output projection is the transposed token embedding table of the encoder, which receives
+    gradients from it too. The output bias belongs to this head.
+
+    Args:
+        config: `BertConfig`.
+        **kwargs: `keras.layers.Layer` arguments.
     """
 
-    def __init__(self, config, **kwargs):
+    def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
         self.transform = dense(config, config.hidden_size, "transform", self.dtype_policy)
         self.norm = LayerNorm(config.layer_norm_eps, dtype=self.dtype_policy, name="LayerNorm")
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
+        """Create the weights; their shapes depend on the config only."""
         hidden = (None, self.config.hidden_size)
         self.transform.build(hidden)
         self.norm.build(hidden)
@@ -38,24 +48,42 @@ class MaskedLmHead(keras.layers.Layer):
             shape=(self.config.vocab_size,), initializer="zeros", name="output_bias", autocast=False
         )
 
-    def call(self, vectors_NH, embeddings_VH, seed=None):
-        """[N, H] and [V, H] -> logits float32 [N, V]."""
+    def call(
+        self, vectors_NH: tf.Tensor, embeddings_VH: tf.Tensor, seed: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Score each vocabulary entry at the masked positions.
+
+        Args:
+            vectors_NH: `(N, H)`, encoder outputs at the masked positions.
+            embeddings_VH: float32 `(V, H)`, token embeddings.
+            seed: Dropout seed, or `None` in inference. It only selects fused training operations.
+
+        Returns:
+            Logits, float32 `(N, V)`.
+        """
         hidden_NH = activation(linear(vectors_NH, self.transform, seed), self.config, seed)
         hidden_NH = self.norm(hidden_NH, seed=seed)
+        # The logits are float32 under every policy, because the softmax over V entries needs it.
         embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
         logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)
         return tf.cast(logits_NV, tf.float32) + tf.convert_to_tensor(self.output_bias_V)
 
 
 class NextSentenceHead(keras.layers.Layer):
-    """Pooled vector -> two scores: B follows A, B is random."""
+    """Next sentence head: logits of "B follows A" (0) and "B is random" (1).
 
-    def __init__(self, config, **kwargs):
+    Args:
+        config: `BertConfig`.
+        **kwargs: `keras.layers.Layer` arguments.
+    """
+
+    def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
 
-    def build(self, input_shape=None):
-        # Released as [2, H]: exchanged with other programs as it is.
+    def build(self, input_shape: Any = None) -> None:
+        """Create the weights; their shapes depend on the config only."""
+        # The released checkpoints store this kernel as (2, H), unlike all others.
         self.output_weights_2H = self.add_weight(
             shape=(2, self.config.hidden_size),
             initializer=initializer(self.config),
@@ -66,8 +94,8 @@ class NextSentenceHead(keras.layers.Layer):
             shape=(2,), initializer="zeros", name="output_bias", autocast=False
         )
 
-    def call(self, pooled_BH):
-        """[B, H] -> logits float32 [B, 2]."""
+    def call(self, pooled_BH: tf.Tensor) -> tf.Tensor:
+        """Map pooled vectors `(B, H)` to logits, float32 `(B, 2)`."""
         pooled_BH = tf.cast(pooled_BH, tf.float32)
         weights_2H = tf.convert_to_tensor(self.output_weights_2H)
         logits_B2 = tf.matmul(pooled_BH, weights_2H, transpose_b=True)
@@ -75,13 +103,22 @@ class NextSentenceHead(keras.layers.Layer):
 
 
 class PretrainingModel(keras.Model):
-    """Encoder and both heads, built.
+    """Encoder with both pretraining heads, built on construction.
 
-    Takes what the encoder takes, in either layout, and masked_lm_positions [B, P], which in flat
-    count through all rows. Returns {"masked_lm": logits [B, P, V], "next_sentence": [B, 2]}.
+    Args:
+        config: `BertConfig`.
+        dtype: Keras dtype policy of encoder and masked language model head.
+        recompute: Gradient checkpointing in the encoder.
+        name: Model name.
     """
 
-    def __init__(self, config, dtype="float32", recompute=False, name="pretraining"):
+    def __init__(
+        self,
+        config: BertConfig,
+        dtype: str = "float32",
+        recompute: bool = False,
+        name: str = "pretraining",
+    ) -> None:
         super().__init__(name=name)
         self.config = config
         self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)
@@ -91,13 +128,28 @@ class PretrainingModel(keras.Model):
             layer.build((None, config.hidden_size))
         self.built = True
 
-    def call(self, inputs, training=False, seed=None):
+    def call(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Run the encoder and both heads.
+
+        Args:
+            inputs: Encoder inputs in either layout, and `masked_lm_positions`, int `(B, P)`. In the
+                flat layout, positions index all T tokens.
+            training: Turns dropout on.
+            seed: int64 `(2,)`, the dropout seed; see `Encoder`.
+
+        Returns:
+            Dict of float32 logits: "masked_lm" `(B, P, V)` and "next_sentence" `(B, 2)`.
+        """
         seed = self.encoder.dropout_seed(training, seed)
         inputs = dict(inputs)
         positions_BP = tf.cast(inputs.pop("masked_lm_positions"), tf.int32)
         outputs = self.encoder(inputs, training=training, seed=seed)
         hidden_TH = outputs["sequence"]
         if "row_splits" not in inputs:
+            # In the padded layout positions count within an example; the offset of the example
+            # turns them into indices of flattened tokens.
             length = tf.shape(hidden_TH)[1]
             positions_BP += tf.range(tf.shape(hidden_TH)[0])[:, tf.newaxis] * length
             hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])
@@ -111,8 +163,16 @@ class PretrainingModel(keras.Model):
         }
 
 
-def to_batch(examples):
-    """{feature: tensor} of bert_tf.data.batches -> (inputs, labels, weights) of the train step."""
+def to_batch(examples: Mapping[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], ...]:
+    """Split the features of bert_tf.data.batches into a batch of the train step.
+
+    Args:
+        examples: Features of a batch by name.
+
+    Returns:
+        Tuple (inputs, labels, weights) of dicts. Labels and weights are keyed "masked_lm" `(B, P)`
+        and "next_sentence" `(B,)`.
+    """
     names = ("input_ids", "input_mask", "segment_ids", "row_splits", "masked_lm_positions")
     labels_B = examples["next_sentence_labels"]
     return (

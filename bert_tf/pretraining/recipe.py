@@ -1,10 +1,12 @@
-"""The recipe of pretraining, from shards to a run directory."""
+"""Pretraining recipe, from shards to a run directory."""
 
 import dataclasses
 import json
 import tempfile
+from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
@@ -13,6 +15,7 @@ from bert_tf.errors import UserError
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
 from bert_tf.text.packing import to_flat
 from bert_tf.train.distribution import (
@@ -36,21 +39,33 @@ TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "int
 
 
 @names_lost_worker
-def pretrain(settings, log=lambda line: None, strategy=None):
-    """Trains what the PretrainSettings say, or goes on with it; returns the open Run.
+def pretrain(
+    settings: PretrainSettings,
+    log: Callable[[str], None] = lambda line: None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Run:
+    """Pretrain a model, or resume its run (Devlin et al. 2019, 3.1 and A.2).
 
-    `log` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
-    Raises UserError on shards, sizes or an output directory that do not fit, Interrupted after
-    Ctrl-C or SIGTERM.
+    Args:
+        settings: Flags of bert_tf.pretrain.
+        log: Receives one line of progress per call.
+        strategy: Distribution strategy. Defaults to that of the settings.
+
+    Returns:
+        The run, open.
+
+    Raises:
+        UserError: Shards, sizes, weights or the output directory do not fit together.
+        Interrupted: After Ctrl-C or SIGTERM, once the current step is saved.
     """
-    # First of all: a strategy of several processes has to find TensorFlow unused.
+    # A multi-worker strategy has to be created before TensorFlow is used for anything else.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     with Run.writing(settings.output_dir, is_chief(strategy)):
         return _pretrain(settings, log, strategy)
 
 
 def _pretrain(settings, log, strategy):
-    """Pretrain; the caller holds the run directory."""
+    """Pretrain; the caller holds the lock of the run directory."""
     chief = is_chief(strategy)
     if not chief:
         log = _silent
@@ -58,11 +73,11 @@ def _pretrain(settings, log, strategy):
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
     if settings.global_batch_size % (replicas * parts):
         raise UserError(
-            f"--global_batch_size={settings.global_batch_size}: does not divide by {replicas} "
-            f"replicas and --gradient_accumulation_steps={parts}"
+            f"--global_batch_size={settings.global_batch_size}: expected a multiple of "
+            f"{replicas} replicas * --gradient_accumulation_steps={parts}"
         )
 
-    # What trains: shards of one vocabulary, a configuration, maybe weights.
+    # Inputs: shards of one vocabulary, a configuration and, optionally, pretrained weights.
     source = settings.init_from and read_pretrained(settings.init_from)
     manifests = [Manifest.load(directory) for directory in settings.shards]
     vocabulary = manifests[0].vocabulary()
@@ -73,7 +88,7 @@ def _pretrain(settings, log, strategy):
         data.verify()
     num_train_steps = settings.phase_ends[-1]
 
-    # The run that is there, or a new one.
+    # An existing run is resumed only with the settings and shards that it was started with.
     record = [data.manifest.sha256 for data in phases]
     check_alike(strategy, [settings.recorded(), record])
     run = None
@@ -82,7 +97,8 @@ def _pretrain(settings, log, strategy):
         run.check_resumable(settings.recorded(), None)
         if run.train.get("data") != record:
             raise UserError(
-                f"--shards: not those that {run.path} began with; name a new --output_dir"
+                f"--shards: differ from those {run.path} was started with; restore them or name a "
+                "new --output_dir"
             )
         if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
             newest = run.checkpoints.steps()[-1]
@@ -91,7 +107,7 @@ def _pretrain(settings, log, strategy):
         for line in run.changes():
             log(line)
 
-    # Model and optimizer.
+    # The global Keras seed makes the initial weights equal on all workers.
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
         model = PretrainingModel(
@@ -102,9 +118,10 @@ def _pretrain(settings, log, strategy):
             schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
         )
         optimizer.build(model.trainable_variables)
+    # XLA needs static shapes and therefore padded batches.
     layout = flatten_examples if choose_layout(strategy) is to_flat else pad_examples
 
-    # All that can be wrong has been looked at: now a new run may be made.
+    # All user errors have been ruled out, so a new run directory may be created now.
     if run is None:
         if source:
             source.assign_to(model)
@@ -119,7 +136,7 @@ def _pretrain(settings, log, strategy):
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         log(line)
 
-    # The loop, phase by phase: one schedule, one optimizer.
+    # All phases share one step counter, learning-rate schedule and optimizer state.
     step = TrainStep(
         model,
         LOSSES,
@@ -135,6 +152,7 @@ def _pretrain(settings, log, strategy):
 
         def evaluate():
             metrics = evaluator.metrics()
+            # The loop keeps the checkpoint with the highest score, hence the negated loss.
             return -metrics["masked_lm_loss"], {f"eval_{k}": v for k, v in metrics.items()}
 
     first_step = 0
@@ -161,13 +179,14 @@ def _pretrain(settings, log, strategy):
     if not chief:
         return run
     try:
-        log(f"the losses as a picture: {curves.draw(run)}")
+        log(f"loss curves: {curves.draw(run)}")
     except ImportError:
-        log("no picture of the losses: matplotlib is not installed (pip install 'bert_tf[plots]')")
+        log("loss curves skipped: matplotlib is not installed (pip install 'bert_tf[plots]')")
     return run
 
 
 def _schedule(settings, num_train_steps):
+    """Return the learning-rate schedule of the settings over `num_train_steps`."""
     return WarmupLinearDecay(
         settings.learning_rate,
         num_train_steps,
@@ -177,49 +196,53 @@ def _schedule(settings, num_train_steps):
 
 
 def _change_steps(run, settings, num_train_steps):
-    """Record another --num_train_steps than the run had; return what it changes, as a line."""
+    """Record a changed --num_train_steps; return a line on its effect, or `None`."""
     before = run.train["settings"].get("num_train_steps", num_train_steps)
     if settings.phase_steps or before == num_train_steps:
         return None
     step = run.checkpoints.latest_readable()
     if step is None:
-        return None  # The loop refuses the run.
+        return None  # The loop reports the error.
     rates = [float(_schedule(settings, steps)(step)) for steps in (before, num_train_steps)]
     run.change_num_train_steps(step, before, num_train_steps, *rates)
     return (
-        f"--num_train_steps: was {before}, is {num_train_steps}; from step {step} on this changes "
-        f"the learning rate, there from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
+        f"--num_train_steps: changed from {before} to {num_train_steps}; the learning rate at step "
+        f"{step} changes from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
         f"{run.file('train.json')})"
     )
 
 
 def _silent(line):
-    """What a process says that is not the chief."""
+    """Discard a line; only the chief logs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Phase:
-    """The batches of one folder of shards, from the step that its phase begins with."""
+    """Batches of one directory of shards, starting at the first step of its phase."""
 
     data: PretrainingDataset
-    layout: object
+    layout: Callable[..., dict[str, tf.Tensor]]
     first_step: int
-    settings: object
+    settings: PretrainSettings
     replicas: int
 
-    def batches(self, step):
-        """The dataset from a step on, a replica's share (or a stack of its parts) an element."""
+    def batches(self, step: int) -> tf.data.Dataset:
+        """Return the dataset of per-replica batches from a step on.
+
+        With gradient accumulation an element is a stack of batches, on a new first axis.
+        """
         parts = self.settings.gradient_accumulation_steps
         size = self.settings.global_batch_size // (self.replicas * parts)
         batches = self.data.training_batches(self._position(step), size, self.layout)
         batches = batches.map(to_batch)
         if parts == 1:
             return batches
+        # Flat batches differ in their number of tokens, so a stack of them is ragged.
         is_flat = self.layout is flatten_examples
         return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
 
-    def describe_position(self, step):
-        """Where in the data a step reads, for messages."""
+    def describe_position(self, step: int) -> str:
+        """Describe the position in the data at a step, for error messages."""
         position = self._position(step)
         return (
             f"epoch {position.epoch} of {self.data.manifest.directory}, from example "
@@ -231,10 +254,18 @@ class _Phase:
         return self.data.position(self.settings.seed, examples)
 
 
-def dry_run(settings, log=lambda line: None):
-    """Three steps of a toy model on the given shards, through every stage, in a folder that goes.
+def dry_run(settings: PretrainSettings, log: Callable[[str], None] = lambda line: None) -> None:
+    """Train a toy model for three steps on the given shards, in a temporary directory.
 
-    Raises UserError where pretraining would, but for what depends on the size.
+    It runs every stage, including a resume, and finds the user errors that do not depend on the
+    model size.
+
+    Args:
+        settings: Flags of bert_tf.pretrain.
+        log: Receives one line of progress per call.
+
+    Raises:
+        UserError: As `pretrain`.
     """
     manifest = Manifest.load(settings.shards[0])
     lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
@@ -261,15 +292,20 @@ def dry_run(settings, log=lambda line: None):
             dry_run=False,
         )
         pretrain(small, log)
-        pretrain(small, log)  # As it would go on.
-    log("dry run: every stage has run; nothing was kept")
+        pretrain(small, log)  # Resumes a finished run.
+    log("dry run: all stages completed; nothing was kept")
 
 
-def flops_per_token(config, data):
-    """Floating-point operations of a training step for each token, matrix products alone.
+def flops_per_token(config: BertConfig, data: PretrainingDataset) -> float:
+    """Return the floating-point operations of a training step per token.
 
-    Twice a multiply-add for every weight, attention over the shards' length, predictions at the
-    share of the places that shards give room for; backward counts twice forward.
+    Counts matrix products only: a multiply-add is 2 operations, the backward pass twice the forward
+    pass. Attention spans the shards' sequence length. The masked language model head runs on the
+    maximum number of predictions per sequence.
+
+    Args:
+        config: Model size.
+        data: Shards, for the sequence length and the number of predictions.
     """
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     weights = layers * (4 * hidden**2 + 2 * hidden * inner)
@@ -280,17 +316,18 @@ def flops_per_token(config, data):
 
 
 def _config(settings, source, manifest, vocabulary):
-    """The BertConfig: of the weights, of a file, or of a published size with this vocabulary.
+    """Return the `BertConfig` of the weights, of a file, or of a published size.
 
-    Raises UserError where the weights have another vocabulary than the shards.
+    Raises:
+        UserError: The weights and the shards have different vocabularies.
     """
     if source:
         if source.vocabulary.sha256 != vocabulary.sha256:
             raise UserError(
-                f"{manifest.directory}: made with a vocabulary of {len(vocabulary)} entries "
-                f"(sha256 {vocabulary.sha256[:12]}...), but that of {source.source} has "
-                f"{len(source.vocabulary)} ({source.vocabulary.sha256[:12]}...); write the shards "
-                "with the vocabulary of --init_from"
+                f"{manifest.directory}: vocabulary mismatch. Expected that of {source.source}: "
+                f"{len(source.vocabulary)} entries (sha256 {source.vocabulary.sha256[:12]}...). "
+                f"Received: {len(vocabulary)} entries ({vocabulary.sha256[:12]}...). Write the "
+                "shards with the vocabulary of --init_from."
             )
         return source.config
     if settings.config:
@@ -301,7 +338,7 @@ def _config(settings, source, manifest, vocabulary):
 
 
 def _case(manifest):
-    """How the shards' text was normalized; shards of other programs do not say."""
+    """Return the normalization of the shards' text; shards of other programs do not record it."""
     tokenizer = manifest.values.get("tokenizer")
     if tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
@@ -309,7 +346,7 @@ def _case(manifest):
 
 
 def _origin(source):
-    """Where the weights are from, and which of the heads are not from there."""
+    """Describe where the weights come from and which heads are newly initialized."""
     if not source:
         return "new weights"
     new = [head for head in HEADS if head not in source.heads]
@@ -318,7 +355,7 @@ def _origin(source):
 
 
 def _plan(settings, config, model, phases, replicas, origin):
-    """What is about to be done, as lines."""
+    """Yield lines that describe model, phases and memory before training starts."""
     count = model.count_params()
     case = "uncased" if config.do_lower_case else "cased"
     yield f"{count:,} parameters, {origin}; {case}; on {replicas} replica{'s' * (replicas > 1)}"
@@ -328,17 +365,17 @@ def _plan(settings, config, model, phases, replicas, origin):
         num_tokens = settings.global_batch_size * data.max_seq_length
         yield (
             f"{data.manifest.directory}: steps {first_step} to {last_step}, {num_tokens:,} tokens "
-            f"a step, {examples / len(data):.2f} epochs over {len(data):,} examples"
+            f"per step, {examples / len(data):.2f} epochs over {len(data):,} examples"
         )
         first_step = last_step
     replica_batch = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)
     tokens = replica_batch * max(data.max_seq_length for data in phases)
-    # Weights, gradients and two moments; of each layer some 16 hidden and 2 inner vectors a token,
-    # and attention's probabilities.
+    # The estimate adds weights, gradients and two moments; per layer and token about 16 hidden and
+    # 2 feed-forward vectors and the attention probabilities; and the scores over the vocabulary.
     longest = max(data.max_seq_length for data in phases)
     per_token = 16 * config.hidden_size + 2 * config.intermediate_size
     per_token = config.num_hidden_layers * (per_token + 3 * config.num_attention_heads * longest)
     num_predictions = max(data.manifest.settings["max_predictions_per_seq"] for data in phases)
     scores = 3 * replica_batch * num_predictions * config.vocab_size
     memory = 4 * (4 * count + tokens * per_token + scores)
-    yield f"about {memory / 1e9:.1f} GB a replica in float32, TensorFlow itself aside"
+    yield f"about {memory / 1e9:.1f} GB per replica in float32, excluding TensorFlow itself"

@@ -1,6 +1,7 @@
-"""The settings of pretraining, a field a flag. Free of TensorFlow."""
+"""Settings of pretraining, one field per flag. Does not import TensorFlow."""
 
 import dataclasses
+from typing import Any
 
 from bert_tf import files
 from bert_tf.command import flag
@@ -13,64 +14,71 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSettings:
-    """What bert_tf.pretrain does; the defaults are the published recipe (Devlin et al. 2019, A.2).
+    """Settings of bert_tf.pretrain; defaults follow Devlin et al. 2019, A.2.
 
-    Raises UserError, naming the flag, on a value that cannot be.
+    Each field is a flag and documented by its help.
+
+    Raises:
+        UserError: A value is invalid; the message starts with the flag.
     """
 
-    shards: tuple[str, ...] = flag("folders of shards, one a phase")
-    output_dir: str = flag("run directory to make, or to go on with")
+    shards: tuple[str, ...] = flag("directories of shards, one per phase")
+    output_dir: str = flag("run directory to create or resume")
     model_size: str | None = flag(
-        "a published size", None, choices=tuple(MODEL_SIZES), former_name="preset"
+        "published model size", None, choices=tuple(MODEL_SIZES), former_name="preset"
     )
-    config: str | None = flag("bert_config.json of another size", None)
-    init_from: str | None = flag("pretrained weights to begin with, and their size", None)
-    eval_shards: str | None = flag("folder of held-out shards", None)
-    phase_steps: tuple[str, ...] = flag("steps of each phase; their sum is the whole", ())
-    num_train_steps: int = flag("steps, where there is one phase", 1_000_000)
-    global_batch_size: int = flag("examples a step, over all replicas", 256)
-    gradient_accumulation_steps: int = flag(
-        "parts that a replica works through its share of a step in, one after the other", 1
+    config: str | None = flag("bert_config.json of a custom model size", None)
+    init_from: str | None = flag("pretrained weights to start from", None)
+    eval_shards: str | None = flag("directory of held-out shards", None)
+    phase_steps: tuple[str, ...] = flag(
+        "training steps per phase, one number per directory of shards", ()
     )
+    num_train_steps: int = flag("training steps of a single phase", 1_000_000)
+    global_batch_size: int = flag("examples per step, over all replicas", 256)
+    gradient_accumulation_steps: int = flag("sequential batches per replica and step", 1)
     learning_rate: float = flag("peak learning rate", 1e-4)
-    warmup_steps: int = flag("steps over which the learning rate rises", 10_000)
+    warmup_steps: int = flag("steps of the linear learning-rate warmup", 10_000)
     schedule: str = flag(
-        "the fall of the learning rate: counted from step 0, as released, or from the peak",
+        "learning-rate decay: counted from step 0 (released: google-research/bert) or from the "
+        "end of warmup (continuous: Hugging Face)",
         "released",
         choices=("released", "continuous"),
     )
-    optimizer: str = flag("AdamW as released, or LAMB", "adamw", choices=("adamw", "lamb"))
-    weight_decay_rate: float = flag("decay, off for biases and LayerNorm", 0.01)
+    optimizer: str = flag(
+        "AdamW as released, or LAMB (You et al. 2020)", "adamw", choices=("adamw", "lamb")
+    )
+    weight_decay_rate: float = flag("weight decay, except for biases and LayerNorm", 0.01)
     bias_correction: bool = flag("Adam's bias correction (the released code has none)", False)
-    seed: int = flag("seed of the weights, the order of the data and dropout", 0)
+    seed: int = flag("random seed of initialization, data order and dropout", 0)
     strategy: str = flag(
-        "one device, a replica a local GPU, the processes of TF_CONFIG, or a replica a TPU core",
+        "one device; one replica per local GPU; the processes in TF_CONFIG; or one replica per "
+        "TPU core",
         "none",
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
-    tpu: str = flag("which TPU: its name, its grpc:// address, or that of this machine", "local")
+    tpu: str = flag("TPU name or grpc:// address, or local on a TPU VM", "local")
     steps_per_execution: int = flag(
-        "steps that TensorFlow makes before Python looks again", 1, former_name="steps_per_call"
+        "training steps per tf.function call", 1, former_name="steps_per_call"
     )
     precision: str = flag(
-        "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
+        "precision of matrix products; tf32 is float32 with rounded factors on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )
     gradient_checkpointing: bool = flag(
-        "compute layers again in the backward pass: less memory, more time", False
+        "recompute activations in the backward pass: less memory, more time", False
     )
-    eval_every: int | None = flag("steps between evaluations; by default only the end", None)
+    eval_every: int | None = flag("steps between evaluations; by default only at the end", None)
     eval_batches: int | None = flag(
-        "batches of 64 held-out examples to evaluate on; by default all", None
+        "batches of 64 held-out examples per evaluation; by default all", None
     )
     save_every: int = flag("steps between checkpoints", 1000)
-    log_every: int = flag("steps between lines of progress", 100)
-    dry_run: bool = flag("three steps of a toy model through every stage, and no run", False)
+    log_every: int = flag("steps between progress lines", 100)
+    dry_run: bool = flag("run three steps of a toy model through every stage; keep nothing", False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
-            raise UserError("--model_size, --config, --init_from: wanted one of them, for the size")
+            raise UserError("--model_size, --config, --init_from: expected exactly one of them")
         for name, minimum in (
             ("num_train_steps", 1),
             ("global_batch_size", 1),
@@ -82,32 +90,43 @@ class PretrainSettings:
             ("seed", 0),
         ):
             if getattr(self, name) < minimum:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {minimum}")
+                raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
+        # The dropout seed keeps this number in its lower 32 bits.
         if self.seed >= 2**32:
-            raise UserError(f"--seed={self.seed}: wanted less than 2**32")
+            raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
         for name in ("eval_every", "eval_batches"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"--{name}={value}: wanted at least 1")
+                raise UserError(f"--{name}={value}: expected an integer >= 1")
         if not self.learning_rate > 0:
-            raise UserError(f"--learning_rate={self.learning_rate}: wanted a number over 0")
+            raise UserError(f"--learning_rate={self.learning_rate}: expected a number > 0")
         if not self.weight_decay_rate >= 0:
-            raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: wanted 0 or more")
+            raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: expected a number >= 0")
+        # A single phase may use --num_train_steps instead.
         if len(self.phase_steps) not in (0, len(self.shards)) or (
             len(self.shards) > 1 and not self.phase_steps
         ):
             raise UserError(
-                f"--phase_steps={','.join(self.phase_steps)}: wanted a number for each of "
+                f"--phase_steps={','.join(self.phase_steps)}: expected an integer per directory of "
                 f"--shards={','.join(self.shards)}"
             )
         for steps in self.phase_steps:
             if not steps.isdecimal() or int(steps) < 1:
-                raise UserError(f"--phase_steps={','.join(self.phase_steps)}: wanted whole numbers")
+                raise UserError(
+                    f"--phase_steps={','.join(self.phase_steps)}: expected integers >= 1"
+                )
         if self.config and not files.exists(self.config):
             raise UserError(f"--config={self.config}: no such file")
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check shards, weights and the run directory without importing TensorFlow.
+
+        Remote paths are checked later.
+
+        Raises:
+            UserError: A file is missing or invalid, or the run was started with other settings.
+        """
+        # Remote paths need TensorFlow's file systems and are checked once it is imported.
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):
                 Manifest.load(directory).vocabulary()
@@ -118,14 +137,14 @@ class PretrainSettings:
         if not self.dry_run:
             Run.check_resume(self.output_dir, self.recorded())
 
-    def recorded(self):
-        """The settings that train.json keeps: all but where the run lies."""
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings saved in train.json: all except `output_dir`."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name != "output_dir"}
 
     @property
-    def phase_ends(self):
-        """The step at which each phase ends; the last is the end of all."""
+    def phase_ends(self) -> list[int]:
+        """Return the step at which each phase ends; the last one ends the training."""
         ends = []
         for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
             ends.append(steps + (ends[-1] if ends else 0))

@@ -1,1 +1,1 @@
-"""Text: the vocabulary, the tokenizer in the graph, and the packing of segments."""
+"""Text: vocabulary, tokenizer inside the graph, and packing of segments."""

@@ -1,44 +1,53 @@
-"""The first or last tokens of a text without reading all of it.
+"""Tokenize the beginning or end of long texts without reading all of them.
 
-A text is cut only before a character that parts words and that no rule of the tokenizer looks
-across: an ASCII space or mark, or a CJK ideograph. So the tokens of both sides are those of the
-whole text. Where there is no such character in reach, more of the text is read.
+A text is cut only before a character that separates words and that no tokenizer rule looks across:
+an ASCII space or punctuation mark, or a CJK ideograph. The tokens of the excerpt therefore equal
+those of the complete text. If no such character is within reach, more of the text is read.
 
-Legend: B texts, X bytes in reach of a cut.
+Shape suffixes: B texts, b a subset of them, X bytes within reach of a cut.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.text.tokenizer import Tokens
 
-BYTES_PER_TOKEN = 16  # Read at first for each token that is wanted; four times that where too few.
-REACH = 2**10  # Bytes before a place in which a cut is looked for.
+BYTES_PER_TOKEN = 16  # Read first per requested token; then four times as many.
+REACH = 2**10  # Bytes searched for a cut before a position.
 
-# Not ".", ":", "'", "^" and "`", which a capital sigma looks across; nor "]", the end of "[MASK]".
+# Excluded are ".", ":", "'", "^" and "`", because the lower case of a capital sigma depends on what
+# follows them, and "]", the end of "[MASK]".
 CUT_BEFORE = b' \t\n\r!"#$%&()*+,-/;<=>?@[\\_{|}~'
 # The first of the three bytes of U+5000 to U+9FFF.
 IDEOGRAPHS = (0xE5, 0xE9)
 
 
-def tokenize_ends(tokenize, texts, max_tokens, truncation="head"):
-    """Tokenizes of long texts only so much that `max_tokens` of them can be kept.
+def tokenize_ends(
+    tokenize: Callable[[tf.Tensor], Tokens],
+    texts: tf.Tensor,
+    max_tokens: int,
+    truncation: str = "head",
+) -> Tokens:
+    """Tokenize only as much of long texts as `max_tokens` tokens require.
 
     Args:
-        tokenize: A Tokenizer's method, or what gives Tokens as one does.
-        texts: string [B].
-        max_tokens: How many tokens a mode of `truncation` keeps at most; see packing.pack.
+        tokenize: Maps string `(B,)` to `Tokens`, such as a method of `Tokenizer`.
+        texts: String `(B,)`.
+        max_tokens: Maximum number of tokens that are kept of a text.
+        truncation: Tokens that are kept: "head", "tail" or "head_tail"; see `packing.pack`.
 
     Returns:
-        Tokens: of each text all, or some of its first, last, or first and last tokens, at least
-        `max_tokens` of each. Offsets count characters of the text.
+        `Tokens` of each text: all of them, or at least `max_tokens` from each end that `truncation`
+        keeps. Offsets count characters of the complete text.
     """
     size_B = _sizes(tokenize, texts, max_tokens, truncation)
     sides = []
     for begin_B, part_B in _sides(texts, size_B, truncation):
         tokens = tokenize(part_B)
         if begin_B is not None and tokens.starts is not None:
-            # Counted as the tokenizer counts them.
+            # Characters are counted as in the tokenizer, where invalid bytes are replaced.
             before_B = tf.strings.substr(texts, tf.zeros_like(begin_B), begin_B)
             before = tf.strings.unicode_decode(before_B, "UTF-8", errors="replace")
             shift = tf.cast(before.row_lengths(), tf.int32)[:, tf.newaxis]
@@ -54,13 +63,18 @@ def tokenize_ends(tokenize, texts, max_tokens, truncation="head"):
     )
 
 
-def last_cuts(texts, positions):
-    """The last place of each text, `positions` at most, to cut before, int32 [B].
+def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    """Return the last position at or before `positions` where a text may be cut.
 
-    0, its beginning, where none of the REACH bytes before is one.
+    Args:
+        texts: String `(B,)`.
+        positions: int32 `(B,)`, in bytes.
+
+    Returns:
+        int32 `(B,)`, in bytes; 0 if there is no cut within `REACH` bytes.
     """
     begin_B = tf.maximum(positions - REACH, 0)
-    # Two bytes more, by which an ideograph is known.
+    # Two more bytes are read because an ideograph is recognized by all of its three bytes.
     bytes_BX = tf.strings.substr(texts, begin_B, tf.fill(tf.shape(begin_B), REACH + 3))
     bytes_BX = tf.io.decode_raw(bytes_BX, tf.uint8, fixed_length=REACH + 3)
     is_mark = np.zeros(256, bool)
@@ -75,7 +89,7 @@ def last_cuts(texts, positions):
 
 
 def _sizes(tokenize, texts, max_tokens, truncation):
-    """Return how many bytes to read of each text, on each side that is kept, int32 [B]."""
+    """Return the number of bytes to read from each end of each text, int32 `(B,)`."""
     num_sides = 2 if truncation == "head_tail" else 1
     length_B = tf.strings.length(texts)
     size_B = tf.fill(tf.shape(length_B), BYTES_PER_TOKEN * max_tokens)
@@ -109,7 +123,7 @@ def _sizes(tokenize, texts, max_tokens, truncation):
 
 
 def _sides(texts, size_B, truncation):
-    """[(where it begins, None at the beginning, what is read there)] of each side that is kept."""
+    """Return a (begin, excerpt) pair per end that is kept; begin is `None` for the head."""
     length_B = tf.strings.length(texts)
     is_long_B = length_B > (2 if truncation == "head_tail" else 1) * size_B
     (row_b,) = tf.unstack(tf.where(is_long_B), axis=1)
@@ -124,7 +138,7 @@ def _sides(texts, size_B, truncation):
         end_B = cut(size_b, length_B)
         sides.append((None, tf.strings.substr(texts, tf.zeros_like(end_B), end_B)))
     if truncation != "head":
-        # A short text is read on one side only.
+        # Short texts are read from one end only.
         of_short_B = tf.zeros_like(length_B) if truncation == "tail" else length_B
         begin_B = cut(tf.strings.length(long_b) - size_b, of_short_B)
         sides.append((begin_B, tf.strings.substr(texts, begin_B, length_B - begin_B)))

@@ -1,6 +1,6 @@
-"""Writes unicode_tables.npz, by the Unicode version of the Python that runs it (3.11: 14.0).
+"""Write unicode_tables.npz for the Unicode version of the running Python (3.11: 14.0).
 
-python -m bert_tf.text.make_tables        (a minute)
+python -m bert_tf.text.make_tables        (takes a minute)
 """
 
 from bert_tf.text import unicode_tables

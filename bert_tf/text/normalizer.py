@@ -1,10 +1,11 @@
-"""Text to normalized words inside the graph: what every tokenizer of this project sees.
+"""Split text into normalized words inside the graph, as every tokenizer of this package does.
 
-Exact by construction: every code point has its entry in a table (unicode_tables.py), and three
-kinds of code points are resolved where they occur. Only operations of TensorFlow are used.
+The result equals that of google-research/bert exactly: each code point has its entry in a table
+(unicode_tables.py), and three kinds of code points are resolved in context. Only TensorFlow
+operations are used.
 
-Legend: B texts, N code points of all texts laid end to end, M the characters that normalization
-makes of them, K those that are kept, W words.
+Shape suffixes: B texts, N code points of all texts, concatenated, M characters after normalization,
+K characters that are kept, W words.
 """
 
 from typing import NamedTuple
@@ -13,17 +14,21 @@ import tensorflow as tf
 
 from bert_tf.text import unicode_tables as tables
 
-MAX_WORD_CHARACTERS = 200  # The released limit; a longer word is [UNK].
-NEVER = "\ufffd"  # A character that no vocabulary can match, as cleaning drops it.
+MAX_WORD_CHARACTERS = 200  # As released; a longer word becomes [UNK].
+NEVER = "\ufffd"  # Cleaning drops this character, so it matches no vocabulary entry.
 
 
 class Words(NamedTuple):
-    """The words of all texts, and which code points they came from.
+    """Words of all texts and the code points they come from.
 
-    words string [W], NEVER for one of over MAX_WORD_CHARACTERS; row_splits int64 [B + 1], the words
-    of each text; word_splits int64 [W + 1], the characters of each word; first, last int64 [K], the
-    code points that each character came from; entries int32 [N], the table's; code_splits int64
-    [B + 1], the code points of each text.
+    Attributes:
+        words: String `(W,)`; `NEVER` for a word of more than `MAX_WORD_CHARACTERS`.
+        row_splits: int64 `(B + 1,)`, the words of each text.
+        word_splits: int64 `(W + 1,)`, the characters of each word.
+        first: int64 `(K,)`, the first code point of each character.
+        last: int64 `(K,)`, the last code point of each character.
+        entries: int32 `(N,)`, the table entry of each code point.
+        code_splits: int64 `(B + 1,)`, the code points of each text.
     """
 
     words: tf.Tensor
@@ -36,10 +41,14 @@ class Words(NamedTuple):
 
 
 class _Characters(NamedTuple):
-    """What normalization makes of the code points, still with those that leave nothing behind.
+    """Characters after normalization, including those that are dropped later.
 
-    characters, kinds int32 [M]; first, last int64 [M], the code points that each came from;
-    row_splits int64 [B + 1].
+    Attributes:
+        characters: int32 `(M,)`, code points.
+        kinds: int32 `(M,)`, kinds of unicode_tables.py.
+        first: int64 `(M,)`, the first source code point of each character.
+        last: int64 `(M,)`, the last source code point of each character.
+        row_splits: int64 `(B + 1,)`, the characters of each text.
     """
 
     characters: tf.Tensor
@@ -50,27 +59,28 @@ class _Characters(NamedTuple):
 
 
 class Normalizer(tf.Module):
-    """google-research/bert's BasicTokenizer: cleaned, lower-cased, split at spaces and punctuation.
+    """BasicTokenizer of google-research/bert: clean, lower-case, split at spaces and punctuation.
 
-    `strip_accents` None follows the case, as there; True or False decide it apart, as at Hugging
-    Face.
+    Args:
+        do_lower_case: Lower-cases the text.
+        strip_accents: Strips accents, as in Hugging Face. Defaults to `do_lower_case`, as released.
     """
 
-    def __init__(self, do_lower_case, strip_accents=None):
+    def __init__(self, do_lower_case: bool, strip_accents: bool | None = None) -> None:
         super().__init__(name="normalizer")
         strips = do_lower_case if strip_accents is None else strip_accents
         with tf.init_scope():
             self._tables = tables.Tables(*map(tf.constant, tables.load(do_lower_case, strips)))
         self._has_sigma, self._has_marks = do_lower_case, strips
 
-    def words(self, texts):
-        """[B] string -> Words."""
+    def words(self, texts: tf.Tensor) -> Words:
+        """Split texts, string `(B,)`, into `Words`."""
         decoded = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
         codes_N, code_splits = decoded.flat_values, decoded.row_splits
         entries_N = self._look_up(codes_N, self._tables.index, self._tables.pages)
         normalized = self._normalize(codes_N, entries_N, code_splits)
 
-        # Words: runs of TEXT with nothing but dropped code points between, and what stands ALONE.
+        # A word is a run of TEXT, interrupted only by dropped code points, or one ALONE character.
         kept = tf.where(normalized.kinds >= tables.ALONE)[:, 0]
         characters = tf.gather(normalized.characters, kept)
         kept_splits = tf.searchsorted(kept, normalized.row_splits, out_type=tf.int64)
@@ -88,11 +98,12 @@ class Normalizer(tf.Module):
         )
 
     def _look_up(self, codes_N, index, pages):
+        """Return the table values of code points."""
         page = tf.gather(index, tf.bitwise.right_shift(codes_N, 8))
         return tf.gather(pages, page + tf.bitwise.bitwise_and(codes_N, tables.PAGE - 1))
 
     def _normalize(self, codes_N, entries_N, row_splits):
-        """-> _Characters: by the table alone where that is enough, as for nearly all text."""
+        """Return `_Characters`, by table lookups alone if no code point needs its context."""
         kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
         payloads_N = tf.bitwise.right_shift(entries_N, tables.KIND_BITS)
         positions_N = tf.range(tf.size(codes_N, tf.int64))
@@ -110,19 +121,19 @@ class Normalizer(tf.Module):
         return tf.cond(tf.reduce_any(kinds_N >= tables.SEVERAL), contextual, plain)
 
     def _resolve_sigma(self, codes_N, characters_N, kinds_N, row_splits):
-        """Makes a sigma final if a letter with case precedes it in its word and none follows.
+        """Replace a sigma by its final form after a cased letter and before none.
 
-        Case-ignorable characters are looked through (Unicode, 3.13, Final_Sigma; str.lower).
+        Case-ignorable characters are skipped (Unicode, 3.13, Final_Sigma; `str.lower`).
         """
         case_N = self._look_up(codes_N, self._tables.case_index, self._tables.case_pages)
         is_seen = (case_N != tables.CASE_IGNORABLE) & (kinds_N != tables.DROPPED)
-        # With one unseen, uncased place before and after, so that every sigma has neighbours.
+        # One sentinel position before and one after give every sigma two neighbors.
         seen = tf.concat([[-1], tf.where(is_seen)[:, 0], [tf.size(codes_N, tf.int64)]], axis=0)
         sigmas = tf.where(kinds_N == tables.SIGMA)[:, 0]
         index = tf.searchsorted(seen, sigmas)
         rows = tf.searchsorted(row_splits, sigmas, "right") - 1
         before, after = tf.gather(seen, index - 1), tf.gather(seen, index + 1)
-        case_N = tf.concat([case_N, [tables.UNCASED]], axis=0)  # For -1 and N alike.
+        case_N = tf.concat([case_N, [tables.UNCASED]], axis=0)  # For both sentinels.
         outside = tf.size(codes_N, tf.int64)
 
         def is_cased(neighbours, is_in_row):
@@ -135,7 +146,7 @@ class Normalizer(tf.Module):
         return tf.tensor_scatter_nd_update(characters_N, final, values)
 
     def _expand(self, characters_N, kinds_N, payloads_N, row_splits):
-        """Puts the characters of each SEVERAL in its place -> _Characters."""
+        """Replace each SEVERAL code point by its characters; return `_Characters`."""
         is_several = kinds_N == tables.SEVERAL
         rows = tf.where(is_several, payloads_N, 0)
         several = self._tables.several
@@ -155,15 +166,15 @@ class Normalizer(tf.Module):
         return _Characters(characters, tf.gather(kinds_N, sources), sources, sources, splits)
 
     def _reorder(self, expanded):
-        """Puts characters of a combining class in canonical order behind their starter (NFD)."""
+        """Sort combining characters after their starter by combining class (NFD)."""
         codes, classes = tf.unstack(self._tables.classes, axis=1)
         index = tf.minimum(tf.searchsorted(codes, expanded.characters), tf.size(codes) - 1)
         is_listed = tf.gather(codes, index) == expanded.characters
         is_listed &= (expanded.kinds == tables.REORDERED) | (expanded.kinds == tables.SEVERAL)
         class_M = tf.where(is_listed, tf.gather(classes, index), 0)
 
-        # A run is a starter and what follows it up to the next. What is dropped starts none; a
-        # stripped mark does if its class is 0; a text begins one.
+        # A run is a starter and the characters up to the next starter. Dropped characters start no
+        # run, a stripped mark starts one if its class is 0, and every text starts one.
         is_starter = (
             (class_M == 0) & (expanded.kinds != tables.DROPPED) & (expanded.kinds != tables.MARK)
         )
@@ -173,7 +184,7 @@ class Normalizer(tf.Module):
         runs = tf.cumsum(tf.cast(is_starter | is_first, tf.int64))
         order = tf.argsort(runs * 256 + tf.cast(class_M, tf.int64), stable=True)
 
-        # Of a run that may have changed places, each character is from anywhere in it.
+        # The reordered characters of a run are all mapped to the run's full source range.
         num_runs = tf.reduce_max(tf.concat([runs, [0]], axis=0)) + 1
         first = tf.math.unsorted_segment_min(
             tf.where(is_listed, expanded.first, size), runs, num_runs
@@ -188,7 +199,7 @@ class Normalizer(tf.Module):
         )
 
     def _word_begins(self, normalized, kept, kept_splits):
-        """Where words begin among the kept characters, int64 [W]."""
+        """Return the position of each word's first character among those kept, int64 `(W,)`."""
         is_alone = tf.gather(normalized.kinds, kept) == tables.ALONE
         spaces = tf.cumsum(tf.cast(normalized.kinds == tables.SPACE, tf.int32))
         spaces = tf.gather(spaces, kept)
@@ -200,8 +211,16 @@ class Normalizer(tf.Module):
         return tf.where(begins | is_first)[:, 0]
 
 
-def after_marks(ends, entries_N):
-    """Moves ends of code points behind the stripped marks that follow."""
+def after_marks(ends: tf.Tensor, entries_N: tf.Tensor) -> tf.Tensor:
+    """Extend the ends of tokens over stripped marks that follow.
+
+    Args:
+        ends: int64, exclusive ends, as positions of code points.
+        entries_N: int32 `(N,)`, table entries of the code points.
+
+    Returns:
+        int64, shaped like `ends`.
+    """
     kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
     is_mark = (kinds_N == tables.MARK) | (kinds_N == tables.MARK_STARTER)
     others = tf.concat([tf.where(~is_mark)[:, 0], [tf.size(kinds_N, tf.int64)]], axis=0)
@@ -209,7 +228,7 @@ def after_marks(ends, entries_N):
 
 
 def _encode_words(characters, word_splits):
-    """UTF-8 strings of the words [W]; one over the limit becomes what no vocabulary holds."""
+    """Encode words as UTF-8 strings `(W,)`; words over the limit become `NEVER`."""
     words = tf.strings.unicode_encode(
         tf.RaggedTensor.from_row_splits(characters, word_splits, validate=False), "UTF-8"
     )

@@ -1,20 +1,28 @@
-"""Packing: one or two segments of tokens -> [CLS] A [SEP] B [SEP], cut to fit.
+"""Pack one or two segments as [CLS] A [SEP] B [SEP], truncated, into padded or flat batches.
 
-Then to tensors in one of two layouts, flat or padded: what the encoder takes.
-
-Legend: B rows, (L) tokens of a packed row, ragged, L the longest of them, T tokens of all rows.
+Shape suffixes: B sequences, (L) tokens of a packed sequence (ragged), L the longest of them, T
+flattened tokens of all sequences.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
 from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 
 
 class Packed(NamedTuple):
-    """Ragged int32 [B, (L)] each; starts and ends count characters of the token's own segment."""
+    """Packed sequences, ragged int32 `(B, (L))` each.
+
+    Attributes:
+        input_ids: Token ids with [CLS] and [SEP].
+        segment_ids: 0 for [CLS] A [SEP], 1 for B [SEP].
+        starts: First character of each token in its own segment, -1 for special tokens; or `None`.
+        ends: Character after each token, -1 for special tokens; or `None`.
+    """
 
     input_ids: tf.RaggedTensor
     segment_ids: tf.RaggedTensor
@@ -22,15 +30,30 @@ class Packed(NamedTuple):
     ends: tf.RaggedTensor | None = None
 
 
-def pack(segments, vocabulary, max_seq_length, truncation="head"):
-    """Joins one or two Tokens a row, cutting the longer first (released _truncate_seq_pair).
+def pack(
+    segments: Sequence[Tokens],
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+    truncation: str = "head",
+) -> Packed:
+    """Join one or two segments per sequence, truncated to `max_seq_length`.
 
-    Of what a segment may keep `truncation` keeps the first tokens, "head", as released; the last,
-    "tail"; or "head_tail", a quarter (rounded up) from the beginning and the rest from the end, as
-    the 128 and 382 of Sun et al. 2019 (5.3.1).
+    The longer segment is truncated first, as in the released _truncate_seq_pair. For example,
+    [[5, 6]] and [[7]] give input_ids [CLS 5 6 SEP 7 SEP] and segment_ids [0 0 0 0 1 1].
 
-    [[5, 6]], [[7]] with max_seq_length 8 -> input_ids   [CLS 5 6 SEP 7 SEP]
-                                              segment_ids [ 0  0 0  0  1  1 ]
+    Args:
+        segments: One or two `Tokens` of B texts.
+        vocabulary: Provides the ids of [CLS] and [SEP].
+        max_seq_length: Maximum number of tokens, including [CLS] and [SEP].
+        truncation: Tokens that are kept of a segment: "head", the first ones, as released; "tail",
+            the last ones; or "head_tail", the first quarter (rounded up) and the rest from the end,
+            like the 128 and 382 of Sun et al. 2019, 5.3.1.
+
+    Returns:
+        `Packed`, with offsets if the segments have them.
+
+    Raises:
+        ValueError: `truncation` is none of these.
     """
     kept_lengths = _kept_lengths(segments, token_budget(len(segments), max_seq_length))
     segments = [
@@ -40,13 +63,13 @@ def pack(segments, vocabulary, max_seq_length, truncation="head"):
     return concat_segments(segments, vocabulary)
 
 
-def token_budget(num_segments, max_seq_length):
-    """How many tokens of all segments a packed row holds beside [CLS] and each [SEP]."""
+def token_budget(num_segments: int, max_seq_length: int) -> int:
+    """Return the number of tokens of a packed sequence without [CLS] and each [SEP]."""
     return max_seq_length - num_segments - 1
 
 
-def concat_segments(segments, vocabulary):
-    """One or two Tokens a row -> Packed, nothing cut; offsets where the Tokens have them."""
+def concat_segments(segments: Sequence[Tokens], vocabulary: Vocabulary) -> Packed:
+    """Join one or two segments per sequence without truncation, as `pack`."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
     segment_ids = [_column(segments[0].ids, 0)]
     for number, segment in enumerate(segments):
@@ -63,16 +86,38 @@ def concat_segments(segments, vocabulary):
     )
 
 
-def interleave(pieces, first, between):
-    """Ragged [B, (L)]: `first`, then each of the ragged pieces [B, (T)] and `between` behind it."""
+def interleave(
+    pieces: Sequence[tf.RaggedTensor], first: int | bool, between: int | bool
+) -> tf.RaggedTensor:
+    """Concatenate `first`, then each piece followed by `between`.
+
+    Args:
+        pieces: Ragged `(B, (T))` each.
+        first: Value before the first piece, of the dtype of the pieces.
+        between: Value after each piece.
+
+    Returns:
+        Ragged `(B, (L))`.
+    """
     row = [_column(pieces[0], first)]
     for piece in pieces:
         row += [piece, _column(piece, between)]
     return tf.concat(row, axis=1)
 
 
-def to_padded(packed, vocabulary, length=None):
-    """-> {input_ids, input_mask, segment_ids} int32 [B, L], L the longest row or `length`."""
+def to_padded(
+    packed: Packed, vocabulary: Vocabulary, length: int | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert to the padded layout of the encoder.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        length: L. Defaults to the length of the longest sequence.
+
+    Returns:
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+    """
     shape = [None, length]
     return {
         "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
@@ -81,10 +126,17 @@ def to_padded(packed, vocabulary, length=None):
     }
 
 
-def to_flat(packed, vocabulary):
-    """-> {input_ids, segment_ids} int32 [T], row_splits int32 [B + 1].
+def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
+    """Convert to the flat layout of the encoder.
 
-    T is rounded up to one of few sizes; the tokens behind row_splits[-1] are [PAD]s of no row.
+    T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+
+    Returns:
+        Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
     """
     count = tf.size(packed.input_ids.flat_values)
     tail = [[0, round_up_to_bucket(count) - count]]
@@ -97,43 +149,63 @@ def to_flat(packed, vocabulary):
     }
 
 
-def to_dense_like(values, inputs):
-    """What belongs to each token, ragged [B, (L)] -> dense [B, L] beside `inputs`, filled with 0.
+def to_dense_like(values: Any, inputs: dict[str, tf.Tensor]) -> Any:
+    """Pad per-token values with 0 to the shape of the inputs.
 
-    L is theirs if they are padded, the longest row if flat. What is no ragged tensor stays.
+    Args:
+        values: Ragged `(B, (L))`. Any other value is returned unchanged.
+        inputs: Encoder inputs in either layout.
+
+    Returns:
+        `(B, L)`; L is that of padded inputs, or the longest sequence of flat ones.
     """
     if not isinstance(values, tf.RaggedTensor):
         return values
-    # Where it is not fixed, the longest row of either is the same.
+    # If L is not static, values and inputs have the same longest sequence.
     length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
     return values.to_tensor(0, shape=[None, length])
 
 
 def _kept_lengths(segments, budget):
-    """How many tokens a segment keeps, int64 [B] each, at most those it has of a pair.
+    """Return the number of tokens to keep per segment, int64 `(B,)` each.
 
-    As many as popping tokens one by one off the longer segment (B on a tie) would leave.
+    It equals that of popping tokens one by one from the longer segment (from B on a tie). For a
+    pair it is at most the segment's length.
     """
     if len(segments) == 1:
         return [tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64))]
     length_a, length_b = (segment.ids.row_lengths() for segment in segments)
-    # A keeps what B leaves over, but at least half of the budget (rounded up, since ties cut B), if
-    # it has so much.
+    # A keeps what B does not use of the budget, but may always keep half of it. That is rounded up
+    # because ties truncate B.
     keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
     return [keep_a, tf.minimum(length_b, budget - keep_a)]
 
 
-def truncate(segment, keep_B, truncation="head"):
-    """Tokens of at most `keep_B` int64 [B] a row, by the mode of truncation."""
+def truncate(segment: Tokens, keep_B: tf.Tensor, truncation: str = "head") -> Tokens:
+    """Truncate a segment.
+
+    Args:
+        segment: `Tokens` of B texts.
+        keep_B: int64 `(B,)`, maximum number of tokens.
+        truncation: "head", "tail" or "head_tail"; see `pack`.
+
+    Returns:
+        `Tokens`, with offsets if the segment has them.
+
+    Raises:
+        ValueError: `truncation` is none of these.
+    """
+    # Tokens to keep from the start; the rest of keep_B is kept from the end.
     head_lengths = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
     if truncation not in head_lengths:
-        raise ValueError(f"truncation={truncation!r}: wanted one of {', '.join(head_lengths)}")
+        raise ValueError(f"truncation={truncation!r}: expected one of {', '.join(head_lengths)}")
     first_B = head_lengths[truncation]
 
     def kept(ragged):
         row_T = ragged.value_rowids()
         number_T = tf.range(tf.size(ragged.flat_values, out_type=tf.int64))
         position_T = number_T - tf.gather(ragged.row_starts(), row_T)
+        # The tail starts where only the rest of the budget is left.
         last_from_B = ragged.row_lengths() - (keep_B - first_B)
         is_kept_T = position_T < tf.gather(first_B, row_T)
         is_kept_T |= position_T >= tf.gather(last_from_B, row_T)
@@ -143,4 +215,5 @@ def truncate(segment, keep_B, truncation="head"):
 
 
 def _column(ragged, value):
+    """Return a column `(B, 1)` of one value."""
     return tf.fill([ragged.nrows(), 1], value)

@@ -1,9 +1,9 @@
-"""The tokenizer inside the graph: strings in, token ids and character offsets out.
+"""Tokenize strings inside the graph, to token ids and character offsets.
 
-Words are the normalizer's; each goes through a WordPiece operation that splits nothing by itself.
-Only operations of TensorFlow and TF Text are used, which TF Serving links.
+The normalizer splits words; a WordPiece operation that does no splitting by itself tokenizes each
+of them. Only operations of TensorFlow and TF Text are used, which TF Serving links.
 
-Legend: B texts, (T) tokens of a text (ragged), V vocabulary entries.
+Shape suffixes: B texts, (T) tokens per text (ragged), V vocabulary size.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,16 @@ from bert_tf.text.vocabulary import Vocabulary
 
 
 class Tokens(NamedTuple):
-    """Ragged int32 [B, (T)] each; starts and ends are None where nobody asked for them.
+    """Tokens of B texts, ragged int32 `(B, (T))` each.
 
-    A token covers text[start:end] of the string as it came in, by Python's counting of code points;
-    bytes that are no UTF-8 count as `bytes.decode("utf-8", "replace")` counts them. The marks that
-    follow a character belong to it even where they are stripped.
+    A token covers text[start:end] of the original string, counted in code points as in Python.
+    Invalid UTF-8 counts as in `bytes.decode("utf-8", "replace")`. Combining marks belong to the
+    preceding character even if they are stripped.
+
+    Attributes:
+        ids: Token ids.
+        starts: First character of each token, or `None` without offsets.
+        ends: Character after each token, or `None` without offsets.
     """
 
     ids: tf.RaggedTensor
@@ -30,17 +35,24 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer(tf.Module):
-    """Token for token google-research/bert's FullTokenizer (Devlin et al. 2019, 3).
+    """WordPiece tokenizer, equal to FullTokenizer of google-research/bert (Devlin et al. 2019, 3).
 
-    `strip_accents` None follows the case, as there; True or False decide it apart, as at Hugging
-    Face.
+    Args:
+        vocabulary: Entries and ids.
+        do_lower_case: Lower-cases the text.
+        strip_accents: Strips accents, as in Hugging Face. Defaults to `do_lower_case`, as released.
+
+    Raises:
+        UserError: TF Text rejects the vocabulary.
     """
 
-    def __init__(self, vocabulary: Vocabulary, do_lower_case, strip_accents=None):
+    def __init__(
+        self, vocabulary: Vocabulary, do_lower_case: bool, strip_accents: bool | None = None
+    ) -> None:
         super().__init__(name="tokenizer")
         self.vocabulary = vocabulary
         self._normalizer = Normalizer(do_lower_case, strip_accents)
-        # In the released code "" and a bare "##" never match: nor do these stand-ins.
+        # "" and a bare "##" never match in the released code; neither do these placeholders.
         entries = [
             entry if entry not in ("", "##") else f"{NEVER}{index}"
             for index, entry in enumerate(vocabulary.entries)
@@ -53,11 +65,11 @@ class Tokenizer(tf.Module):
                 no_pretokenization=True,
                 max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
             )
-        except RuntimeError as error:  # No ordinary entry, or one of over 256 bytes.
+        except RuntimeError as error:  # No normal entry, or one over 256 bytes.
             raise UserError(f"vocabulary of {len(entries)} entries: {error}") from None
         lengths = [len(entry.removeprefix("##")) for entry in entries]
         self._lengths_V = tf.constant(lengths, tf.int64)  # In characters, for offsets.
-        # Traced once each: all signatures of an export call these.
+        # Each is traced once, because all signatures of an export call them.
         self._ids, self._ids_and_offsets = (
             tf.function(
                 lambda texts, with_offsets=with_offsets: self._tokens(texts, with_offsets),
@@ -67,19 +79,19 @@ class Tokenizer(tf.Module):
             for with_offsets in (False, True)
         )
 
-    def tokenize(self, texts):
-        """[B] string -> Tokens with ids only."""
+    def tokenize(self, texts: tf.Tensor) -> Tokens:
+        """Return the `Tokens` of texts, string `(B,)`, without offsets."""
         return self._in_halves(texts, self._ids)
 
-    def tokenize_with_offsets(self, texts):
-        """[B] string -> Tokens.
+    def tokenize_with_offsets(self, texts: tf.Tensor) -> Tokens:
+        """Return the `Tokens` of texts, string `(B,)`, with character offsets.
 
-        ["Unaffable!"] -> ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
+        ["Unaffable!"] gives the ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
         """
         return self._in_halves(texts, self._ids_and_offsets)
 
     def _in_halves(self, texts, tokens):
-        """Two halves of the batch, which TensorFlow works on at the same time."""
+        """Tokenize both halves of the batch, which TensorFlow runs in parallel."""
         texts = tf.convert_to_tensor(texts)
         middle = tf.size(texts) // 2
         halves = [tokens(half) for half in (texts[:middle], texts[middle:])]
@@ -113,14 +125,14 @@ class Tokenizer(tf.Module):
         )
 
     def _offsets(self, pieces, words):
-        """The code points that each token is from: its first, and the one behind its last."""
+        """Return the first code point of each token and the one after its last."""
         word_ids = pieces.value_rowids()
         word_lengths = words.word_splits[1:] - words.word_splits[:-1]
         is_unknown = pieces.flat_values == self.vocabulary["[UNK]"]
         lengths = tf.gather(self._lengths_V, pieces.flat_values)
         lengths = tf.where(is_unknown, tf.gather(word_lengths, word_ids), lengths)
-        # A word's pieces between them have its characters, so all lengths up to a token count
-        # the characters before it.
+        # The pieces of a word partition its characters, so the cumulative length up to a token is
+        # the number of characters before it.
         ends = tf.cumsum(lengths)
         starts, ends = tf.gather(words.first, ends - lengths), tf.gather(words.last, ends - 1) + 1
         return starts, after_marks(ends, words.entries)

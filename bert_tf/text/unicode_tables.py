@@ -1,15 +1,16 @@
-"""What the tokenizer knows of each code point: the tables, and how they follow from Unicode.
+"""Tables of what the tokenizer does with each code point, and their computation from Unicode.
 
-    python -m bert_tf.text.make_tables        writes unicode_tables.npz beside this file
+    python -m bert_tf.text.make_tables        writes unicode_tables.npz next to this module
 
-The rules are those of google-research/bert, tokenization.py, in its order: characters are dropped
-or become spaces, CJK stands alone, a word is lower-cased, decomposed and freed of its marks, and
-punctuation is what the *result* says it is. A code point's fate depends on nothing else, but for
-three kinds, which the tokenizer resolves where they occur.
+The rules and their order are those of google-research/bert, tokenization.py: characters are dropped
+or become spaces, CJK characters become words, words are lower-cased, decomposed and stripped of
+their marks, and punctuation is decided on the *result*. This depends on the code point alone,
+except for three kinds that the tokenizer resolves in context.
 """
 
 import hashlib
 import io
+import os
 import pathlib
 import unicodedata
 from typing import NamedTuple
@@ -21,18 +22,18 @@ NUM_CODE_POINTS = 0x110000
 PAGE = 256
 KIND_BITS = 4
 
-# What becomes of a code point. Those before ALONE leave no character behind.
+# Kinds of code points. Those before ALONE produce no character.
 DROPPED = 0  # Controls, format characters, U+0000, U+FFFD.
 MARK = 1  # A combining mark that is stripped.
-MARK_STARTER = 2  # The same, of combining class 0: nothing is reordered across it.
+MARK_STARTER = 2  # MARK of combining class 0: nothing is reordered across it.
 SPACE = 3
 ALONE = 4  # One character that is a word by itself: CJK, punctuation.
 TEXT = 5  # One character of a word.
 SEVERAL = 6  # Up to three characters of a word: Hangul, and a few that decompose.
-SIGMA = 7  # U+03A3: its lower case depends on what stands around it.
-REORDERED = 8  # Not stripped, yet of a combining class: normal form puts such in order.
+SIGMA = 7  # U+03A3: its lower case depends on its neighbors.
+REORDERED = 8  # Kept, of a combining class above 0: NFD reorders it.
 
-# For U+03A3: does a code point count as a letter with case, is it looked through, or neither?
+# Role of a code point next to U+03A3: no letter with case, one, or skipped (Final_Sigma).
 UNCASED, CASED, CASE_IGNORABLE = range(3)
 CAPITAL_SIGMA, FINAL_SIGMA = 0x3A3, 0x3C2
 
@@ -43,13 +44,19 @@ _CJK = (
 
 
 class Tables(NamedTuple):
-    """Tables of one normalization. A code point c has its entry at pages[index[c // 256] + c %
-    256].
+    """Tables of one normalization.
 
-    An entry is kind | payload << 4; the payload is what to add to c for its character, or for
-    SEVERAL the row of `several`, int32 [M, 3], filled up with 0. `case_*` is laid out alike and
-    holds CASED and so on. `classes` are the code points that are REORDERED or part of SEVERAL, and
-    their class.
+    The entry of code point c is pages[index[c // 256] + c % 256], equal to kind | payload << 4. The
+    payload is the difference between c and its character, or, for SEVERAL, a row of `several`.
+
+    Attributes:
+        index: int32 `(4352,)`, the offset of each page of 256 code points.
+        pages: int32, the distinct pages, concatenated.
+        several: int32 `(M, 3)`, the characters of an expansion, padded with 0.
+        case_index: As `index`, for `case_pages`.
+        case_pages: As `pages`, holding UNCASED, CASED or CASE_IGNORABLE.
+        classes: int32 `(C, 2)`, code points that are REORDERED or part of SEVERAL, and their
+            combining classes, sorted by code point.
     """
 
     index: np.ndarray
@@ -60,25 +67,33 @@ class Tables(NamedTuple):
     classes: np.ndarray
 
 
-def is_punctuation(character):
+def is_punctuation(character: str) -> bool:
+    """Return True for ASCII punctuation and symbols and for Unicode categories P*."""
     code = ord(character)
     is_ascii = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
     return is_ascii or unicodedata.category(character).startswith("P")
 
 
-def is_space(character):
-    """What becomes a space, and what str.split takes for one later."""
+def is_space(character: str) -> bool:
+    """Return True for characters that become a space or that `str.split` splits at."""
     return character in " \t\n\r" or unicodedata.category(character) == "Zs" or character.isspace()
 
 
-def is_dropped(character):
+def is_dropped(character: str) -> bool:
+    """Return True for characters that cleaning removes: controls, U+0000 and U+FFFD."""
     if character in "\t\n\r":
         return False
     return ord(character) in (0, 0xFFFD) or unicodedata.category(character) in ("Cc", "Cf", "Cs")
 
 
-def normalize(word, do_lower_case, strip_accents):
-    """A word lower-cased, and decomposed and freed of its marks, as asked for."""
+def normalize(word: str, do_lower_case: bool, strip_accents: bool) -> str:
+    """Lower-case a word and strip its accents.
+
+    Args:
+        word: Any string.
+        do_lower_case: Applies `str.lower`.
+        strip_accents: Decomposes to NFD and drops nonspacing marks (Mn).
+    """
     if do_lower_case:
         word = word.lower()
     if strip_accents:
@@ -88,6 +103,7 @@ def normalize(word, do_lower_case, strip_accents):
 
 
 def _kind(code, result, do_lower_case, strip_accents):
+    """Return the kind of a code point whose normalization is `result`."""
     character = chr(code)
     if is_dropped(character):
         return DROPPED
@@ -107,15 +123,15 @@ def _kind(code, result, do_lower_case, strip_accents):
 
 
 def _case(code):
-    """By what str.lower makes of a capital sigma behind it."""
+    """Return the case role of a code point, derived from `str.lower` of a following sigma."""
     character = chr(code)
     if (character + "\u03a3").lower().endswith("\u03c2"):
         return CASED
     return CASE_IGNORABLE if ("A" + character + "\u03a3").lower().endswith("\u03c2") else UNCASED
 
 
-def compute(do_lower_case, strip_accents):
-    """The Tables by the Unicode version of this Python."""
+def compute(do_lower_case: bool, strip_accents: bool) -> Tables:
+    """Compute the tables for the Unicode version of the running Python."""
     entries, several = np.zeros(NUM_CODE_POINTS, np.int32), []
     for code in range(NUM_CODE_POINTS):
         result = normalize(chr(code), do_lower_case, strip_accents)
@@ -139,35 +155,36 @@ def compute(do_lower_case, strip_accents):
 
 
 def _paged(values):
+    """Deduplicate pages of 256 values; return the index and the distinct pages."""
     pages, index = np.unique(values.reshape(-1, PAGE), axis=0, return_inverse=True)
     return (index.reshape(-1) * PAGE).astype(np.int32), pages.reshape(-1)
 
 
-def expand(index, pages):
-    """The value of every code point, [0x110000]."""
+def expand(index: np.ndarray, pages: np.ndarray) -> np.ndarray:
+    """Return the value of every code point, `(0x110000,)`."""
     return pages.reshape(-1, PAGE)[index // PAGE].reshape(-1)
 
 
-def load(do_lower_case, strip_accents):
-    """The Tables of the package's file."""
+def load(do_lower_case: bool, strip_accents: bool) -> Tables:
+    """Load the tables of one normalization from the package."""
     with np.load(PATH, allow_pickle=False) as file:
         prefix = _prefix(do_lower_case, strip_accents)
         return Tables(*(file[prefix + name] for name in Tables._fields))
 
 
-def unicode_version():
-    """The Unicode version that the package's file was made with."""
+def unicode_version() -> str:
+    """Return the Unicode version of the package's tables."""
     with np.load(PATH, allow_pickle=False) as file:
         return str(file["unicode_version"])
 
 
-def sha256():
-    """The hash of the package's file."""
+def sha256() -> str:
+    """Return the SHA-256 of the package's tables as hexadecimal digits."""
     return hashlib.sha256(PATH.read_bytes()).hexdigest()
 
 
-def save(path):
-    """Computes the tables of all four normalizations and writes them."""
+def save(path: str | os.PathLike[str]) -> None:
+    """Compute the tables of all four normalizations and write them to a .npz file."""
     arrays = {"unicode_version": np.array(unicodedata.unidata_version)}
     for do_lower_case in (True, False):
         for strip_accents in (True, False):
@@ -180,4 +197,5 @@ def save(path):
 
 
 def _prefix(do_lower_case, strip_accents):
+    """Return the prefix of a normalization's arrays in the .npz file."""
     return f"{'lower' if do_lower_case else 'keep'}_{'strip' if strip_accents else 'keep'}_"

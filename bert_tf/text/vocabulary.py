@@ -1,6 +1,8 @@
-"""The vocabulary: a vocab.txt, one entry a line, an entry's id is its line."""
+"""Vocabulary: a vocab.txt with one entry per line. An entry's id is its 0-based line number."""
 
 import hashlib
+import os
+from collections.abc import Iterable
 
 from bert_tf import files
 from bert_tf.errors import UserError
@@ -10,21 +12,32 @@ MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
 
 
 class Vocabulary:
-    """The entries of a vocab.txt in order: `lines` as in the file, `entries` stripped.
+    r"""Entries of a vocab.txt, in order.
 
-    A line is what stands between two "\\n": the released Chinese file has U+2028 inside lines,
-    whose entries become "" and "##" when stripped; they keep their ids and never match.
+    Lines are separated by "\n" only. The released Chinese vocabulary contains U+2028 inside lines;
+    their entries become "" and "##" when stripped, keep their ids and never match.
+
+    Args:
+        lines: Lines of the file without line ends.
+        where: Name of the source, for error messages.
+
+    Attributes:
+        lines: The lines, unchanged.
+        entries: The lines without surrounding whitespace.
+
+    Raises:
+        UserError: A line is empty or repeated, or a special token is missing.
     """
 
-    def __init__(self, lines, where="vocabulary"):
+    def __init__(self, lines: Iterable[str], where: str = "vocabulary") -> None:
         self.lines = tuple(lines)
         self.entries = tuple(line.strip() for line in self.lines)
         self._ids = {}
         for number, (line, entry) in enumerate(zip(self.lines, self.entries, strict=True), start=1):
             if not line:
                 raise UserError(
-                    f"{where}: line {number} is empty; an entry's id is its line, so no line may "
-                    "be blank"
+                    f"{where}: line {number} is empty; expected one entry per line, because the "
+                    "line number is the entry's id"
                 )
             if entry in self._ids:
                 raise UserError(
@@ -39,46 +52,73 @@ class Vocabulary:
             )
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
+        """Read a vocab.txt.
+
+        Args:
+            path: Local or remote path.
+
+        Raises:
+            UserError: The file is missing, too large, not UTF-8 or not a valid vocabulary.
+        """
         size = files.size(path)
         if size is None:
-            raise UserError(f"{path}: no such file, wanted a vocab.txt (an entry a line)")
+            raise UserError(f"{path}: no such file; expected a vocab.txt with one entry per line")
         if size > MAX_BYTES:
-            raise UserError(f"{path}: {size} bytes, wanted a vocab.txt of at most {MAX_BYTES}")
+            raise UserError(f"{path}: {size} bytes; expected a vocab.txt of at most {MAX_BYTES}")
         try:
             text = files.read_text(path)
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+        # Not splitlines, which would also split at U+2028.
         return cls(text.removesuffix("\n").split("\n"), where=str(path))
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the vocabulary to a vocab.txt atomically."""
         files.atomic_write_bytes(path, self.to_bytes())
 
-    def to_bytes(self):
+    def to_bytes(self) -> bytes:
+        """Return the content of the vocab.txt, in UTF-8."""
         return "".join(line + "\n" for line in self.lines).encode("utf-8")
 
     @property
-    def sha256(self):
+    def sha256(self) -> str:
+        """Return the SHA-256 of the content as hexadecimal digits."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.entries)
 
-    def __getitem__(self, entry):
-        """The id of an entry; KeyError if there is none."""
+    def __getitem__(self, entry: str) -> int:
+        """Return the id of an entry.
+
+        Raises:
+            KeyError: There is no such entry.
+        """
         return self._ids[entry]
 
-    def looks_cased(self):
-        """True if over 1% of the entries, bracketed ones aside, hold an upper-case letter."""
+    def looks_cased(self) -> bool:
+        """Return True if more than 1% of the entries contain an upper-case letter.
+
+        Entries in brackets, such as [CLS], are not counted.
+        """
         entries = [
             entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))
         ]
         return sum(entry != entry.lower() for entry in entries) > 0.01 * len(entries)
 
-    def check_size(self, vocab_size, where):
+    def check_size(self, vocab_size: int, where: str) -> None:
+        """Check the number of entries against a configuration.
+
+        Args:
+            vocab_size: Expected number of entries.
+            where: Name of the source, for the error message.
+
+        Raises:
+            UserError: The numbers differ.
+        """
         if len(self) != vocab_size:
             raise UserError(
                 f"{where}: {len(self)} entries, but the configuration's vocab_size is "
-                f"{vocab_size}; "
-                "the vocabulary has to be the one that the weights were trained with"
+                f"{vocab_size}; use the vocabulary that the weights were trained with"
             )

@@ -1,1 +1,1 @@
-"""Training: losses, the optimizer, the train step and the loop that all training shares."""
+"""Training shared by all tasks: losses, optimizers, the train step and the loop."""

@@ -1,17 +1,21 @@
-"""Where a run computes: one device, or one replica of the model a device, on one or many hosts."""
+"""Distribution strategies, precision, and coordination between worker processes."""
 
 import functools
 import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.text.packing import to_flat, to_padded
 
+# TensorFlow reports a lost worker in the text of its errors only.
 _OF_WORKERS = re.compile(
     r"Collective ops is aborted|tensorflow\.(Worker|Coordination)Service|[Cc]oordination service"
 )
@@ -22,14 +26,25 @@ _FIRST = re.compile(r"RPC to coordination service|RPC: /tensorflow\.Coordination
 DTYPE_POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def make_strategy(name, devices=None, tpu="local"):
-    """A tf.distribute strategy, to be made before TensorFlow is used for anything else.
+def make_strategy(
+    name: str, devices: Sequence[str] | None = None, tpu: str = "local"
+) -> tf.distribute.Strategy:
+    """Return a tf.distribute strategy. Call this before TensorFlow is used for anything else.
 
-    "none"; "mirrored" over `devices`, by default all local GPUs; "multi_worker", over the processes
-    that TF_CONFIG lists, one replica a GPU or else one a process; "tpu", over the cores of `tpu`: a
-    name, a grpc:// address, or "local" for those of this machine. Raises UserError where there is
-    nothing of the kind.
+    Args:
+        name: "none"; "mirrored", one replica per device; "multi_worker", the processes listed in
+            TF_CONFIG, with one replica per GPU, or one per process without GPUs; or "tpu", one
+            replica per core.
+        devices: Devices of "mirrored", such as "GPU:0". Defaults to all local GPUs.
+        tpu: The TPU's name, a grpc:// address, or "local" on a TPU VM.
+
+    Returns:
+        `tf.distribute.Strategy`.
+
+    Raises:
+        UserError: There is no such TPU, or TF_CONFIG is missing or malformed.
     """
+    # Lambdas, because creating a strategy initializes TensorFlow's devices.
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
@@ -39,7 +54,7 @@ def make_strategy(name, devices=None, tpu="local"):
 
 
 def _tpu(name):
-    """As https://www.tensorflow.org/guide/tpu has it; never run."""
+    """Return a `TPUStrategy`, as in https://www.tensorflow.org/guide/tpu. Untested on hardware."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != "local":
@@ -48,30 +63,32 @@ def _tpu(name):
     except (tf.errors.OpError, OSError, ValueError) as error:
         reason = (getattr(error, "message", None) or str(error)).splitlines()[0][:200]
         raise UserError(
-            f"--strategy=tpu --tpu={name}: no TPU answers there ({reason}); wanted a TPU's name, a "
-            "grpc:// address, or local on a TPU VM"
+            f"--strategy=tpu --tpu={name}: no TPU found ({reason}); expected a TPU name, a grpc:// "
+            "address, or local on a TPU VM"
         ) from None
     return tf.distribute.TPUStrategy(resolver)
 
 
 def _multi_worker():
+    """Return a `MultiWorkerMirroredStrategy` after checking TF_CONFIG."""
     try:
         config = strict_json.parse_object(os.environ["TF_CONFIG"])
+        # These look-ups only validate the structure.
         config["cluster"]["worker"][config["task"]["index"]], config["task"]["type"]
     except (KeyError, ValueError, IndexError, TypeError):
         raise UserError(
-            "--strategy=multi_worker: wanted the environment variable TF_CONFIG, the same in every "
-            'process but for its index: {"cluster": {"worker": ["host1:port", "host2:port"]}, '
+            "--strategy=multi_worker: expected the environment variable TF_CONFIG, equal in all "
+            'processes except for the index: {"cluster": {"worker": ["host1:port", "host2:port"]}, '
             '"task": {"type": "worker", "index": 0}}'
         ) from None
-    # Collectives have no timeout: each would start threads that sleep for all of it. TensorFlow's
-    # coordination service, which the strategy starts, misses a worker that sends no heartbeat for
-    # 10 seconds, however long one works between two collectives.
+    # Collectives have no timeout here: each one would start threads that sleep until it expires.
+    # TensorFlow's coordination service, which the strategy starts, detects a worker that sends no
+    # heartbeat for 10 seconds, regardless of the time between two collectives.
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def names_lost_worker(function):
-    """Decorate a function that trains: a lost worker is a UserError, wherever it is noticed."""
+def names_lost_worker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a training function to raise `UserError` if a worker is lost."""
 
     @functools.wraps(function)
     def decorated(*args, **kwargs):
@@ -86,54 +103,69 @@ def names_lost_worker(function):
     return decorated
 
 
-def lost_worker(error, where=""):
-    """Return the UserError for an error of TensorFlow's that a lost worker caused, or None."""
+def lost_worker(error: tf.errors.OpError, where: str = "") -> UserError | None:
+    """Return the `UserError` for a TensorFlow error that a lost worker caused, or `None`.
+
+    Args:
+        error: Error raised by TensorFlow.
+        where: Prefix of the message, such as the current step.
+    """
     text = str(error)
     if not _OF_WORKERS.search(text):
         return None
     task = _LOST.search(text)
-    # The first worker runs the service that all others send their heartbeats to.
+    # Worker 0 runs the coordination service that receives all heartbeats.
     is_first = task is None and _FIRST.search(text)
     name = f"worker {task[1]}, " if task else "worker 0, " if is_first else ""
     return UserError(
-        f"{where}another worker is lost ({name}{type(error).__name__}); start all of them again "
-        "with the same commands: they go on from the last save"
+        f"{where}another worker is lost ({name}{type(error).__name__}); restart all workers "
+        "with the same commands to resume from the latest checkpoint"
     )
 
 
-def use_precision(precision):
-    """Set how this process computes float32 matrix products, and return the Keras dtype policy.
+def use_precision(precision: str) -> str:
+    """Set the precision of this process's float32 matrix products; return a Keras dtype policy.
 
     By default TensorFlow rounds their factors to 10 bits on GPUs with TensorFloat-32, and to
-    bfloat16 on TPUs. Here only "tf32" does; the switch is TensorFlow's own and global.
+    bfloat16 on TPUs. Here only "tf32" does so. The switch is TensorFlow's own and is global.
 
     Args:
         precision: "float32", "tf32" or "bfloat16".
+
+    Returns:
+        "float32" or "mixed_bfloat16".
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     return DTYPE_POLICIES[precision]
 
 
-def is_multi_worker(strategy):
-    """True if other processes take part."""
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Return True if other processes take part."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def is_chief(strategy):
-    """True in the one process that writes and speaks: the first worker."""
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Return True in worker 0, the only process that writes and logs."""
     return not is_multi_worker(strategy) or strategy.cluster_resolver.task_id == 0
 
 
-def barrier(strategy):
-    """Waits for all processes."""
+def barrier(strategy: tf.distribute.Strategy) -> None:
+    """Wait for all processes."""
     from_chief(strategy, lambda: 0)
 
 
-def from_chief(strategy, function):
-    """Return the integer (or bool) that `function()` is in the chief; all processes have to call.
+def from_chief(strategy: tf.distribute.Strategy, function: Callable[[], int]) -> int:
+    """Return the chief's result of `function()` in all processes, which all have to call this.
 
-    What decides how a run goes on is looked up by the one process that writes: others might read a
-    file that it is replacing, and would then wait for it in another collective than it for them.
+    Only the chief reads the files that decide how a run continues. Another process could read a
+    file while the chief replaces it, decide differently and wait in another collective forever.
+
+    Args:
+        strategy: Distribution strategy.
+        function: Returns an int or bool; called by the chief only.
+
+    Returns:
+        The result as an int.
     """
     number = int(function()) if is_chief(strategy) else 0
     if not is_multi_worker(strategy):
@@ -147,34 +179,56 @@ def _of_first_replica(strategy, number):
     def on_replica():
         replica = tf.distribute.get_replica_context()
         is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+        # All replicas but the first add 0, so the sum broadcasts the chief's number.
         own = tf.where(is_first, number, tf.zeros_like(number))
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
     return strategy.run(on_replica)
 
 
-def check_alike(strategy, values):
-    """Raise UserError in each process whose `values`, anything JSON can hold, are not the chief's.
+def check_alike(strategy: tf.distribute.Strategy, values: Any) -> None:
+    """Check that `values` are equal in all processes.
 
-    They would take other steps than the chief, and both would wait for each other forever.
+    Otherwise workers would take different steps than the chief and wait for each other forever.
+
+    Args:
+        strategy: Distribution strategy.
+        values: Any JSON-serializable value.
+
+    Raises:
+        UserError: The values of this process differ from the chief's.
     """
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    # 48 bits of the hash fit into the int64 that is broadcast.
     number = int(digest[:12], 16)
     if from_chief(strategy, lambda: number) != number:
         raise UserError(
-            "this worker has other flags or other data than the first one; start all of them with "
-            "the same flags, on the same files"
+            "this worker's flags or data differ from those of worker 0; start all workers with the "
+            "same flags and files"
         )
 
 
-def choose_layout(strategy):
-    """How batches are laid out: `to_flat`, or `to_padded` for XLA (a TPU's, or set_jit's)."""
+def choose_layout(strategy: tf.distribute.Strategy) -> Callable[..., dict[str, tf.Tensor]]:
+    """Return the batch layout: `to_padded` if XLA compiles the step, otherwise `to_flat`.
+
+    XLA is used on TPUs and after `tf.config.optimizer.set_jit`.
+    """
     compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
     return to_padded if compiled else to_flat
 
 
-def distribute(batches, strategy):
-    """Of `batches()`, a dataset of replica batches, a step takes one for each replica, in order."""
+def distribute(
+    batches: Callable[[], tf.data.Dataset], strategy: tf.distribute.Strategy
+) -> tf.distribute.DistributedDataset:
+    """Distribute a dataset of per-replica batches; a step reads one per replica, in order.
+
+    Args:
+        batches: Returns the dataset, the same one in every process.
+        strategy: Distribution strategy.
+
+    Returns:
+        `tf.distribute.DistributedDataset`.
+    """
 
     def of_process(context):
         count = context.num_input_pipelines
@@ -183,6 +237,8 @@ def distribute(batches, strategy):
         replicas = context.num_replicas_in_sync
         here = replicas // count
 
+        # Every process reads all batches and keeps those of its own replicas, which preserves the
+        # order of a single process.
         def is_here(number, batch):
             return number % replicas // here == context.input_pipeline_id
 
@@ -191,6 +247,6 @@ def distribute(batches, strategy):
     return strategy.distribute_datasets_from_function(of_process)
 
 
-def gather(strategy, values):
-    """Joins a dict of per-replica results along the batch axis, in order, as numpy arrays."""
+def gather(strategy: tf.distribute.Strategy, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Concatenate per-replica results along axis 0, in replica order, as numpy arrays."""
     return {name: strategy.gather(value, axis=0).numpy() for name, value in values.items()}

@@ -1,11 +1,12 @@
-"""The training loop of every run: step, tell, save, evaluate, stop when asked, go on."""
+"""Training loop of pretraining and fine-tuning: step, log, save, evaluate, stop, resume."""
 
 import dataclasses
 import datetime
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,17 +28,30 @@ from bert_tf.train.step import COUNTS, TrainStep
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLoop:
-    """What a run does at which step. All intervals count steps.
+    """Train, log, save and evaluate at fixed step intervals.
 
-    `batches(first_step)` gives the tf.data dataset from that step on, a replica batch an element,
-    one for each replica a step: the position in the data is the step, nothing else has to be saved.
-    `evaluate()` returns (score, metrics); the highest score is the best. `log` takes a line of
-    progress, in which the rate counts `throughput_unit`, "examples" or "tokens". With `last_step`
-    it ends there, before num_train_steps. `flops_per_token` are the model's, forward and backward.
-    `describe_position` tells where in the data a step reads. With `steps_per_execution` TensorFlow
-    is called once for so many steps, or for those that are left until there is something to do
-    between two. With `patience` it ends early, once so many evaluations in a row were not better
-    than the best before them; Run.is_finished tells afterwards that there is nothing left to do.
+    The position in the data follows from the step, so a checkpoint needs no iterator state.
+
+    Attributes:
+        run: Run directory, open.
+        step: Train step; holds model, optimizer and strategy.
+        batches: Callable from the first step to a `tf.data.Dataset`. Each element is one replica's
+            batch; a step reads one element per replica.
+        num_train_steps: Total number of steps.
+        save_every: Steps between checkpoints.
+        log_every: Steps between progress lines.
+        log: Receives one line per call.
+        evaluate: Returns the score and a dict of metrics. The highest score is the best. `None`
+            for no evaluation.
+        evaluate_every: Steps between evaluations; the last step is always evaluated.
+        throughput_unit: "examples" or "tokens", the unit of the logged rate.
+        last_step: Step to stop at before `num_train_steps`, the end of a phase.
+        flops_per_token: Floating-point operations per token, forward and backward. Adds TFLOP/s to
+            the progress lines.
+        describe_position: Maps a step to its position in the data, for error messages.
+        steps_per_execution: Steps per tf.function call, fewer if something is due earlier.
+        patience: Evaluations without improvement before stopping. `Run.is_finished` recognizes
+            such a run afterwards. `None` for no early stopping.
     """
 
     run: Run
@@ -47,7 +61,7 @@ class TrainingLoop:
     save_every: int
     log_every: int
     log: Callable[[str], None]
-    evaluate: Callable[[], tuple[float, dict]] | None = None
+    evaluate: Callable[[], tuple[float, dict[str, float]]] | None = None
     evaluate_every: int = 0
     throughput_unit: str = "examples"
     last_step: int | None = None
@@ -56,10 +70,13 @@ class TrainingLoop:
     steps_per_execution: int = 1
     patience: int | None = None
 
-    def train(self):
-        """Trains to the end from the newest checkpoint, or from the model as it is.
+    def train(self) -> None:
+        """Train to the last step, from the latest checkpoint if there is one.
 
-        Raises Interrupted after Ctrl-C or SIGTERM, once the current step is saved.
+        Raises:
+            Interrupted: After Ctrl-C or SIGTERM, once the current step is saved.
+            DivergenceError: The loss or its gradient is not finite.
+            UserError: A shard is damaged, or a worker is lost.
         """
         checkpoints, variables = self.run.checkpoints, self.variables()
         end = self.num_train_steps if self.last_step is None else self.last_step
@@ -67,12 +84,15 @@ class TrainingLoop:
         if step is None:
             step = 0
         else:
+            # A finished phase is skipped, unless its last evaluation is missing.
             if step > end or (step == end and not self._is_due(step)):
                 return
             self.log(f"resuming at step {step} of {self.num_train_steps}")
-        # The process may have ended between a save and its evaluation.
+        # The process may have been killed between a save and its evaluation.
         is_due = self._is_due(step)
         self.run.forget_metrics_after(step, and_evaluation=is_due)
+        # The order of the examples is a function of the seed, so a dataset that starts at the
+        # restored step continues exactly where the previous process stopped.
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock(self.throughput_unit)
         with defer_signals() as signal_arrived:
@@ -80,6 +100,8 @@ class TrainingLoop:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
             while step < end and not patience_exhausted:
+                # A call never crosses a log line, checkpoint or evaluation, so Python handles each
+                # in time.
                 count = self._steps_until_next_event(step, end)
                 logs = self._steps(iterator, step, signal_arrived() is not None, count)
                 step += count
@@ -88,12 +110,15 @@ class TrainingLoop:
                     self._log_step(step, logs, clock)
                 evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
                 is_last = step == end
+                # The checkpoint precedes the evaluation: if the process dies while it evaluates, a
+                # restart repeats the evaluation only.
                 if evaluates or is_last or signum or step % self.save_every == 0:
                     checkpoints.save(step, variables)
                 if signum:
                     raise Interrupted(
                         f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
-                        f"{self.num_train_steps} in {self.run.path}; the same command goes on",
+                        f"{self.num_train_steps} in {self.run.path}; rerun the same command to "
+                        "resume",
                         signum,
                     )
                 if evaluates:
@@ -107,8 +132,13 @@ class TrainingLoop:
             )
 
     def _restore(self, variables):
-        """The newest checkpoint's step, the same in all processes; the chief sets damage aside."""
+        """Restore the latest checkpoint; return its step, or `None` if there is none.
+
+        The chief goes first and sets damaged checkpoints aside. All workers have to agree.
+        """
         strategy, step = self.step.strategy, None
+        # The others wait until the chief has renamed damaged checkpoints, and then list the
+        # directory.
         for is_turn in (is_chief(strategy), not is_chief(strategy)):
             if is_turn:
                 step = self.run.checkpoints.restore_latest(variables, self.log)
@@ -117,19 +147,24 @@ class TrainingLoop:
         if from_chief(strategy, lambda: number) != number:
             raise UserError(
                 f"{self.run.checkpoints.directory}: this worker restored "
-                f"{'nothing' if step is None else f'step {step}'}, the first one something else; "
-                "all workers need the same directory on shared storage"
+                f"{'nothing' if step is None else f'step {step}'}, worker 0 another step; expected "
+                "one directory for all workers, on shared storage"
             )
         return step
 
     def _asked(self, logs, signum):
-        """The signal to stop for, or None; with several processes the one that all know of."""
+        """Return the signal to stop for, or `None`.
+
+        With several workers, the one that the last step reported to all of them.
+        """
         if not is_multi_worker(self.step.strategy):
             return signum
+        # All workers have to stop at the same step, so they act on the all-reduced count of the
+        # step and not on the signal that they have received themselves.
         return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
 
     def _steps_until_next_event(self, step, end):
-        """How many steps the next call makes: none of them but the last is told, saved, ..."""
+        """Return the number of steps until the next log line, checkpoint, evaluation or end."""
         intervals = [self.log_every, self.save_every]
         if self.evaluate is not None:
             intervals.append(self.evaluate_every)
@@ -138,6 +173,8 @@ class TrainingLoop:
         )
 
     def _steps(self, iterator, step, is_asked_to_stop, count):
+        """Run `count` steps in one call; translate their errors."""
+        # A tensor, because each Python value would be traced as a new function.
         asked = tf.constant(is_asked_to_stop)
         try:
             if self.steps_per_execution == 1:
@@ -149,12 +186,12 @@ class TrainingLoop:
             if user_error is None:
                 raise
             raise user_error from None
-        if not math.isfinite(logs["gradient_norm"]):  # Compiled by XLA, where no check raises.
+        if not math.isfinite(logs["gradient_norm"]):  # XLA drops the check that raises.
             raise self._not_finite()
         return logs
 
     def _user_error(self, error, step):
-        """The UserError that an error of TensorFlow's in a step comes to, or None."""
+        """Return the `UserError` for a TensorFlow error of a step, or `None`."""
         user_error = bad_record(error)
         if user_error is not None:
             return user_error
@@ -163,44 +200,48 @@ class TrainingLoop:
         if isinstance(error, tf.errors.DataLossError):
             return UserError(
                 f"{self._where(step)}: a shard is damaged ({error.message.splitlines()[0]}); "
-                "bert_tf.inspect_shards names it"
+                "run bert_tf.inspect_shards to find it"
             )
         return lost_worker(error, f"{self._where(step)}: ")
 
     def _not_finite(self):
-        # Of several steps in a call the optimizer knows which it did not make.
+        """Return the error for a loss or gradient that is not finite."""
+        # With several steps per call only the optimizer knows at which one it stopped.
         where = self._where(int(self.step.optimizer.iterations))
         return DivergenceError(
-            f"{where}: the loss or its gradient is not finite; the update was not made, nothing "
-            f"of it is in {self.run.checkpoints.directory}; try a lower --learning_rate in a "
+            f"{where}: the loss or its gradient is not finite; the update was not applied and "
+            f"{self.run.checkpoints.directory} is unaffected; try a lower --learning_rate in a "
             "new --output_dir"
         )
 
     def _where(self, step):
+        """Describe a step and its position in the data."""
         return f"step {step}" + (
             f" ({self.describe_position(step)})" if self.describe_position else ""
         )
 
-    def variables(self):
-        """{name: variable} of all a checkpoint holds: model, dropout seeds, slots, step."""
+    def variables(self) -> dict[str, Any]:
+        """Return all variables of a checkpoint by name: model, dropout seeds, slots, step."""
         self.step.optimizer.build(self.step.model.trainable_variables)
         model = model_variables(self.step.model)
         names = {variable.path: name for name, variable in model.items()}
         return {**model, **self.step.optimizer.state(names)}
 
     def _evaluates_at(self, step):
+        """Return True if an evaluation follows this step."""
         is_end = step == self.num_train_steps
         return (
             self.evaluate is not None and step > 0 and (is_end or step % self.evaluate_every == 0)
         )
 
     def _is_due(self, step):
-        """True if the saved step still has to be evaluated."""
+        """Return True if the saved step still has to be evaluated."""
         return self._evaluates_at(step) and from_chief(
             self.step.strategy, lambda: "score" not in self.run.checkpoints.info(step)
         )
 
     def _evaluate(self, step):
+        """Evaluate, record the metrics and annotate the checkpoint with its score."""
         score, metrics = self.evaluate()
         self.run.log_metrics({"step": step, "score": score, **metrics})
         is_best = self.run.checkpoints.annotate(step, score, metrics)
@@ -212,11 +253,13 @@ class TrainingLoop:
         )
 
     def _patience_exhausted(self):
+        """Return the chief's decision on early stopping, in all processes."""
         return self.patience is not None and from_chief(
             self.step.strategy, lambda: self.run.patience_exhausted(self.patience)
         )
 
     def _log_step(self, step, logs, clock):
+        """Record the metrics of a step and log a progress line."""
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
         rate = clock.units_per_second()
         self.run.log_metrics(
@@ -233,16 +276,17 @@ class TrainingLoop:
 
 
 class _Clock:
-    """Rates over the steps so far, but for the first call, which builds the graph."""
+    """Rates over the steps so far, without the first call, which builds the graph."""
 
-    def __init__(self, throughput_unit):
+    def __init__(self, throughput_unit: str) -> None:
         self.throughput_unit = throughput_unit
         self.first_call_is_over = False
         self.steps = self.units = self.tokens = self.seconds = 0
         self.since = time.monotonic()
 
-    def count(self, logs, steps):
-        units, tokens = int(logs[self.throughput_unit]), int(logs["tokens"])  # Waits for the step.
+    def count(self, logs: Mapping[str, tf.Tensor], steps: int) -> None:
+        """Add the counts of a call of `steps` steps."""
+        units, tokens = int(logs[self.throughput_unit]), int(logs["tokens"])  # Blocks until done.
         now = time.monotonic()
         if self.first_call_is_over:
             self.steps += steps
@@ -251,15 +295,18 @@ class _Clock:
             self.seconds += now - self.since
         self.first_call_is_over, self.since = True, now
 
-    def restart(self):
-        """Leaves the time since the last step out: it went into an evaluation."""
+    def restart(self) -> None:
+        """Exclude the time since the last step, which was spent on an evaluation."""
         self.since = time.monotonic()
 
-    def units_per_second(self):
+    def units_per_second(self) -> float:
+        """Return the throughput in `throughput_unit` per second."""
         return self.units / self.seconds if self.seconds else 0.0
 
-    def tokens_per_second(self):
+    def tokens_per_second(self) -> float:
+        """Return the throughput in tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def seconds_per_step(self):
+    def seconds_per_step(self) -> float:
+        """Return the mean duration of a step in seconds."""
         return self.seconds / self.steps if self.steps else 0.0

@@ -1,37 +1,50 @@
-"""AdamW as released, LAMB as published, and the learning rate over the steps."""
+"""AdamW as released with BERT, LAMB as published, and the learning-rate schedule."""
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from bert_tf.model import fused_ops
 
-NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # By the last part of a variable's path.
+NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
 
 
 @keras.saving.register_keras_serializable("bert_tf")
 class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate: a linear rise to the peak, then linear to 0 at num_train_steps.
+    """Linear warmup from 0 to the peak, then linear decay to 0 at `num_train_steps` (N).
 
-    Step 0 has rate 0. As released (google-research/bert, optimization.py) the decay is counted from
-    step 0, so that at step W the rate falls from nearly the peak to (1 - W / N) of it;
-    continuous=True counts it from the peak at step W (as in transformers).
+    By default the decay is counted from step 0, as released (google-research/bert,
+    optimization.py): at the end of warmup, step W, the rate drops from nearly the peak to (1 - W /
+    N) of it. With `continuous` it is counted from the peak at step W, as in Hugging Face
+    Transformers.
+
+    Args:
+        peak: Peak learning rate.
+        num_train_steps: N, the step at which the rate reaches 0.
+        warmup_steps: W, the steps of the warmup.
+        continuous: Counts the decay from step W.
     """
 
-    def __init__(self, peak, num_train_steps, warmup_steps=0, continuous=False):
+    def __init__(
+        self, peak: float, num_train_steps: int, warmup_steps: int = 0, continuous: bool = False
+    ) -> None:
         self.peak, self.num_train_steps, self.warmup_steps = peak, num_train_steps, warmup_steps
         self.continuous = continuous
 
-    def __call__(self, step):
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Return the learning rate at a step, a float32 scalar."""
         step = tf.cast(step, tf.float32)
         warming = step / max(self.warmup_steps, 1)
         decay_steps = self.num_train_steps - self.warmup_steps * self.continuous
         decaying = tf.maximum(0.0, (self.num_train_steps - step) / max(decay_steps, 1))
         return self.peak * tf.where(step < self.warmup_steps, warming, decaying)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config."""
         return {
             "peak": self.peak,
             "num_train_steps": self.num_train_steps,
@@ -41,54 +54,75 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class AdamBase(keras.optimizers.Optimizer):
-    """What AdamW and LAMB share: two moments, who decays, and all that happens before an update.
+    """Base class of `AdamW` and `Lamb`: moments, weight decay, clipping, layer-wise rates.
 
-    Decay is taken from every trainable variable whose path does not end in one of NO_DECAY.
-    `apply` takes the gradients of this replica's share of the loss, sums them over all replicas,
-    clips the sum by its global norm, then updates. (Keras' own optimizers clip each replica's share
-    before the sum.)
+    `apply` sums the gradients over all replicas and clips the sum by its global norm. (Keras
+    optimizers clip each replica's gradients before the sum.) Weight decay applies to every variable
+    whose path does not end in one of `NO_DECAY`.
 
-    With `layer_decay` below 1 what lies deeper learns slower (Sun et al. 2019, 5.3.4): of N
-    Transformer layers, the highest among the variables being N - 1, the rate of layer i is
-    multiplied by layer_decay^(N - i), that of the embeddings by layer_decay^(N + 1), that of pooler
-    and heads by 1. (ELECTRA's release takes one factor more for all below the heads.) Weight decay
-    goes by the same rate. A variable's place is read from its path, ".../layer_3/...".
+    Layer-wise decay follows Sun et al. 2019, 5.3.4. Of N Transformer layers (the highest index
+    among the variables plus 1), layer i learns at layer_decay^(N - i) times the rate, the
+    embeddings at layer_decay^(N + 1), pooler and heads at the full rate. ELECTRA's release applies
+    one more factor below the heads. Weight decay is scaled alike. Layers are recognized by their
+    path, ".../layer_3/...".
+
+    Args:
+        learning_rate: Rate or schedule.
+        weight_decay_rate: Factor of the decoupled weight decay.
+        beta_1: Decay rate of the first moment.
+        beta_2: Decay rate of the second moment.
+        epsilon: Added to the square root of the second moment.
+        clip_norm: Maximum global norm of the gradient, or `None` for no clipping.
+        bias_correction: Divides the moments by 1 - beta^t (Kingma & Ba 2015). The released BERT
+            code does not.
+        layer_decay: Factor per layer; 1 for equal rates.
+        name: Name of the Keras optimizer. Defaults to the class name in lower case.
     """
 
     def __init__(
         self,
-        learning_rate,
-        weight_decay_rate=0.01,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-6,
-        clip_norm=1.0,
-        bias_correction=True,
-        layer_decay=1.0,
-        name=None,
-    ):
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+        weight_decay_rate: float = 0.01,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        clip_norm: float | None = 1.0,
+        bias_correction: bool = True,
+        layer_decay: float = 1.0,
+        name: str | None = None,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, name=name or type(self).__name__.lower())
         self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.bias_correction, self.layer_decay = bias_correction, layer_decay
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Create both moments for each variable, once."""
         if not self.built:
             super().build(variables)
             self._adam_m, self._adam_v = self.add_optimizer_variables(
                 variables, ["adam_m", "adam_v"]
             )
+            # Keyed by id, because == on Keras variables compares their values.
             slots = zip(self._adam_m, self._adam_v, strict=True)
             self._slots = {
                 id(variable): pair for variable, pair in zip(variables, slots, strict=True)
             }
             self._exponents = _exponents(variables)
 
-    def decays(self, variable):
+    def decays(self, variable: keras.Variable) -> bool:
+        """Return True if weight decay applies to a variable."""
         return variable.path.split("/")[-1] not in NO_DECAY
 
-    def state(self, names):
-        """{name: variable} of what a checkpoint needs; `names` is {path: name} of the weights."""
+    def state(self, names: Mapping[str, str]) -> dict[str, keras.Variable]:
+        """Return the variables of a checkpoint: the moments and the step.
+
+        Args:
+            names: Maps the path of each weight to its name in the checkpoint.
+
+        Returns:
+            Dict from "NAME/adam_m", "NAME/adam_v" and "step" to Keras variables.
+        """
         slots = {
             f"{names[variable.path]}/{kind}": slot
             for kind, of_kind in (("adam_m", self._adam_m), ("adam_v", self._adam_v))
@@ -96,12 +130,27 @@ class AdamBase(keras.optimizers.Optimizer):
         }
         return {**slots, "step": self.iterations}
 
-    def apply(self, grads, trainable_variables=None):
-        """One update, called on every replica; returns the gradient's norm before clipping.
+    def apply(
+        self,
+        grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> tf.Tensor:
+        """Run one update. Every replica has to call this.
 
-        Where the norm is not finite nothing is changed, and InvalidArgumentError is raised (but in
-        a function compiled with jit_compile=True or for a TPU: XLA leaves such checks out). A
-        variable without gradient stays as it is.
+        If the norm is not finite, no variable changes. Variables without a gradient are left
+        unchanged.
+
+        Args:
+            grads: Gradient of this replica's summand of the loss per variable, or `None`.
+            trainable_variables: Variables of the gradients. Defaults to those of `build`.
+
+        Returns:
+            float32 scalar, the global norm of the summed gradient before clipping.
+
+        Raises:
+            tf.errors.InvalidArgumentError: The norm is not finite. Code compiled by XLA
+                (jit_compile, TPU) omits this check.
+            ValueError: A variable was not passed to `build`.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
@@ -110,17 +159,20 @@ class AdamBase(keras.optimizers.Optimizer):
         )
         unknown = [variable.path for variable in variables if id(variable) not in self._slots]
         if unknown:
-            raise ValueError(f"not among the variables of this optimizer: {', '.join(unknown)}")
+            raise ValueError(
+                f"not among the variables this optimizer was built with: {', '.join(unknown)}"
+            )
         variables, grads = zip(
             *(pair for pair in zip(variables, grads, strict=True) if pair[1] is not None),
             strict=True,
         )
-        # Sparse gradients may name a row twice: only added up they have the gradient's norm.
+        # A sparse gradient may list a row twice; its norm is only right once these are summed.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
         norm = tf.debugging.check_numerics(
             tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
         )
+        # Clipping the sum over all replicas makes the update independent of their number.
         factor = (
             1.0 if self.clip_norm is None else self.clip_norm / tf.maximum(norm, self.clip_norm)
         )
@@ -132,19 +184,21 @@ class AdamBase(keras.optimizers.Optimizer):
                 self._update(variable, *self._slots[id(variable)], grad, factor, rate)
             return tf.no_op()
 
+        # This condition protects the variables where XLA drops the check above.
         is_finite = tf.math.is_finite(norm)
         tf.cond(is_finite, update, tf.no_op)
         self.iterations.assign_add(tf.cast(is_finite, self.iterations.dtype))
         return norm
 
     def _powers(self):
-        """beta_1^t and beta_2^t of the bias correction; 0 without it."""
+        """Return beta_1^t and beta_2^t for bias correction, or zeros without it."""
         step = tf.cast(self.iterations, tf.float32) + 1.0
         if not self.bias_correction:
             return tf.zeros([]), tf.zeros([])
         return tf.pow(self.beta_1, step), tf.pow(self.beta_2, step)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config."""
         inherited = super().get_config()
         own = (
             "weight_decay_rate beta_1 beta_2 epsilon clip_norm bias_correction layer_decay".split()
@@ -157,8 +211,10 @@ class AdamBase(keras.optimizers.Optimizer):
 
 
 def _exponents(variables):
-    """{id(variable): how often layer_decay is multiplied into its rate}."""
+    """Map id(variable) to the exponent of `layer_decay` in its learning rate."""
     matches = {id(variable): _BELOW_HEADS.search(variable.path) for variable in variables}
+    # Embeddings have no index and count as layer -1. Paths without a match belong to the pooler or
+    # a head and keep the full rate.
     layers = {key: int(match[1] or -1) for key, match in matches.items() if match}
     num_layers = 1 + max(layers.values(), default=-1)
     return {key: num_layers - layers.get(key, num_layers) for key in matches}
@@ -166,16 +222,19 @@ def _exponents(variables):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class AdamW(AdamBase):
-    """Adam with decoupled weight decay, as released (AdamWeightDecayOptimizer).
+    """Adam with decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019).
 
-    `bias_correction` False is as released; True is what small data sets want (Mosbach et al. 2021).
+    With `bias_correction=False` it equals the released AdamWeightDecayOptimizer. On small datasets
+    bias correction makes fine-tuning more stable (Mosbach et al. 2021).
     """
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
-        """m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt v + eps) + decay w).
+        """Update a variable and its moments in place.
 
-        With bias correction m and v are divided by 1 - b1^t and 1 - b2^t first. g is the gradient
-        times `factor`. Every replica updates its own copy with the same numbers.
+        m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt(v) + eps) + decay w).
+
+        With bias correction m and v are first divided by 1 - b1^t and 1 - b2^t. g is the gradient
+        times `factor`, which clips it. All replicas apply the same update to their own copies.
         """
         power_1, power_2 = self._powers()
         fused_ops.adamw(
@@ -192,10 +251,11 @@ class AdamW(AdamBase):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class Lamb(AdamBase):
-    """LAMB (You et al. 2020, algorithm 2): Adam's update, as long as the variable it is for.
+    """LAMB (You et al. 2020, algorithm 2): Adam's update, scaled to the norm of the variable.
 
-    u = m_hat / (sqrt v_hat + eps) + decay w;  w -= rate |w| / |u| u. Keras' Lamb leaves the decay
-    out of u. What does not decay (biases, LayerNorm) is not scaled either, as in the released LAMB.
+    u = m_hat / (sqrt(v_hat) + eps) + decay w; w -= rate |w| / |u| u. Keras' Lamb does not include
+    the decay in u. Variables without decay (biases, LayerNorm) are not scaled, as in the released
+    LAMB.
     """
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
@@ -211,6 +271,6 @@ class Lamb(AdamBase):
             update *= tf.where(
                 (update_norm > 0) & (weight_norm > 0), weight_norm / update_norm, 1.0
             )
-        # On every replica its own copy, with the same numbers.
+        # All replicas apply the same update to their own copies.
         for target, value in ((m, m_new), (v, v_new), (variable, weights - learning_rate * update)):
             tf.raw_ops.AssignVariableOp(resource=target.value.handle, value=value)

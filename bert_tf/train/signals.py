@@ -1,25 +1,35 @@
-"""Ctrl-C and SIGTERM, held back until the loop has saved."""
+"""Ctrl-C and SIGTERM, deferred until the training loop has saved a checkpoint."""
 
 import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 
 
 class Interrupted(KeyboardInterrupt):
-    """The loop was asked to stop and has saved; the message says where, and how to go on."""
+    """Raised after the loop was asked to stop and has saved a checkpoint.
 
-    def __init__(self, message, signum):
+    Args:
+        message: Where it stopped and how to resume.
+        signum: Number of the signal.
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
         self.signum = signum
 
 
 @contextlib.contextmanager
-def defer_signals():
-    """Yields a function that tells which signal came since, its number or None.
+def defer_signals() -> Iterator[Callable[[], int | None]]:
+    """Record SIGINT and SIGTERM instead of handling them.
 
-    Outside of the main thread, where Python takes no signals, none ever does.
+    Outside of the main thread Python receives no signals, so none is recorded.
+
+    Yields:
+        Function that returns the number of the first signal received, or `None`.
     """
     arrived = []
+    # signal.signal raises an error outside of the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return

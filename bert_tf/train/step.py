@@ -1,51 +1,91 @@
-"""The train step: one update over all replicas. The only place where gradients are taken."""
+"""Train step: one synchronized update over all replicas.
 
+The only module that computes gradients.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
 import tensorflow as tf
+
+from bert_tf.train.optimizer import AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
 
 
 class TrainStep:
-    """Takes batches from an iterator and updates the model once.
+    """Run one synchronized update.
 
-    A batch is (inputs, labels, weights): inputs for the model, labels and weights dicts keyed like
-    the model's outputs; a weight of 0 marks filler that makes replicas' shares equal. `losses` maps
-    an output to a function (labels, output) -> one loss an element. The loss is the sum over
-    outputs of sum(weight * loss) / sum(weight), both sums taken over all replicas, so that the
-    number of replicas changes nothing. `metrics` maps a name to (output, function) of a figure
-    that is told beside the loss, averaged alike.
+    The loss is a weighted mean over the global batch, sum(weight * loss) / sum(weight), added over
+    the model's outputs. It does not depend on the number of replicas. If the loss or a gradient is
+    not finite on any replica, no replica is updated: an InvalidArgumentError is raised, or, if XLA
+    drops that check, the returned "gradient_norm" is not finite.
 
-    With `accumulation_steps` K an element of the iterator is K batches, stacked on a new first axis
-    (Dataset.batch, or ragged_batch), one behind the other in memory: the sums go over all of them,
-    which makes the update that of one batch K times as large.
+    A batch is a tuple (inputs, labels, weights). Labels and weights are dicts keyed like the
+    model's outputs; examples of weight 0 are padding that fills up a replica's batch.
 
-    Dropout's noise is a function of (seed, step, replica, batch, dropout_id): nothing random is
+    The dropout masks are a function of (seed, step, replica, batch, dropout_id); no random state is
     kept between steps.
 
-    Where a loss or gradient is not finite on any replica, none of them updates anything: it is an
-    InvalidArgumentError, or, where XLA leaves checks out, a "gradient_norm" that is not finite.
+    Args:
+        model: Maps inputs to a dict of outputs; called with `training` and `seed`.
+        losses: Maps an output name to a function (labels, output) that returns one loss per
+            element.
+        optimizer: Applies the gradients; sums and clips them over all replicas.
+        strategy: Distribution strategy.
+        seed: Seed of the dropout masks, below 2**32.
+        metrics: Maps a metric name to (output name, function), averaged like the loss.
+        accumulation_steps: Gradient accumulation: an element of the iterator is this number of
+            batches, stacked on a new first axis by `Dataset.batch` or `ragged_batch`. They are
+            processed one after the other, and their sums make one update.
+
+    Raises:
+        ValueError: The model computes in float16, which needs loss scaling.
     """
 
     def __init__(
-        self, model, losses, optimizer, strategy, seed, metrics=None, accumulation_steps=1
-    ):
+        self,
+        model: keras.Model,
+        losses: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]],
+        optimizer: AdamBase,
+        strategy: tf.distribute.Strategy,
+        seed: int,
+        metrics: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
+        | None = None,
+        accumulation_steps: int = 1,
+    ) -> None:
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
         self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps = accumulation_steps
         if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
-            # Keras 3's LossScaleOptimizer looks at one replica's gradients only.
-            raise ValueError("float16 wants its loss scaled, which is not done here: use bfloat16")
+            # Keras 3's LossScaleOptimizer checks the gradients of one replica only.
+            raise ValueError("float16: not supported, because it needs loss scaling; use bfloat16")
 
     @tf.function(autograph=False)
-    def __call__(self, iterator, is_asked_to_stop=False, num_steps=None):
-        """One update -> scalars: "loss", metrics, "gradient_norm", "learning_rate", and counts.
+    def __call__(
+        self,
+        iterator: Iterator[Any],
+        is_asked_to_stop: tf.Tensor | bool = False,
+        num_steps: tf.Tensor | None = None,
+    ) -> dict[str, tf.Tensor]:
+        """Run one update, or `num_steps` of them.
 
-        Counted are "examples", those of any weight; "tokens"; and "asked_to_stop", the replicas
-        whose process is. With an int32 scalar `num_steps` it makes so many updates and returns the
-        last one's scalars and the counts of all; it ends early after one that is not finite.
+        Args:
+            iterator: Distributed iterator over batches.
+            is_asked_to_stop: Bool scalar, whether this process has received a signal to stop.
+            num_steps: int32 scalar; the loop ends early after a gradient that is not finite.
+                Defaults to one update.
+
+        Returns:
+            Dict of scalars. float32: "loss", the metrics, "gradient_norm" before clipping, and
+            "learning_rate", of the last update. int32 sums over all updates and replicas:
+            "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas that are
+            asked to stop.
         """
         if num_steps is None:
             return self._update(iterator, is_asked_to_stop)
+        # tf.while_loop requires initial values of the right dtypes.
         floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
         start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
 
@@ -61,9 +101,12 @@ class TrainStep:
         return logs
 
     def _update(self, iterator, is_asked_to_stop):
+        """Run one update on all replicas and reduce their results."""
+        # Read before the update, which advances the step of the schedule.
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
         asked = tf.cast(is_asked_to_stop, tf.int32)
         sums, norm = self.strategy.run(self._on_replica, args=(next(iterator), asked))
+        # The gradient norm is equal on all replicas; MEAN only turns it into one scalar.
         total = tf.distribute.ReduceOp.SUM
         return {
             **{name: self.strategy.reduce(total, value, axis=None) for name, value in sums.items()},
@@ -72,8 +115,10 @@ class TrainStep:
         }
 
     def _on_replica(self, batch, asked):
+        """Compute gradients on this replica and apply their sum over all replicas."""
         replica = tf.distribute.get_replica_context()
         weights = batch[2]
+        # Dividing by sums over all replicas makes the loss a mean over the global batch.
         weight_sums = replica.all_reduce(
             tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self.losses}
         )
@@ -81,13 +126,16 @@ class TrainStep:
             sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
         else:
             sums, gradients = self._accumulated(batch, weight_sums, replica)
-        # A loss can be infinite where its gradient is not: the update has to know of it.
+        # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
         gradients[-1] += tf.where(tf.math.is_finite(sums["loss"]), 0.0, float("nan"))
         norm = self.optimizer.apply(gradients, self.model.trainable_variables)
         return {**sums, "asked_to_stop": tf.identity(asked)}, norm
 
     def _gradients(self, batch, weight_sums, seed):
-        """This replica's share of {"loss", "examples", metrics}, and of the loss' gradients."""
+        """Return this replica's summands of loss, counts and metrics, and of the gradients.
+
+        `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
+        """
         inputs, labels, weights = batch
 
         def mean(output, values):
@@ -110,10 +158,14 @@ class TrainStep:
             if gradient is None
         ]
         if without:
-            raise ValueError(f"no gradient reaches {', '.join(without)}: does the loss need it?")
+            raise ValueError(
+                f"no gradient reaches {', '.join(without)}; expected the loss to depend on all "
+                "trainable variables; freeze the others"
+            )
+        # An example counts if any of its elements has a weight, such as one masked position.
         of_any = next(iter(weights.values()))
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
-        # What is trained on vectors has no tokens.
+        # Models trained on precomputed features have no tokens.
         tokens = inputs["row_splits"][-1] if "row_splits" in inputs else inputs.get("input_mask", 0)
         sums = {
             "loss": loss,
@@ -127,7 +179,7 @@ class TrainStep:
         return sums, gradients
 
     def _accumulated(self, batches, weight_sums, replica):
-        """The sums and gradients of all stacked batches, one worked on at a time."""
+        """Return the sums and gradients over all stacked batches, one in memory at a time."""
 
         def add(number, sums, gradients):
             batch = tf.nest.map_structure(lambda stacked: stacked[number], batches)
@@ -142,13 +194,19 @@ class TrainStep:
         start = {**dict.fromkeys(("loss", *self.metrics), tf.zeros([])), **counts}
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         count = tf.shape(next(iter(batches[2].values())))[0]
+        # Gradients are added up, not averaged: weight_sums already cover all stacked batches.
         _, sums, gradients = tf.while_loop(
             lambda number, *_: number < tf.cast(count, tf.int32), add, (0, start, zeros)
         )
         return sums, gradients
 
     def _dropout_seed(self, replica, batch=0):
-        """An int64 pair; layers add their dropout_id, at most 2**16, to the second."""
+        """Return the dropout seed of a step, int64 `(2,)`.
+
+        Layers add their dropout_id, which is below 2**16, to the second number.
+        """
+        # Each (batch, step, replica) has its own pair: the second number holds the dropout_id in
+        # bits 0 to 15, the replica in bits 16 to 31 and the step above.
         step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
         replica_id = tf.cast(replica.replica_id_in_sync_group, tf.int64)
         first = tf.cast(batch, tf.int64) * 2**32 + self.seed
@@ -156,5 +214,5 @@ class TrainStep:
 
 
 def _sum(values):
-    """Of a tensor, dense or ragged."""
+    """Return the sum over a dense or ragged tensor."""
     return tf.reduce_sum(values.flat_values if isinstance(values, tf.RaggedTensor) else values)

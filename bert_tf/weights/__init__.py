@@ -1,1 +1,1 @@
-"""Weights from elsewhere, read into our names."""
+"""Loading of pretrained weights: Google, Hugging Face, keras-nlp and own runs."""

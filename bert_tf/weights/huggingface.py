@@ -1,8 +1,10 @@
-"""Reads a Hugging Face directory: config.json, model.safetensors, vocab.txt, tokenizer_config.json.
+"""Reader of Hugging Face directories: config, safetensors, vocab.txt and tokenizer config.
 
-Pickles (pytorch_model.bin) are never opened: opening one runs what it holds.
+Pickles (pytorch_model.bin) are never opened, because unpickling runs arbitrary code.
 """
 
+import os
+import pathlib
 import struct
 
 import ml_dtypes
@@ -15,9 +17,9 @@ from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import name_map
 
-# Position ids are a constant; heads of other tasks give way to the head of the task at hand.
+# Position ids are a constant; task heads are initialized anew for the current task.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
-# Weights that some of their releases save twice.
+# Tied weights that some releases save twice.
 _COPIES = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -32,20 +34,28 @@ _DTYPES = {
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def is_directory_of(path):
+def is_directory_of(path: pathlib.Path) -> bool:
+    """Return True if the directory holds a PyTorch model of Hugging Face."""
     return (path / "model.safetensors").is_file() or (path / "pytorch_model.bin").is_file()
 
 
-def read_config(path):
-    """-> (BertConfig, Vocabulary), without the weights."""
+def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
+    """Read configuration and vocabulary without the weights.
+
+    Args:
+        path: Directory.
+
+    Raises:
+        UserError: A file is missing or invalid, or the two do not fit together.
+    """
     weights_path = path / "model.safetensors"
     if not weights_path.is_file():
         raise UserError(
-            f"{path}: holds pytorch_model.bin, a pickle, which is never opened here; save it "
-            "once with "
-            "save_pretrained(..., safe_serialization=True) and give that directory"
+            f"{path}: holds pytorch_model.bin, a pickle, which is never opened; expected "
+            "model.safetensors. Save the model again with save_pretrained(..., "
+            "safe_serialization=True)."
         )
-    # Their class' default activation is the erf form; a file without the key means that.
+    # Hugging Face's default is the erf form, so a config without the key means "gelu".
     values = {"hidden_act": "gelu", **read_json_object(path / "config.json")}
     config = BertConfig.from_dict(values, where=str(path / "config.json"))
     tokenizer_path = path / "tokenizer_config.json"
@@ -64,8 +74,19 @@ def read_config(path):
     return config, vocabulary
 
 
-def read(path):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over)."""
+def read(path: pathlib.Path) -> tuple[BertConfig, Vocabulary, dict[str, np.ndarray], list[str]]:
+    """Read a model.
+
+    Args:
+        path: Directory.
+
+    Returns:
+        Tuple of the configuration, the vocabulary, a dict from our weight names to float32 arrays,
+        and the names of unused tensors.
+
+    Raises:
+        UserError: A tensor is missing, unknown or of the wrong shape.
+    """
     config, vocabulary = read_config(path)
     weights_path = path / "model.safetensors"
     tensors = _canonical(read_safetensors(weights_path))
@@ -77,7 +98,7 @@ def read(path):
 
 
 def _canonical(tensors):
-    """Without the "bert." of models with a head, and LayerNorm's parts by their newer names."""
+    """Remove the "bert." prefix of models with a head and rename gamma and beta of old releases."""
     return {
         name.removeprefix("bert.")
         .replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -87,25 +108,38 @@ def _canonical(tensors):
 
 
 def _drop_copies(tensors, where):
-    """Raises UserError if a copy is not what it is a copy of: here the two are one weight."""
+    """Remove copies of tied weights, which are one weight here.
+
+    Raises:
+        UserError: A copy differs from its original.
+    """
     for copy, original in _COPIES.items():
         if copy in tensors and original in tensors:
             if not np.array_equal(tensors.pop(copy), tensors[original]):
                 raise UserError(
-                    f"{where}: {copy} differs from {original}, wanted the same values, as the two "
-                    "are one weight here; tie them and save the model again"
+                    f"{where}: {copy} differs from {original}; expected equal values, because "
+                    "they are one weight here; tie them and save the model again"
                 )
 
 
-def read_safetensors(path):
-    """{name: array} of a .safetensors file, floating-point numbers as float32.
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Read all tensors of a .safetensors file.
 
-    By hand, as the library's reader lacks bfloat16, and tensor by tensor: what is in memory is the
-    result, and one tensor as it is in the file.
+    The file is parsed here because the library's numpy reader does not support bfloat16. Tensors
+    are converted one by one, so memory holds the result and a single unconverted tensor.
+
+    Args:
+        path: Local file.
+
+    Returns:
+        Dict from tensor names to arrays; floating-point tensors become float32.
+
+    Raises:
+        UserError: The file is damaged or has a tensor of an unsupported dtype.
     """
     try:
         with safetensors.safe_open(path, framework="numpy"):
-            pass  # The library checks that the header is one, and fits the file.
+            pass  # The library validates the header and the file size.
         with open(path, "rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             header = strict_json.parse_object(stream.read(size).decode("utf-8"))
@@ -114,7 +148,7 @@ def read_safetensors(path):
             for name, entry in header.items():
                 if entry["dtype"] not in _DTYPES:
                     raise UserError(
-                        f"{path}: holds tensors of type {entry['dtype']}, wanted one of "
+                        f"{path}: holds a tensor of dtype {entry['dtype']}; expected one of "
                         f"{', '.join(_DTYPES)}"
                     )
                 begin, end = entry["data_offsets"]

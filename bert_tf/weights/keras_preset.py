@@ -1,28 +1,46 @@
-"""Reads a keras-nlp (KerasHub) BERT preset; the one module that imports keras_nlp."""
+"""Reader of keras-nlp (KerasHub) BERT presets. The only module that imports keras_nlp."""
+
+import pathlib
+
+import numpy as np
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import name_map
 
-IGNORED = r".*seed_generator.*"  # Dropout's state.
+IGNORED = r".*seed_generator.*"  # State of dropout.
 
 
-def is_directory_of(path):
+def is_directory_of(path: pathlib.Path) -> bool:
+    """Return True if the directory holds a keras-nlp preset."""
     return (path / "model.weights.h5").is_file() and (path / "metadata.json").is_file()
 
 
-def read_config(preset):
-    """`None`: it is known once keras-nlp, with TensorFlow, has loaded the preset."""
+def read_config(preset: pathlib.Path | str) -> None:
+    """Return `None`: the configuration is only known after keras-nlp has loaded the preset."""
     return None
 
 
-def read(preset):
-    """-> (BertConfig, Vocabulary, {our name: array}, names passed over), by path or preset name.
+def read(
+    preset: pathlib.Path | str,
+) -> tuple[BertConfig, Vocabulary, dict[str, np.ndarray], list[str]]:
+    """Read a preset.
 
-    The backbone's gelu is the tanh form. Differs: its tokenizer keeps accents even in uncased
-    presets; the weights are Google's, trained without, so accents follow the case here.
+    The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
+    presets. The weights are Google's, trained without accents, so accents follow the case here.
+
+    Args:
+        preset: Directory, or the name of a published preset.
+
+    Returns:
+        Tuple of the configuration, the vocabulary, a dict from our weight names to float32 arrays,
+        and the names of unused tensors.
+
+    Raises:
+        UserError: keras-nlp cannot load the preset, or it is not a BERT backbone.
     """
+    # Imported here because keras-nlp is an optional dependency and slow to import.
     import keras_nlp
 
     directory_config = preset / "config.json" if not isinstance(preset, str) else None
@@ -30,12 +48,12 @@ def read(preset):
         raise UserError(
             f"{directory_config}: class_name is "
             f"{read_json_object(directory_config).get('class_name')!r}, "
-            "wanted a preset of BertBackbone"
+            "expected BertBackbone"
         )
     try:
         backbone = keras_nlp.models.BertBackbone.from_preset(str(preset))
         tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(preset))
-    except Exception as error:  # Whatever the library, Kaggle or the network has to say.
+    except Exception as error:  # The library, Kaggle and the network raise many types of errors.
         raise UserError(
             f"{preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}"
         ) from None

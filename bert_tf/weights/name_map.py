@@ -1,15 +1,17 @@
-"""What each weight is called here, in Google's releases, at Hugging Face and in keras-nlp.
+"""Names of each weight: ours, in Google's releases, at Hugging Face and in keras-nlp.
 
-The table is total: `rename` fails on a tensor that it does not name and on a weight that finds no
-tensor, except for what the caller lists as ignored. Our names begin with the part that a weight
-belongs to: the encoder, which every source has, or a head, which is there whole or not at all.
+The mapping is total: `rename` fails on an unknown tensor and on a missing weight, except for
+tensors that the caller ignores. Our names start with the component of a weight: the encoder, which
+every source has, or a head, which is either complete or absent.
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 
 HEADS = ("masked_lm", "next_sentence")
@@ -17,13 +19,22 @@ COMPONENTS = ("bert", *HEADS)
 
 
 class Names(NamedTuple):
+    """Names of one weight.
+
+    Attributes:
+        ours: Name in this package, such as "bert/layer_0/output/kernel".
+        google: Name in a released TensorFlow checkpoint.
+        huggingface: Name in model.safetensors, without the prefix "bert.".
+        keras: Path in a keras-nlp backbone, or `None` for weights of heads.
+    """
+
     ours: str
     google: str
     huggingface: str
     keras: str | None  # Presets have no heads.
 
 
-# Each part by its name here, at Google and in keras-nlp. Hugging Face's follow from Google's.
+# Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
 _TABLES = (
     ("embeddings/word_embeddings", "embeddings/word_embeddings", "token_embedding"),
     ("embeddings/position_embeddings", "embeddings/position_embeddings", "position_embedding"),
@@ -43,7 +54,7 @@ _IN_A_LAYER = (
     ("output", "output/dense", "feedforward_output_dense"),
     ("output_norm", "output/LayerNorm", "feedforward_layer_norm"),
 )
-# Of each head: a weight by its name here and at Google.
+# Names of each head's weights: ours and Google's.
 _HEADS = {
     "masked_lm": (
         ("transform/kernel", "predictions/transform/dense/kernel"),
@@ -67,8 +78,13 @@ _HUGGINGFACE = {
 }
 
 
-def table(config, part="bert"):
-    """One Names for each weight of the encoder, or of a head."""
+def table(config: BertConfig, part: str = "bert") -> list[Names]:
+    """Return the names of all weights of a component.
+
+    Args:
+        config: Determines the number of layers.
+        part: "bert", "masked_lm" or "next_sentence".
+    """
     if part in HEADS:
         return [
             Names(f"{part}/{ours}", f"cls/{google}", _huggingface(f"cls/{google}"), None)
@@ -107,12 +123,21 @@ def table(config, part="bert"):
 
 
 def _huggingface(google):
+    """Derive the Hugging Face name of a weight from Google's."""
     *owners, kind = google.replace("layer_", "layer.").split("/")
     return ".".join([*owners, _HUGGINGFACE[kind]])
 
 
-def weight_shapes(config, part="bert"):
-    """{our name: shape} of the encoder's weights, or a head's; kernels [in, out]."""
+def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a component, by our names.
+
+    Args:
+        config: Determines the sizes.
+        part: "bert", "masked_lm" or "next_sentence".
+
+    Returns:
+        Dict from names to shapes; kernels are `(in, out)`.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
     tables = {
         "word_embeddings": config.vocab_size,
@@ -138,12 +163,24 @@ def weight_shapes(config, part="bert"):
     return result
 
 
-def rename(tensors, config, column, ignored, where):
-    """{their name: array} -> ({our name: float32 array}, the names that `ignored` passes over).
+def rename(
+    tensors: Mapping[str, np.ndarray], config: BertConfig, column: str, ignored: str, where: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Rename tensors to our names and convert them to our shapes.
 
-    `column` is a field of Names. Raises UserError naming a tensor that nothing here uses, a weight
-    that is missing there (of a head: where others of it are there), or a shape that is not the
-    configuration's.
+    Args:
+        tensors: Arrays by their name in the source.
+        config: Configuration of the model.
+        column: Field of `Names` with the source's names.
+        ignored: Regular expression of tensors to ignore if unknown.
+        where: Name of the source, for error messages.
+
+    Returns:
+        Tuple of a dict from our names to float32 arrays, and the sorted names of ignored tensors.
+
+    Raises:
+        UserError: A tensor is unknown or of the wrong shape, a weight of the encoder is missing, or
+            a head is incomplete.
     """
     columns = {
         part: {getattr(row, column): row.ours for row in table(config, part)} for part in COMPONENTS
@@ -155,17 +192,17 @@ def rename(tensors, config, column, ignored, where):
     left_over = sorted(set(tensors) - known - set(unused_tensors))
     if left_over:
         raise UserError(
-            f"{where}: {len(left_over)} tensors that no part of this model uses, the first "
-            f"{left_over[0]}; "
-            f"is num_hidden_layers={config.num_hidden_layers} right?"
+            f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
+            f"check num_hidden_layers={config.num_hidden_layers} in the config"
         )
     ours, expected_shapes = {}, {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
+        # Heads are optional, but an incomplete one is an error.
         if part in HEADS and len(missing) == len(names):
             continue
         if missing:
-            rest = f"; wanted the {part} head whole or not at all" if part in HEADS else ""
+            rest = f"; expected a complete {part} head or none" if part in HEADS else ""
             raise UserError(
                 f"{where}: {len(missing)} weights are missing, the first {missing[0]}{rest}"
             )
@@ -175,20 +212,18 @@ def rename(tensors, config, column, ignored, where):
     for theirs, name in ours.items():
         array = np.asarray(tensors[theirs], dtype=np.float32)
         if column == "huggingface" and name.endswith("/kernel"):
-            array = array.T  # PyTorch keeps [out, in].
+            array = array.T  # PyTorch stores (out, in).
         elif (
             column == "keras"
             and array.ndim != len(expected_shapes[name])
             and array.size == np.prod(expected_shapes[name])
         ):
-            array = array.reshape(
-                expected_shapes[name]
-            )  # keras-nlp keeps heads as an axis, [in, N, D] and [N, D, out].
+            # keras-nlp stores attention heads as an axis: (in, N, D) and (N, D, out).
+            array = array.reshape(expected_shapes[name])
         if array.shape != expected_shapes[name]:
             raise UserError(
-                f"{where}: {theirs} has shape {tuple(tensors[theirs].shape)}, but the "
-                "configuration makes it "
-                f"{expected_shapes[name]}"
+                f"{where}: {theirs}: shape mismatch. Expected: {expected_shapes[name]}. Received: "
+                f"{tuple(tensors[theirs].shape)}. Check that the config belongs to these weights."
             )
         result[name] = array
     return result, unused_tensors

@@ -1,7 +1,9 @@
-"""Pretrained weights from wherever they are: recognised by the files, read into one form."""
+"""Pretrained weights of any supported source, recognized by its files."""
 
 import dataclasses
+import os
 import pathlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +14,20 @@ from bert_tf.run import Run
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import google, huggingface, keras_preset, name_map
 
+if TYPE_CHECKING:
+    import keras
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedWeights:
-    """Configuration, vocabulary and {our name: float32 array} of an encoder and maybe heads.
+    """Configuration, vocabulary and weights of an encoder, with or without heads.
 
-    `source` says where from, `unused_tensors` names the tensors there that are no weight of these.
+    Attributes:
+        config: Configuration of the encoder.
+        vocabulary: Vocabulary of the encoder.
+        weights: float32 arrays by our names.
+        source: Description of the source, such as "run PATH".
+        unused_tensors: Names of tensors in the source that are not in `weights`.
     """
 
     config: BertConfig
@@ -27,25 +37,29 @@ class PretrainedWeights:
     unused_tensors: tuple[str, ...] = ()
 
     @property
-    def heads(self):
-        """Those of "masked_lm" and "next_sentence" that the source has."""
+    def heads(self) -> tuple[str, ...]:
+        """Return the heads in the source: "masked_lm", "next_sentence", both or none."""
         return self._heads_in(self.weights)
 
     @property
-    def origin(self):
-        """Where all these weights are from, and what of it they are not."""
+    def origin(self) -> str:
+        """Return the source and its unused tensors, as text."""
         return self._origin(self.unused_tensors)
 
-    def origin_in(self, model):
-        """The same of the weights that `assign_to` gives this model."""
+    def origin_in(self, model: "keras.Model | keras.layers.Layer") -> str:
+        """Return the source and what is unused after `assign_to(model)`, as text."""
         there = self._heads_in(checkpoints.model_variables(model))
         unused = [f"{head} head" for head in self.heads if head not in there]
         return self._origin([*unused, *self.unused_tensors])
 
-    def assign_to(self, model):
-        """Sets the encoder and those heads that both have, in a model of this configuration.
+    def assign_to(self, model: "keras.Model | keras.layers.Layer") -> None:
+        """Assign the encoder, and the heads that the model has too, to a model's variables.
 
-        An Encoder by itself is such a model.
+        Args:
+            model: Model of the same configuration, or an `Encoder`.
+
+        Raises:
+            UserError: A shape differs.
         """
         variables = checkpoints.model_variables(model)
         heads = self._heads_in(self.weights.keys() & variables.keys())
@@ -58,15 +72,22 @@ class PretrainedWeights:
             self.origin,
         )
 
-    def save(self, path):
-        """Writes these weights as a run directory, at step 0; returns the open Run."""
+    def save(self, path: str | os.PathLike[str]) -> Run:
+        """Write the weights to a new run directory, as its checkpoint of step 0.
+
+        Args:
+            path: Directory to create.
+
+        Returns:
+            The run, open.
+        """
         with Run.writing(path):
             run = Run.create(path, self.config, self.vocabulary, train={"origin": self.origin})
             run.checkpoints.save(0, self.weights)
         return run
 
     def _heads_in(self, there):
-        """Heads all of whose weights are among the names `there`."""
+        """Return the heads all of whose weights are among the names `there`."""
         return tuple(
             head
             for head in name_map.HEADS
@@ -74,17 +95,27 @@ class PretrainedWeights:
         )
 
     def _origin(self, unused):
+        """Describe the source and up to three unused items."""
         if not unused:
             return self.source
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         return f"{self.source} (not used: {', '.join(unused[:3])}{more})"
 
 
-def read_pretrained(path, do_lower_case=None):
-    """Reads a run, a Hugging Face directory, a Google release, or a keras-nlp preset.
+def read_pretrained(
+    path: str | os.PathLike[str], do_lower_case: bool | None = None
+) -> PretrainedWeights:
+    """Read a run, a Hugging Face directory, a Google release or a keras-nlp preset.
 
-    `do_lower_case` overrides what the source says of its case. Raises UserError naming what is
-    missing, left over or of the wrong shape.
+    Args:
+        path: Directory, or the name of a published keras-nlp preset. Only runs may be remote.
+        do_lower_case: Overrides the source's setting.
+
+    Returns:
+        `PretrainedWeights`.
+
+    Raises:
+        UserError: There is no model, or a tensor is missing, unknown or of the wrong shape.
     """
     pretrained = _read(path)
     if do_lower_case is None:
@@ -93,10 +124,17 @@ def read_pretrained(path, do_lower_case=None):
     return dataclasses.replace(pretrained, config=config)
 
 
-def check(path):
-    """Return the BertConfig of a model at a path, or `None` where only TensorFlow can tell.
+def check(path: str | os.PathLike[str]) -> BertConfig | None:
+    """Check for a model at a path without reading its weights.
 
-    Reads no weights. Raises UserError where there is no model, or its other files cannot be read.
+    Args:
+        path: As for `read_pretrained`.
+
+    Returns:
+        `BertConfig`, or `None` if only TensorFlow can read it (remote paths, keras-nlp presets).
+
+    Raises:
+        UserError: There is no model, or its other files are invalid.
     """
     if files.is_remote(path):
         return None
@@ -110,10 +148,11 @@ def check(path):
 
 
 def _read(path):
+    """Read the model at a path with the reader of its source."""
     if Run.exists(path):
         run = Run.open(path)
         chosen = run.checkpoints.path(run.checkpoints.best_or_latest_step())
-        # Slots, counters, seeds and the head of a task stay behind.
+        # Optimizer slots, counters, seeds and task heads are not loaded.
         weights, _ = name_map.rename(
             checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
         )
@@ -123,7 +162,7 @@ def _read(path):
 
 
 def _reader_of(path):
-    """(module that reads the model at a path that is no run, what it takes, what the model is)."""
+    """Return the reader module, its argument and a description for a path that is no run."""
     if files.is_remote(path):
         raise UserError(
             f"{path}: expected a run; other weights cannot be read from remote paths, copy them to "
@@ -139,16 +178,17 @@ def _reader_of(path):
             return reader, directory, f"{kind} {directory.resolve().name}"
     if directory.exists():
         raise UserError(
-            f"{directory}: no model there: wanted a run directory (config.json, vocab.txt, "
-            "checkpoints/), a Hugging "
-            "Face directory (model.safetensors), a Google release (bert_config.json) or a "
-            "keras-nlp preset"
+            f"{directory}: no model found; expected a run directory (config.json, vocab.txt, "
+            "checkpoints/), a Hugging Face directory (model.safetensors), a Google release "
+            "(bert_config.json) or a keras-nlp preset"
         )
+    # Without this check a mistyped path would be taken for the name of a published preset.
     if "/" in str(path):
         raise UserError(f"{directory}: no such directory")
     return keras_preset, str(path), f"keras-nlp preset {path}"
 
 
 def _pretrained(read, source):
+    """Return `PretrainedWeights` for the result of a reader."""
     config, vocabulary, weights, unused_tensors = read
     return PretrainedWeights(config, vocabulary, weights, source, tuple(unused_tensors))

@@ -111,5 +111,5 @@ def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tm
 
 @pytest.mark.slow  # It asks the network where there is none.
 def test_there_is_no_tpu_here():
-    with pytest.raises(UserError, match="--strategy=tpu --tpu=local: no TPU answers there"):
+    with pytest.raises(UserError, match="--strategy=tpu --tpu=local: no TPU found"):
         make_strategy("tpu")

@@ -310,7 +310,7 @@ def test_more_tokens_than_positions_are_refused(config):
         name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")
     }
     with pytest.raises(
-        ValueError, match="17 tokens, 16 positions: a text has more tokens than max_pos"
+        ValueError, match="17 tokens, 16 positions: a sequence is longer than max_pos"
     ):
         Encoder(config)(inputs)
 

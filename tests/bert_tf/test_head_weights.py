@@ -122,28 +122,28 @@ def without(table, name):
             [without(MASKED_LM, "cls.predictions.transform.LayerNorm.bias"), NEXT_SENTENCE],
             {},
             r"model.safetensors: 1 weights are missing, the first "
-            r"cls.predictions.transform.LayerNorm.bias; wanted the masked_lm head whole or not at",
+            r"cls.predictions.transform.LayerNorm.bias; expected a complete masked_lm head or none",
         ),
         (
             [without(NEXT_SENTENCE, "cls.seq_relationship.bias")],
             {},
-            "1 weights are missing, the first cls.seq_relationship.bias; wanted the next_sentence",
+            "1 weights are missing, the first cls.seq_relationship.bias; expected a complete",
         ),
         (
             [NEXT_SENTENCE],
             {"cls.seq_relationship.weight": np.zeros((12, 2), np.float32)},
-            r"cls.seq_relationship.weight has shape \(12, 2\), but the configuration makes it "
-            r"\(2, 12\)",
+            r"cls.seq_relationship.weight: shape mismatch. Expected: \(2, 12\). "
+            r"Received: \(12, 2\)",
         ),
         (
             [MASKED_LM],
             {"cls.predictions.decoder.weight": np.zeros((29, 12), np.float32)},
-            "cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight, wanted",
+            "cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight",
         ),
         (
             [MASKED_LM],
             {"cls.predictions.decoder.bias": np.zeros(29, np.float32)},
-            "cls.predictions.decoder.bias differs from cls.predictions.bias, wanted the same",
+            "cls.predictions.decoder.bias differs from cls.predictions.bias; expected equal",
         ),
     ],
 )

@@ -191,5 +191,5 @@ def test_under_fit_what_is_frozen_stays_too(config):
 
 def test_more_layers_to_freeze_than_there_are_are_refused(config):
     for num_layers in (3, -1):
-        with pytest.raises(ValueError, match=f"^{num_layers} layers to freeze: wanted 0 to 2"):
+        with pytest.raises(ValueError, match=f"^num_layers={num_layers}: expected 0 to 2"):
             Encoder(config).freeze(num_layers)

@@ -127,7 +127,7 @@ def test_errors_of_a_lost_worker_are_told_from_others(text, worker):
         raise error
 
     lost = tf.errors.UnavailableError(None, None, f"Graph execution error:\n\n{text}")
-    message = rf"^another worker is lost \({worker}UnavailableError\); start all of them again"
+    message = rf"^another worker is lost \({worker}UnavailableError\); restart all workers"
     with pytest.raises(UserError, match=message) as raised:
         train(lost)
     assert "\n" not in str(raised.value)
@@ -198,7 +198,7 @@ def test_a_worker_of_other_flags_is_named(flags, tmp_path):
     output = processes[1].communicate(timeout=120)[1]
     assert processes[1].returncode == 2, output
     (line,) = output.splitlines()
-    assert line.startswith("this worker has other flags or other data than the first one")
+    assert line.startswith("this worker's flags or data differ from those of worker 0")
     assert_lost(processes[0], 1)
     assert not (tmp_path / "run").exists()
 

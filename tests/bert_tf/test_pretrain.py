@@ -80,8 +80,8 @@ def test_phases_share_one_schedule_and_one_optimizer(directories, tmp_path, monk
     settings = settings_of(directories, tmp_path / "whole", shards, phase_steps=("5", "3"))
     said = []
     complete = recipe.pretrain(settings, said.append)
-    assert "steps 0 to 5, 384 tokens a step" in said[1]
-    assert "steps 5 to 8, 576 tokens a step" in said[2]
+    assert "steps 0 to 5, 384 tokens per step" in said[1]
+    assert "steps 5 to 8, 576 tokens per step" in said[2]
     lines = lines_of(complete)
     assert [line["step"] for line in lines] == list(range(1, 9))
     rates = [1e-3 * (step / 2 if step < 2 else 1 - step / 8) for step in range(8)]
@@ -181,10 +181,10 @@ def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
         (
             [*ENTRIES[:-2], *ENTRIES[:-3:-1]],
             {},
-            f"shards: made with a vocabulary of {len(ENTRIES)} entries (sha256 "
-            f"{Vocabulary(ENTRIES).sha256[:12]}...), but that of run ",
+            f"Received: {len(ENTRIES)} entries ({Vocabulary(ENTRIES).sha256[:12]}...). Write the "
+            "shards with the vocabulary of --init_from",
         ),
-        ([*ENTRIES, "more"], {"vocab_size": len(ENTRIES) + 1}, f" has {len(ENTRIES) + 1} ("),
+        ([*ENTRIES, "more"], {"vocab_size": len(ENTRIES) + 1}, f": {len(ENTRIES) + 1} entries ("),
         (ENTRIES, {"do_lower_case": False}, "do_lower_case=True; the configuration has False"),
         (ENTRIES, {"max_position_embeddings": 31}, "max_seq_length=32 exceeds max_position_embeddings=31"),
     ],
@@ -281,14 +281,14 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(directories, tmp_path, monk
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "--model_size, --config, --init_from: wanted one of them"),
-        ({"model_size": "tiny"}, "--model_size, --config, --init_from: wanted one of them"),
-        ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: wanted a number for each of"),
-        ({"phase_steps": ("x",)}, "--phase_steps=x: wanted whole numbers"),
-        ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
-        ({"steps_per_execution": 0}, "--steps_per_execution=0: wanted at least 1"),
-        ({"save_every": 0}, "--save_every=0: wanted at least 1"),
-        ({"learning_rate": 0.0}, "--learning_rate=0.0: wanted a number over 0"),
+        ({"config": None}, "--model_size, --config, --init_from: expected exactly one"),
+        ({"model_size": "tiny"}, "--model_size, --config, --init_from: expected exactly one"),
+        ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: expected an integer per directory of"),
+        ({"phase_steps": ("x",)}, "--phase_steps=x: expected integers >= 1"),
+        ({"gradient_accumulation_steps": 5}, "expected a multiple of 1 replicas"),
+        ({"steps_per_execution": 0}, "--steps_per_execution=0: expected an integer >= 1"),
+        ({"save_every": 0}, "--save_every=0: expected an integer >= 1"),
+        ({"learning_rate": 0.0}, "--learning_rate=0.0: expected a number > 0"),
         ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),
         ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
     ],
@@ -319,8 +319,8 @@ def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
     assert recipe._change_steps(run, settings, 4) is None
     longer = dataclasses.replace(settings, num_train_steps=8)
     logged = recipe._change_steps(run, longer, 8)
-    assert logged.startswith("--num_train_steps: was 4, is 8; from step 3 on")
-    assert "there from 0.00025 to 0.000625" in logged  # 1 - 3/4 and 1 - 3/8 of the peak.
+    assert logged.startswith("--num_train_steps: changed from 4 to 8; the learning rate at step 3")
+    assert "changes from 0.00025 to 0.000625" in logged  # 1 - 3/4 and 1 - 3/8 of the peak.
     run = Run.open(run.path)
     assert run.train["settings"]["num_train_steps"] == 8
     (change,) = run.train["changes"]
@@ -339,7 +339,7 @@ def test_a_longer_run_goes_on_at_the_rate_that_it_tells(directories, tmp_path):
     said = []
     run = recipe.pretrain(dataclasses.replace(settings, num_train_steps=6), said.append)
     (logged,) = [line for line in said if line.startswith("--num_train_steps")]
-    assert "from step 3 on" in logged and "there from 0 to 0.0005" in logged
+    assert "at step 3 changes from 0 to 0.0005" in logged
     assert lines_of(run)[3]["step"] == 4
     assert lines_of(run)[3]["learning_rate"] == pytest.approx(5e-4)
 
@@ -357,5 +357,5 @@ def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(directories, tmp_
     )
     assert done.returncode == 0, done.stderr
     assert "step 6/6" in done.stderr and "eval_perplexity" in done.stderr
-    assert "every stage has run" in done.stderr.splitlines()[-1]
+    assert "all stages completed" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "run").exists()

@@ -80,7 +80,7 @@ def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
     pair = [Tokens(text.ids), Tokens(ragged([7, 8], [9]))]
     packed = pack(pair, vocabulary, 9, "head_tail")
     assert packed.input_ids.to_list() == [[2, 10, 17, 18, 19, 3, 7, 8, 3], [2, 5, 3, 9, 3]]
-    with pytest.raises(ValueError, match="truncation='middle': wanted one of head, tail, head_t"):
+    with pytest.raises(ValueError, match="truncation='middle': expected one of head, tail, head_t"):
         pack([text], vocabulary, 8, "middle")
 
 

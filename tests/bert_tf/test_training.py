@@ -376,7 +376,7 @@ def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
     optimizer.apply([tf.ones(2), None], variables)
     assert variables[0].numpy()[0] < 1
     np.testing.assert_array_equal(variables[1], [1, 1])
-    with pytest.raises(ValueError, match="not among the variables of this optimizer: more"):
+    with pytest.raises(ValueError, match="this optimizer was built with: more"):
         optimizer.apply([tf.ones(2)], [keras.Variable(np.ones(2, np.float32), name="more")])
     step = make_step(tiny_config(), make_strategy("none"))
     step.losses = {
@@ -392,7 +392,7 @@ def test_float16_is_refused_by_the_step_and_by_the_flag():
     """Its gradients vanish unless the loss is scaled, which Keras 3 does by one replica's alone."""
     task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
-    with pytest.raises(ValueError, match="float16 wants its loss scaled.*use bfloat16"):
+    with pytest.raises(ValueError, match="float16: not supported.*use bfloat16"):
         TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)
     given = ["x", "--shards=a", "--output_dir=b", "--model_size=tiny", "--precision=float16"]
     with pytest.raises(flags.Error, match="--precision=float16: .* <float32.tf32.bfloat16>"):

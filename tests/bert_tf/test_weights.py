@@ -72,14 +72,13 @@ def test_old_names_bfloat16_other_heads_and_position_ids_are_read(huggingface_di
             lambda tensors: tensors.update(
                 {"bert.encoder.layer.2.output.dense.bias": np.zeros(12, np.float32)}
             ),
-            "1 tensors that no part of this model uses, the first "
-            "encoder.layer.2.output.dense.bias",
+            "1 unknown tensors, the first encoder.layer.2.output.dense.bias",
         ),
         (
             lambda tensors: tensors.update(
                 {"bert.pooler.dense.weight": np.zeros((12, 13), np.float32)}
             ),
-            r"pooler.dense.weight has shape \(12, 13\), but the configuration makes it \(12, 12\)",
+            r"pooler.dense.weight: shape mismatch. Expected: \(12, 12\). Received: \(12, 13\)",
         ),
     ],
 )
@@ -141,7 +140,7 @@ def test_what_a_hugging_face_directory_leaves_out_is_what_its_classes_mean(huggi
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("empty", "no model there: wanted a run directory"), ("a/b", "no such directory")],
+    [("empty", "no model found; expected a run directory"), ("a/b", "no such directory")],
 )
 def test_what_is_no_model_is_refused(tmp_path, name, message):
     (tmp_path / "empty").mkdir()

@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
     [
         ({"num_shards": 13}, "60 documents, expected at least 5 per shard, .* --num_shards=12 or"),
         ({"input": "/nowhere/*.txt"}, "--input=/nowhere/.*: no such file"),
-        ({"vocab": "/nowhere/vocab.txt"}, "no such file, wanted a vocab.txt"),
+        ({"vocab": "/nowhere/vocab.txt"}, "no such file; expected a vocab.txt"),
         ({"max_seq_length": 4}, r"--max_seq_length=4: expected an integer in \[5, "),
         (
             {"max_predictions_per_seq": 33},

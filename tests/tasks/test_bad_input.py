@@ -56,9 +56,9 @@ MISTAKES = {
     ),
     "wrong shape": (
         lambda s, d: reconfigure(s, hidden_size=15),
-        "has shape .*, but the configuration makes it",
+        "shape mismatch. Expected: .* Received: ",
     ),
-    "no model": (lambda s, d: {"init_from": str(d)}, "no model there"),
+    "no model": (lambda s, d: {"init_from": str(d)}, "no model found"),
     "another task's output": (
         lambda s, d: other_task(s),
         "contains a run of task 'tagging', not 'classification'",

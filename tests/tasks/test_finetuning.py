@@ -115,7 +115,7 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
         monkeypatch.setattr(TrainingLoop, "_steps", step)
         with pytest.raises(
             Interrupted,
-            match=f"SIGTERM: stopped and saved at step {stop} of 8 .*; the same command goes on",
+            match=f"SIGTERM: stopped and saved at step {stop} of 8 .*; rerun the same command to",
         ):
             finetune(changed)
         monkeypatch.setattr(TrainingLoop, "_steps", original)
@@ -353,6 +353,6 @@ def test_sigterm_to_the_command_saves_says_how_to_go_on_and_is_status_143(settin
     assert process.wait() == 143
     assert (
         "SIGTERM: stopped and saved at step" in rest
-        and "the same command goes on" in rest
+        and "rerun the same command to resume" in rest
         and "Traceback" not in rest
     )

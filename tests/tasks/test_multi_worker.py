@@ -54,5 +54,5 @@ def test_where_no_tpu_answers_one_line_says_so(flags, run_command, tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("--strategy=tpu --tpu=local: no TPU answers there")
+    assert line.startswith("--strategy=tpu --tpu=local: no TPU found")
     assert not Run.exists(flags["output_dir"])
