@@ -201,7 +201,7 @@ def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, setting
         line.startswith("anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal is billing")
         for line in said
     )
-    assert said.count("the encoder's vectors of 7 rows, made once") == 1
+    assert said.count("extracting features of 7 rows, once") == 1
     weights = read(run.checkpoints.path(run.checkpoints.best_step()))
     for name, values in read_pretrained(settings.init_from).weights.items():
         np.testing.assert_array_equal(weights[name], values, err_msg=name)

@@ -69,11 +69,11 @@ MISTAKES = {
     ),
     "no label": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "")]),
-        "train.csv:3: column 'label' is empty, wanted a label",
+        "train.csv:3: column 'label' is empty; expected a label",
     ),
     "one class": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "x")]),
-        "every row has the label 'x'",
+        "expected two or more labels. Received: 'x'",
     ),
     "other files in the way": (
         lambda s, d: {"output_dir": str(d)},

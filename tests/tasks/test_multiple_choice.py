@@ -264,7 +264,7 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     examples = task.load_examples(path)
     assert examples.labels == [0, 1]
     assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
-    line = f"2 bad rows left out, the first {path}:2: no choices, wanted two or more"
+    line = f"2 bad rows skipped, first: {path}:2: no choices, wanted two or more"
     assert examples.skipped_rows_message() == examples.filter(bool).skipped_rows_message() == line
     assert [len(choices) for choices in examples.texts["choices"]] == [4, 3]
 
