@@ -118,18 +118,18 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
     [
         (
             {"class_weights": ("1", "2")},
-            "--class_weights=1,2: 2 of them, wanted 3, in the order of",
+            "--class_weights=1,2: 2 weights; expected 3, in the order of",
         ),
         (
             {"class_weights": ("1", "2", "x")},
-            "--class_weights=1,2,x: got 'x', wanted a number over",
+            "--class_weights=1,2,x: 'x': expected a number > 0",
         ),
         (
             {"class_weights": ("1", "2", "0")},
-            "--class_weights=1,2,0: got '0', wanted a number over",
+            "--class_weights=1,2,0: '0': expected a number > 0",
         ),
-        ({"class_weights": ("inf", "2", "1")}, "got 'inf', wanted a number over 0"),
-        ({"class_weights": ("balanced", "1")}, "got 'balanced', wanted a number over 0"),
+        ({"class_weights": ("inf", "2", "1")}, "'inf': expected a number > 0"),
+        ({"class_weights": ("balanced", "1")}, "'balanced': expected a number > 0"),
         (
             {"class_weights": ("balanced",), "balanced_sampling": True},
             "--balanced_sampling: with --class_weights=balanced",
@@ -145,10 +145,16 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
         ),
         (
             {"multi_label": True, "class_weights": ("balanced",)},
-            "--class_weights: not with --multi",
+            "--class_weights: not supported with --multi",
         ),
-        ({"multi_label": True, "balanced_sampling": True}, "--balanced_sampling: not with --multi"),
-        ({"multi_label": True, "rare_label": "c"}, "--rare_label: not with --multi_label"),
+        (
+            {"multi_label": True, "balanced_sampling": True},
+            "--balanced_sampling: not supported with --multi",
+        ),
+        (
+            {"multi_label": True, "rare_label": "c"},
+            "--rare_label: not supported with --multi_label",
+        ),
         (
             {"multi_label": True, "file_format": "sst2"},
             "--multi_label: rows of sst2 have exactly one label",
@@ -176,7 +182,10 @@ def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, 
             {"threshold_objective": "precision=2", "rare_label": "billing"},
             "--threshold_objective: got 'precision=2'",
         ),
-        ({"multi_label": True, "rare_label": "billing"}, "--rare_label: not with --multi_label"),
+        (
+            {"multi_label": True, "rare_label": "billing"},
+            "--rare_label: not supported with --multi_label",
+        ),
         ({"rare_label": "billing", "dev": ()}, "--rare_label: wants --dev"),
     ):
         with pytest.raises(UserError, match=message):
