@@ -72,7 +72,6 @@ def run_texts_in_chunks(
         tf.errors.InvalidArgumentError: Inputs differ in their number of rows, or an output has more
             than MAX_VALUES values. Raised when the graph runs.
     """
-
     num_rows = [tf.shape(values)[0] for values in texts.values()]
     same = tf.debugging.assert_equal(tf.stack(num_rows), num_rows[0], DIFFERENT_ROWS)
     with tf.control_dependencies([same]):
