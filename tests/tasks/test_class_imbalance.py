@@ -177,7 +177,7 @@ def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
 
 def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
     for changes, message in (
-        ({"class_weights": ("1", "x")}, "got 'x', wanted a number"),
+        ({"class_weights": ("1", "x")}, "'x': expected a number > 0"),
         (
             {"threshold_objective": "precision=2", "rare_label": "billing"},
             "--threshold_objective: got 'precision=2'",
@@ -278,7 +278,7 @@ def test_one_answer_for_all_is_told_in_words():
     assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
     metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
-    assert metrics["degenerate"] == 1.0 and "the same labels" in several.warning(metrics)
+    assert metrics["degenerate"] == 1.0 and "the same predicted labels" in several.warning(metrics)
 
 
 # Decided on dev.

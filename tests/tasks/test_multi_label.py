@@ -143,7 +143,7 @@ def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_
     )
     said = []
     run = finetune(settings, said.append)
-    (decided,) = [line for line in said if line.startswith("decided on dev: temperature ")]
+    (decided,) = [line for line in said if line.startswith("tuned on dev: temperature ")]
     assert "dev_exact_match 1.0000" in decided
     assert not [line for line in said if line.startswith("warning")]
     trained = TrainedModel.open(run.path)
