@@ -75,6 +75,7 @@ class AutoencoderModel(keras.Model):
             vectors_NH: Features of the training texts, float32 `(N, H)`.
         """
         vectors_NH = np.asarray(vectors_NH)
+        # Sums over many texts lose precision in float32.
         mean_H = vectors_NH.mean(axis=0, dtype=np.float64).astype(np.float32)
         centered_NH = vectors_NH - mean_H
         self.mean_H.assign(mean_H)

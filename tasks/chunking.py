@@ -131,6 +131,7 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
     def end_of(first):
         return tf.minimum(first + tf.maximum(budget // size_R[first], 1), num_rows)
 
+    # The chunks are counted first, because the TensorArrays below are created with their number.
     _, num_chunks = tf.while_loop(
         lambda first, count: first < num_rows,
         lambda first, count: (end_of(first), count + 1),
@@ -191,6 +192,7 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
             parallel_iterations=1,
         )
         arrays = {**arrays, **padded}
+    # Undo the sorting.
     position_R = tf.math.invert_permutation(order_R)
     return {
         name: tf.ensure_shape(tf.gather(array.concat(), position_R), [None, *inner[name]])

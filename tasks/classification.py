@@ -356,12 +356,12 @@ class Classification(TextTask):
         """Return a warning if all predictions are equal or the objective is missed."""
         warnings = []
         if metrics["degenerate"]:
-            kit = "--class_weights=balanced"
+            remedy = "--class_weights=balanced"
             if self.multi_label:
-                kit = "--focal_gamma or --threshold_objective"
+                remedy = "--focal_gamma or --threshold_objective"
             warnings.append(
                 f"every row has the same predicted label{'s' * self.multi_label}; "
-                f"more --epochs, another --learning_rate or --seed, or {kit} may help"
+                f"more --epochs, another --learning_rate or --seed, or {remedy} may help"
             )
         if self.threshold_objective and self.thresholds:
             _, expected = parse_objective(self.threshold_objective)

@@ -171,15 +171,15 @@ def label_words(
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
     basic = np.flatnonzero(is_first_T)
     word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
-    spoken_for, first = np.unique(word_of_basic, return_index=True)
+    labelled_words, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     inside = bio.inside_C[label_ids_N[word_of_basic]]
     # In "@ann", labelled O, "ann" looks like a name; training on O would teach that it is none.
     labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
     firsts_N = np.full(len(word_starts_N), -1, np.int64)
-    firsts_N[spoken_for] = basic[first]
-    labels_T[basic[first]] = label_ids_N[spoken_for]
+    firsts_N[labelled_words] = basic[first]
+    labels_T[basic[first]] = label_ids_N[labelled_words]
     return TokenLabels(labels_T, firsts_N, words.splits)
 
 

@@ -74,21 +74,22 @@ class Evaluator:
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
         return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
-    def _collected(self, encoded, look=lambda numbers, outputs: None):
-        """Return the task's `metric_inputs` of all batches; `look` is called with each batch."""
+    def _collected(self, encoded, on_batch=lambda numbers, outputs: None):
+        """Return the task's `metric_inputs` of all samples; `on_batch` sees each batch."""
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
             self.strategy,
         )
+        # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first = None, 0
         for batch in batches:
             outputs, is_sample = self._forward(batch)
-            # Batches of different replicas may end with padding samples; they are removed here.
+            # The last batch of a replica may end with padding samples, which are dropped here.
             kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
             numbers = order[first : first + int(kept.sum())]
-            look(numbers, parts)
+            on_batch(numbers, parts)
             parts = self.task.metric_inputs(parts)
             if result is None:
                 result = {

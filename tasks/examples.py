@@ -133,6 +133,7 @@ class EncodedExamples:
         if windows.choice_W is None:
             self.sample_splits = np.arange(len(windows.example_W) + 1)
         else:
+            # Windows are ordered by example, so an example without choices gets an empty range.
             self.sample_splits = np.searchsorted(windows.example_W, np.arange(len(examples) + 1))
 
     @classmethod
@@ -177,6 +178,7 @@ class EncodedExamples:
             num_replicas: Consecutive elements of the dataset per step.
         """
         sampling_weights_S = self.task.sampling_weights(self.examples, self.windows)
+        # Drawn for all epochs at once, so that resuming at a step is a slice.
         order = [
             _batched(
                 _order(np.random.default_rng([seed, epoch]), len(self), sampling_weights_S),
@@ -235,14 +237,15 @@ class EncodedExamples:
 
         def batch(inputs, numbers_B, is_sample_B):
             def of_batch(values):
+                # Labels per token are ragged; they follow the layout of the inputs.
                 values = to_dense_like(tf.gather(values, numbers_B), inputs)
                 return tf.ensure_shape(values, [numbers_B.shape[0], *values.shape[1:]])
 
-            times_B = tf.where(is_sample_B, tf.gather(weights_S, numbers_B), 0.0)
+            factor_B = tf.where(is_sample_B, tf.gather(weights_S, numbers_B), 0.0)
 
             def weighted(values):
                 values = of_batch(values)
-                return values * tf.reshape(times_B, [-1] + [1] * (values.shape.rank - 1))
+                return values * tf.reshape(factor_B, [-1] + [1] * (values.shape.rank - 1))
 
             return (
                 inputs,
@@ -262,6 +265,7 @@ class EncodedExamples:
             if self.static_shape:
                 count = numbers_B.shape[0]
             is_sample_B = numbers_B[:count] >= 0
+            # Padding repeats sample 0; its weight is 0.
             numbers_B = tf.maximum(numbers_B[:count], 0)
             return finish(inputs_of(numbers_B, count), numbers_B, is_sample_B)
 

@@ -92,8 +92,8 @@ def main(settings: ExtractSettings) -> None:
             settings.batch_size,
             command.log,
         )
-    wrong = f", {bad} bad rows with an error instead" if bad else ""
-    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
+    errors = f", {bad} bad rows with an error instead" if bad else ""
+    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{errors}")
 
 
 if __name__ == "__main__":

@@ -66,14 +66,14 @@ class FeatureExtractor:
         config, self.vocabulary = pretrained.config, pretrained.vocabulary
         self.num_layers, self.combine = LAYERS[layers]
         self.pool, self.max_seq_length = POOLING[pooling], max_seq_length
-        for flag, expected, there, what in (
+        for flag, expected, available, what in (
             (f"--layers={layers}", self.num_layers, config.num_hidden_layers, "layers"),
             ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
             ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
         ):
-            if expected > there:
+            if expected > available:
                 raise UserError(
-                    f"{flag}: requires {expected} {what}, but {pretrained.origin} has {there}"
+                    f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
                 )
         self.tokenizer = Tokenizer(self.vocabulary, config.do_lower_case, config.strip_accents)
         self.encoder = Encoder(config, dtype=use_precision("float32"))
@@ -84,8 +84,8 @@ class FeatureExtractor:
         self.vectors = tf.function(self._vectors, input_signature=specs, autograph=False)
 
     def _vectors(self, *texts):
-        room = token_budget(len(texts), self.max_seq_length)
-        segments = [tokenize_ends(self.tokenizer.tokenize, text, room) for text in texts]
+        budget = token_budget(len(texts), self.max_seq_length)
+        segments = [tokenize_ends(self.tokenizer.tokenize, text, budget) for text in texts]
         inputs = to_flat(pack(segments, self.vocabulary, self.max_seq_length), self.vocabulary)
         outputs = self.encoder(inputs, output_hidden_states=True)["hidden_states"][
             -self.num_layers :

@@ -118,6 +118,7 @@ def _finetune(settings, log, strategy):
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
     layout = choose_layout(strategy)
+    # Padded batches get one static shape, because they are compiled by XLA.
     encoded, *encoded_devs = (
         EncodedExamples.encode(examples, pipeline, layout, static_shape=layout is to_padded)
         for examples in (train, *devs)
@@ -207,6 +208,7 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
     """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
     metrics = run.checkpoints.info(best)["metrics"]
     if task.tunable_fields:
+        # The model holds the weights of the last step; tuning applies to the best checkpoint.
         directory = run.checkpoints.path(best)
         checkpoints.assign(
             checkpoints.model_variables(evaluator.model),
@@ -231,9 +233,9 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
                 "warnings": warnings,
             },
         )
-        decided = ", ".join(f"{name} {value}" for name, value in values.items())
+        tuned = ", ".join(f"{name} {value}" for name, value in values.items())
         scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        log(f"tuned on dev: {decided}; {scores}")
+        log(f"tuned on dev: {tuned}; {scores}")
         for line in warnings:
             log(f"warning: {first_file}: {line}")
         run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})

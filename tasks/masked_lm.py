@@ -99,9 +99,9 @@ class MaskedLmPipeline(Pipeline):
         Returns:
             Dict of `is_next`, float32 `(B,)`, the probability that text_b follows text_a.
         """
-        room = token_budget(2, self.task.max_seq_length)
+        budget = token_budget(2, self.task.max_seq_length)
         segments = [
-            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
+            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
             for text in (text_a, text_b)
         ]
         packed = pack(segments, self.vocabulary, self.task.max_seq_length)

@@ -86,14 +86,14 @@ class MultipleChoice(Task):
         tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
         indices_W2 = tf.where(choices_BC != "")
         example_W, choice_W = tf.unstack(indices_W2, axis=1)
-        room = token_budget(2, self.max_seq_length)
+        budget = token_budget(2, self.max_seq_length)
         prompts = Tokens(
             *(
                 None if ragged is None else tf.gather(ragged, example_W)
-                for ragged in tokenize_ends(tokenize, prompt_B, room)
+                for ragged in tokenize_ends(tokenize, prompt_B, budget)
             )
         )
-        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), room)
+        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
         return Windows(
             pack([prompts, choices], vocabulary, self.max_seq_length),
             tf.cast(example_W, tf.int32),
