@@ -1,1 +1,1 @@
-"""What to fine-tune BERT for: a module a kind of task; finetune, evaluate, predict."""
+"""Fine-tuning of BERT: one module per task type; commands finetune, evaluate, predict, extract."""

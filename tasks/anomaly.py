@@ -1,33 +1,43 @@
-"""What is unusual: texts unlike those of the normal classes, the only ones that training sees.
+"""Anomaly detection: training sees normal texts only.
 
-The score is an autoencoder's error on the frozen encoder's vectors (tasks.autoencoder); from a
-threshold on it is an alarm. Legend: B texts, N examples.
+The score of a text is the reconstruction error of an autoencoder on features of the frozen encoder
+(tasks.autoencoder); a text is an anomaly if its score reaches a threshold.
+
+Shape suffixes: B texts, N examples, S samples, H hidden size.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
-from tasks.examples import Example
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureExamples, Tensors
 from tasks.metrics.labels import ratio
 from tasks.metrics.ranking import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.readers.records import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import read_rows
 from tasks.text_task import TextTask
+from tasks.windows import Windows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anomaly(TextTask):
-    """Rows whose label is none of `normal_labels` are unusual.
+    """Detection of rows whose label is not in `normal_labels`.
 
-    Without a `label_column` that is "label" where a file has one; in a file without labels every
-    row is normal. `threshold` lets a share of at most `false_alarm_rate` of the normal rows of
-    dev pass as unusual. The best checkpoint is that of the best ranking of dev's unusual rows.
+    In a file without labels, every row is normal.
+
+    Attributes:
+        label_column: Column of the labels; None means "label" in files that have it.
+        normal_labels: Labels of normal rows; empty if the training file has no labels.
+        latent_dim: Size of the autoencoder's code.
+        false_alarm_rate: Largest fraction of the normal dev rows that the threshold may flag.
+        threshold: Smallest score of an anomaly, tuned on dev; None until then.
     """
 
     label_column: str | None = None
@@ -43,11 +53,16 @@ class Anomaly(TextTask):
     trains_on_vectors = True
 
     @classmethod
-    def from_data(cls, path, **options):
-        """The task that a training file shows.
+    def from_data(cls, path: str, **options) -> "Anomaly":
+        """Create the task from a training file.
 
-        Raises UserError if one of the normal labels is not in it, or if none are given and it has
-        several.
+        Args:
+            path: The training file.
+            **options: Fields of the task; `normal_labels` defaults to the file's only label.
+
+        Raises:
+            UserError: A normal label does not occur in the file, or the file has several labels
+                and none is declared normal.
         """
         normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
         task = cls(normal_labels=normal_labels, **options)
@@ -58,22 +73,23 @@ class Anomaly(TextTask):
         if not task.normal_labels:
             if len(labels) > 1:
                 raise UserError(
-                    f"{path}: has the labels {found}; say with --normal_labels which of them are "
-                    "normal"
+                    f"{path}: several labels: {found}. Set --normal_labels to those of normal rows"
                 )
             return dataclasses.replace(task, normal_labels=tuple(labels))
         for label in task.normal_labels:
             if label not in labels:
                 raise UserError(
-                    f"--normal_labels: no row of {path} has the label {label!r}; there are {found}"
+                    f"--normal_labels: no row of {path} has label {label!r}. Found: {found}"
                 )
         return task
 
     @property
-    def losses(self):
+    def losses(self) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        """Loss by output: the score itself."""
         return {"score": identity_loss}
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
         if not labelled:
             yield from super().iter_examples(path, labelled)
             return
@@ -85,17 +101,17 @@ class Anomaly(TextTask):
             if label is not None and not self.normal_labels:
                 yield BadRow(
                     row.location,
-                    f"label {label!r}, but the rows of training had none; say with "
-                    "--normal_labels which labels are normal",
+                    f"label {label!r}, but the training rows had no labels; train with "
+                    "--normal_labels",
                 )
                 continue
-            # Earlier versions saved them as read.
+            # Stripped again, because earlier versions saved labels with surrounding spaces.
             is_unusual = label is not None and label not in map(as_label, self.normal_labels)
             texts = {"text": row.values[self.text_columns[0]]}
             yield Example(texts, int(is_unusual), row.location)
 
     def _labelled(self, path):
-        """Yields (Row, its label, None where the file has none), or a BadRow."""
+        """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""
         column = self.label_column or "label"
         required, optional = ((column,), ()) if self.label_column else ((), (column,))
         columns = (*self.text_columns, *required)
@@ -108,37 +124,39 @@ class Anomaly(TextTask):
             if has_labels is None:
                 has_labels = label is not None
             if (label is not None) != has_labels:
-                which = "no label, but the rows" if has_labels else "a label, but no row"
-                yield BadRow(row.location, f"has {which} before it in column {column!r}")
+                which = "no label, unlike the rows" if has_labels else "a label, unlike the rows"
+                yield BadRow(row.location, f"{which} before it in column {column!r}")
             elif label is not None and not as_label(label):
-                yield BadRow(row.location, f"column {column!r} is empty, wanted a label")
+                yield BadRow(row.location, f"column {column!r} is empty; expected a label")
             else:
                 yield row, label if label is None else as_label(label)
 
-    def select_training_examples(self, examples):
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the normal examples."""
         return examples.filter(lambda number: not examples.labels[number])
 
-    def targets(self, examples, windows):
-        """The labels, 1 = unusual, are for the metrics; the loss is that of the normal."""
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels, int32 `(N,)`, 1 for anomalies, and weights: the loss is of normal rows."""
         is_unusual_N = np.array(examples.labels, np.int32)
         return {"score": is_unusual_N}, {"score": (1 - is_unusual_N).astype(np.float32)}
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> AutoencoderModel:
+        """Return a built model; raises UserError unless latent_dim < hidden_size."""
         if self.latent_dim >= config.hidden_size:
             raise UserError(
-                f"--latent_dim={self.latent_dim}: wanted less than {config.hidden_size}, the size "
-                "of "
-                "the encoder's vectors"
+                f"--latent_dim={self.latent_dim}: expected less than {config.hidden_size}, the "
+                "encoder's hidden size"
             )
         model = AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def init_head(self, model, encoded):
+    def init_head(self, model: AutoencoderModel, encoded: FeatureExamples) -> None:
+        """Fit mean, spread and principal components to the training features."""
         model.adapt(encoded.vectors_SH)
 
-    def metrics(self, data, outputs):
-        """Areas under the curves, also of what the autoencoder has to beat; rates once decided."""
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return areas under the curves, those of two baselines, and rates at the threshold."""
         is_unusual_N = data.labels["score"] == 1
         result = {
             "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
@@ -162,45 +180,50 @@ class Anomaly(TextTask):
             },
         }
 
-    def is_anomaly(self, scores):
-        """float32 [B], an array or a tensor -> bool [B]. Raises UserError if not decided yet."""
+    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
+        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
         if self.threshold is None:
             raise UserError(
-                "the threshold is not decided yet, which is done when training ends; "
-                "run the same tasks.finetune again"
+                "threshold not tuned yet: this happens at the end of training; rerun the same "
+                "tasks.finetune command"
             )
         return scores >= self.threshold
 
-    def check_dev(self, examples):
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
         if all(examples.labels):
             raise UserError(
-                "--dev: the first file holds no normal row, from which the threshold is decided; "
-                "name one that does, and a new --output_dir"
+                "--dev: the first file has no normal row to tune the threshold on; choose another "
+                "file and a new --output_dir"
             )
         if not any(examples.labels):
-            return ["no row is unusual: nothing says how well the unusual is found"]
+            return ["no anomalies among the rows: detection cannot be evaluated"]
         return []
 
-    def tune(self, data, outputs):
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Anomaly":
+        """Return the task with the threshold tuned on the normal dev rows."""
         is_normal_N = data.labels["score"] == 0
         threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
         return dataclasses.replace(self, threshold=threshold)
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return the score and the decision per text."""
         return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
 
-    def margin(self, predictions, windows, outputs):
-        """By the score's part of the threshold, since it is no probability."""
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the distance of each score to the threshold, relative to the threshold."""
         return tf.abs(predictions["score"] / self.threshold - 1.0)
 
-    def description(self):
+    def description(self) -> str:
+        """Return the normal labels for the log."""
         if not self.normal_labels:
-            return "; no labels in --train: every row of it is normal"
-        return f"; normal is {', '.join(self.normal_labels)}"
+            return "; no labels in --train: all rows are normal"
+        return f"; normal labels {', '.join(self.normal_labels)}"
 
-    def warning(self, metrics):
+    def warning(self, metrics: dict[str, float]) -> str | None:
+        """Return a warning if a baseline ranks as well as the autoencoder."""
         if metrics["pr_auc"] == 0:
-            return "no row of dev is unusual: nothing says how well the unusual is found"
+            return "no anomalies in the dev rows: detection cannot be evaluated"
         others = {
             "the distance to the mean": metrics["mean_distance_roc_auc"],
             "PCA of equal width": metrics["pca_roc_auc"],
@@ -211,6 +234,6 @@ class Anomaly(TextTask):
         if better:
             return (
                 f"the autoencoder's ROC-AUC ({metrics['roc_auc']:.4f}) does not beat "
-                f"{' and '.join(better)}: it is not worth having here"
+                f"{' and '.join(better)}; use the simpler method"
             )
         return None

@@ -1,33 +1,51 @@
-"""Answers: from the logits of where a span starts and ends to text, inside the graph.
+"""Answer spans: from start and end logits to the text of answers, in the graph.
 
-What may be an answer, and when there is none, is as in google-research/bert's run_squad.py (Devlin
-et al. 2019, 4.2 and 4.3). Better than there: no span is lost because its start or end alone is not
-among the best; "The cat" and "the cat" are one answer; an example may be without any span.
+Valid spans and the no-answer rule follow google-research/bert's run_squad.py (Devlin et al. 2019,
+4.2 and 4.3), with three differences: all pairs of start and end are ranked, not only pairs of
+n-best positions; answers that differ only in case are merged; an example may have no valid span.
 
-Legend: B examples, W windows of all of them, L tokens, A tokens of the longest answer, K spans
-that are compared, N spans that are returned.
+Shape suffixes: B examples, W windows of all examples, L tokens, A tokens of the longest answer, K
+candidate spans, N returned spans.
 """
+
+from collections.abc import Mapping
 
 import tensorflow as tf
 
-NO_SPAN = -1e30  # The logit where there is no span: less than any, and a number JSON can write.
-WIDER_FROM = (0x80, 0x800, 0x10000)  # From each of these on a character takes a byte more.
-SPANS_PER_ANSWER = 5  # How many spans are compared for each that is returned, since some are equal.
+from tasks.windows import Windows
+
+NO_SPAN = -1e30  # Logit of a missing span: below any real logit, and finite, as JSON requires.
+WIDER_FROM = (0x80, 0x800, 0x10000)  # From each code point on, UTF-8 takes one more byte.
+SPANS_PER_ANSWER = 5  # Candidates per returned span, because some have equal texts.
 
 
-def best_spans(start_logits, end_logits, windows, contexts, n_best=20, max_answer_length=30):
-    """Logits float32 [W, L] of Windows, their contexts string [B] -> the best answers.
+def best_spans(
+    start_logits: tf.Tensor,
+    end_logits: tf.Tensor,
+    windows: Windows,
+    contexts: tf.Tensor,
+    n_best: int = 20,
+    max_answer_length: int = 30,
+) -> dict[str, tf.Tensor]:
+    """Return the n-best answer spans of each example.
 
-    A span starts where `windows.is_max_context`, ends in the same window and has at most
-    `max_answer_length` tokens; its logit is the sum of both. Of an example's SPANS_PER_ANSWER *
-    n_best best spans, those whose text differs in nothing but case and space around it count as one
-    with the logit of the best. Logits behind a window's end are not looked at. The windows must
-    have offsets.
+    The logit of a span is the sum of its start and end logits. A valid span starts where
+    `windows.is_max_context` is true and ends in the same window. Spans whose texts differ only in
+    case and surrounding whitespace are merged; the best logit is kept.
 
-    Returns, the best first: text string, start, end int32, logit float32, all [B, n_best] and
-    padded with "", -1, -1, NO_SPAN, so that context[start:end] == text; bytes that are no UTF-8 are
-    one character each time bytes.decode("utf-8", "replace") makes one of them. And null_logit [B],
-    the least of both logits of a window's [CLS].
+    Args:
+        start_logits: float32 `(W, L)`; values after the end of a window are ignored.
+        end_logits: float32 `(W, L)`, likewise.
+        windows: Windows with character offsets.
+        contexts: string `(B,)`, the texts that the offsets refer to.
+        n_best: Number of spans per example.
+        max_answer_length: Maximum length of a span in tokens.
+
+    Returns:
+        Dict of `text` string, `start` and `end` int32, `logit` float32, each `(B, n_best)`, best
+        first, padded with "", -1, -1 and NO_SPAN, such that context[start:end] == text, where
+        invalid UTF-8 counts as in bytes.decode("utf-8", "replace"); and of `null_logit` float32
+        `(B,)`, the smallest [CLS] logit (start plus end) of the example's windows.
     """
     num_spans = SPANS_PER_ANSWER * n_best
     example_W, num_examples = windows.example_W, tf.size(contexts)
@@ -68,24 +86,29 @@ def best_spans(start_logits, end_logits, windows, contexts, n_best=20, max_answe
     }
 
 
-def select_answer(best, null_threshold=None):
-    """What `best_spans` found -> the answer that is given, and how sure it is.
+def select_answer(
+    best: Mapping[str, tf.Tensor], null_threshold: float | None = None
+) -> dict[str, tf.Tensor]:
+    """Select the best span or no answer.
 
-    `null_threshold` None: a model that always answers. Otherwise there is no answer where
-    no_answer_score, the null logit less that of the best span, is above it. Without an answer, so
-    also where there is no span at all, answer is "", start and end -1.
+    Args:
+        best: Result of `best_spans`.
+        null_threshold: Largest no_answer_score with which the best span is returned; None for a
+            model that always answers (SQuAD 1.1).
 
-    Returns answer string, start, end int32, score, no_answer_score float32 [B]; nbest_answer,
-    nbest_start, nbest_end, nbest_score [B, N], padded with "", -1, -1, 0. Scores are the softmax of
-    the spans' logits and, unless the model always answers, of the null logit: what the nbest_score
-    of an example lack to 1 is then the score of no answer. `score` is that of what is answered; 0
-    where a model that always answers has no span.
+    Returns:
+        Dict of `answer` string, `start` and `end` int32, `score` and `no_answer_score` float32,
+        each `(B,)`; no answer is "", -1, -1. `no_answer_score` is the null logit minus the logit of
+        the best span. Scores are a softmax over the span logits and, unless the model always
+        answers, the null logit; `score` is that of the selected span or of no answer.
+        `nbest_answer`, `nbest_start`, `nbest_end` and `nbest_score` are `(B, N)`, padded with "",
+        -1, -1 and 0.
     """
     has_span_BN = best["start"] >= 0
     null_B = best["null_logit"]
     no_answer_score_B = null_B - best["logit"][:, 0]
     is_answered_B = has_span_BN[:, 0]
-    # Without a null logit this column, like the padding, is as good as none beside a span.
+    # With NO_SPAN as its logit, the null column gets no probability if there is any span.
     null_column_B = tf.fill(tf.shape(null_B), NO_SPAN)
     if null_threshold is not None:
         is_answered_B &= no_answer_score_B <= null_threshold
@@ -107,16 +130,17 @@ def select_answer(best, null_threshold=None):
 
 
 def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
-    """The best spans of each window, [W, K] each: logits, first tokens, last tokens.
+    """Return logits, first and last tokens of the best spans of each window, `(W, K)` each.
 
-    Tokens are numbered through all windows, 0 if there is no span; K is at most num_spans.
+    Tokens are indices into the flat tokens of all windows, 0 for no span; K is at most num_spans.
     """
     num_windows, length = tf.unstack(tf.shape(start_WL))
     row_splits = tf.cast(windows.packed.input_ids.row_splits, tf.int32)
     size_W = row_splits[1:] - row_splits[:-1] - 1  # Without the last [SEP].
     is_start_WL = windows.is_max_context.to_tensor(False, shape=tf.shape(start_WL, tf.int64))
 
-    # A span is among the K best only if its start is among the K whose best spans are the best.
+    # A span can be among the K best only if its start is one of the K starts with the best spans.
+    # Preselecting these starts avoids the (W, L, A) tensor of all spans.
     end_WL = tf.where(tf.range(length) < size_W[:, tf.newaxis], end_WL, NO_SPAN)
     end_WL = tf.pad(end_WL, [[0, 0], [0, max_answer_length - 1]], constant_values=NO_SPAN)
     best_end_WL = tf.nn.max_pool1d(end_WL[..., tf.newaxis], max_answer_length, 1, "VALID")[..., 0]
@@ -140,10 +164,10 @@ def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
 
 
 def _cut(texts, start_BK, end_BK):
-    """The characters of texts [B] from start to end -> string [B, K].
+    """Return the substrings, string `(B, K)`, of texts `(B,)` between character offsets.
 
-    Characters are counted as the tokenizer counts them. The cut is made in bytes: with many spans
-    of one long word, code points would take twelve times the memory.
+    Characters are counted as in the tokenizer. Cutting bytes instead of code points takes a twelfth
+    of the memory if a long word has many spans.
     """
     codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
     sizes = 1 + tf.add_n([tf.cast(codes.flat_values >= code, tf.int32) for code in WIDER_FROM])
@@ -160,7 +184,7 @@ def _cut(texts, start_BK, end_BK):
 
 
 def _is_new(text_BK):
-    """Is none of the texts before it in its row the same but for case and space around it?"""
+    """Mark texts that differ from all earlier texts of their row, ignoring case and whitespace."""
     text_BK = tf.strings.strip(tf.strings.lower(text_BK, encoding="utf-8"))
     row_B1 = tf.strings.as_string(tf.range(tf.shape(text_BK)[0]))[:, tf.newaxis]
     texts = tf.reshape(row_B1 + " " + text_BK, [-1])

@@ -1,13 +1,15 @@
-"""The model of what is normal: a frozen encoder, and an autoencoder on its vectors.
+"""Model of anomaly detection: a frozen encoder and an autoencoder on its features.
 
-Legend: B texts, N texts of training, H hidden size, K size of the code.
+Shape suffixes: B texts, N training texts, H hidden size, K size of the code.
 """
+
+from collections.abc import Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import bert_tf.train.optimizer  # noqa: F401  Where a saved, compiled model finds its AdamW.
+import bert_tf.train.optimizer  # noqa: F401  Registers AdamW for loading compiled models.
 from bert_tf.config import BertConfig
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import dense
@@ -18,29 +20,31 @@ INNER_SIZE = 256
 
 @keras.saving.register_keras_serializable("bert_tf")
 class AutoencoderModel(keras.Model):
-    """How badly a text's vector is told by K numbers, when what is normal is told well.
+    """Autoencoder on the features of a frozen encoder.
 
-    The vector is the mean of the last layer over all tokens, scaled to length 1, since the mean's
-    length tells how long a text is. The encoder is frozen, else it would learn to give the same
-    vector always. Takes a batch in either layout, or {"vector": [B, H]} as it gave them before;
-    returns a dict of float32, the first three mean squares over H of what is left of the vector,
-    less the training texts' mean and in units of their spread:
+    A feature is the mean of the last layer over all tokens, normalized to length 1, because the
+    norm of the mean depends on the length of the text. The encoder is frozen; otherwise it would
+    learn to map all texts to one feature.
 
-        "score" [B]          after the autoencoder
-        "pca" [B]            after the K principal components of training
-        "mean_distance" [B]  after nothing
-        "vector" [B, H]
-
-    Code and reconstruction are each a linear map plus the correction of an inner gelu layer.
-    `adapt` sets the maps to those of PCA and the corrections to 0: what is learned is what PCA
-    lacks.
+    Encoder and decoder are each a linear map plus a correction by a hidden gelu layer. `adapt`
+    initializes the maps with PCA and the corrections with 0, so training learns what PCA lacks.
     """
 
-    def __init__(self, config, code_size, name=None, **kwargs):
-        # Without autocast, under which vectors would come in bfloat16.
+    def __init__(
+        self, config: BertConfig | dict, code_size: int, name: str | None = None, **kwargs
+    ):
+        """Create the layers.
+
+        Args:
+            config: Configuration of the encoder.
+            code_size: Size of the code, less than hidden_size.
+            name: Name of the model.
+            **kwargs: Arguments of keras.Model.
+        """
+        # With autocast, features would be cast to bfloat16 under a mixed-precision policy.
         super().__init__(name=name, autocast=False, **kwargs)
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
-        self.latent_dim = code_size  # The name in get_config.
+        self.latent_dim = code_size  # get_config saves it as code_size.
         self.encoder = Encoder(self.config, dtype=self.dtype_policy)
         self.encoder.trainable = False
         self.code = _Corrected(self.config, code_size, dtype="float32", name="code")
@@ -48,7 +52,8 @@ class AutoencoderModel(keras.Model):
             self.config, self.config.hidden_size, dtype="float32", name="reconstruction"
         )
 
-    def build(self, inputs_shape=None):
+    def build(self, inputs_shape: object = None) -> None:
+        """Create all weights; shapes follow from the configuration."""
         hidden_size = self.config.hidden_size
         self.encoder.build()
         self.code.build((None, hidden_size))
@@ -63,22 +68,43 @@ class AutoencoderModel(keras.Model):
         self.spread = fixed("spread", (), "ones")
         self.components_HK = fixed("components", (hidden_size, self.latent_dim), "zeros")
 
-    def adapt(self, vectors_NH):
-        """Sets mean, spread and components of training, and begins as PCA."""
+    def adapt(self, vectors_NH: np.ndarray | tf.Tensor) -> None:
+        """Fit mean, spread and principal components, and initialize the autoencoder with PCA.
+
+        Args:
+            vectors_NH: Features of the training texts, float32 `(N, H)`.
+        """
         vectors_NH = np.asarray(vectors_NH)
+        # Sums over many texts lose precision in float32.
         mean_H = vectors_NH.mean(axis=0, dtype=np.float64).astype(np.float32)
         centered_NH = vectors_NH - mean_H
         self.mean_H.assign(mean_H)
         self.spread.assign(np.sqrt(np.mean(centered_NH**2, dtype=np.float64)) or 1.0)
-        # Columns are directions, those of the smallest variance first.
+        # eigh returns eigenvectors as columns, in ascending order of their eigenvalues.
         directions_HH = np.linalg.eigh(centered_NH.T @ centered_NH)[1]
         components_HK = directions_HH[:, : -self.latent_dim - 1 : -1]
         self.components_HK.assign(components_HK)
         self.code.start_with(components_HK)
         self.reconstruction.start_with(components_HK.T)
 
-    def call(self, inputs, training=False, seed=None):
-        """Draws no noise; `seed` is there because the train step gives one."""
+    def call(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Compute anomaly scores.
+
+        The first three outputs are mean squares over H of standardized features, that is, after
+        subtracting the training mean and dividing by the training spread.
+
+        Args:
+            inputs: Batch in either layout, or `{"vector": (B, H)}` with precomputed features.
+            training: Ignored; there is no dropout.
+            seed: Ignored; passed by the train step.
+
+        Returns:
+            Dict of float32: `score` `(B,)`, reconstruction error of the autoencoder; `pca` `(B,)`,
+            reconstruction error with K principal components; `mean_distance` `(B,)`, squared
+            distance to the training mean; `vector` `(B, H)`, the features.
+        """
         vectors_BH = self._vectors(inputs)
         x_BH = (vectors_BH - self.mean_H) / self.spread
         projected_BH = tf.matmul(
@@ -97,13 +123,14 @@ class AutoencoderModel(keras.Model):
         means_BH = mean_of_tokens(self.encoder(inputs)["sequence"], inputs)
         return tf.math.l2_normalize(means_BH, axis=-1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
+        """Return the constructor's arguments."""
         own = {"config": self.config.to_dict(), "code_size": self.latent_dim}
         return {**super().get_config(), **own}
 
 
 class _Corrected(keras.layers.Layer):
-    """A linear map, and what an inner gelu layer adds to it."""
+    """Linear map plus a correction by a hidden gelu layer."""
 
     def __init__(self, config, units, **kwargs):
         super().__init__(**kwargs)

@@ -1,35 +1,46 @@
-"""A request in parts, in one graph, so that its memory is that of its largest part.
+"""Chunked execution of a request in one graph, so that memory does not grow with the request.
 
-Rows of a part are padded to the longest of them, in attention and in answers. So a part is bounded
-by its rows times the longest; and where one part is not enough, rows of like size share one.
+Rows of a chunk are padded to the longest of them, in attention and in outputs. Therefore a chunk is
+limited by its number of rows times the longest row. If one chunk is not enough, rows are sorted by
+size first, which saves padding.
 
-Legend: R rows, r rows of a part, B texts, W sequences, L tokens of the longest.
+Shape suffixes: R rows, r rows of a chunk, B texts, W sequences, L tokens of the longest sequence.
 """
+
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.packing import Packed, to_flat
+from bert_tf.text.vocabulary import Vocabulary
 
-TOKENS_PER_CHUNK = 2**14  # Sequences times the longest of them.
-MIN_TOKENS = 8  # What a shorter sequence counts as.
-BYTES_PER_CHUNK = MAX_BYTES  # Texts times the longest of them.
-MIN_BYTES = 2**8  # What a shorter text counts as.
-# Of an output of a request, 32 rows of 2**20 each: as many rows as batching_params.pbtxt allows.
+TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.
+MIN_TOKENS = 8  # Shorter sequences count as this many, for the overhead per row.
+BYTES_PER_CHUNK = MAX_BYTES  # Number of texts times the length of the longest, in bytes.
+MIN_BYTES = 2**8  # Shorter texts count as this many, for the overhead per row.
+# Limit per output of a request: 32 rows, as allowed by batching_params.pbtxt, of 2**20 values.
 MAX_VALUES = 2**25
 
-DIFFERENT_ROWS = "inputs differ in their number of rows; send as many of each"
+DIFFERENT_ROWS = "inputs: numbers of rows differ; send equally many rows of each input"
 
 
-def run_in_chunks(function, packed, vocabulary):
-    """Applies `function` to the flat inputs of some sequences at a time, of all of a Packed.
+def run_in_chunks(
+    function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]],
+    packed: Packed,
+    vocabulary: Vocabulary,
+) -> dict[str, tf.Tensor]:
+    """Apply a function to all sequences, in chunks of at most TOKENS_PER_CHUNK tokens.
 
     Args:
-        function: Flat inputs of n sequences -> {name: [n, ...]}, or [n, L, ...] of every token.
+        function: Maps the flat inputs of n sequences to outputs `(n, ...)`, or `(n, L, ...)` per
+            token, by name.
+        packed: W sequences.
+        vocabulary: Vocabulary of the ids.
 
     Returns:
-        {name: [W, ...]}; what is [W, L, ...] is padded with MASKED_SCORE.
+        Outputs `(W, ...)` by name; outputs per token are padded with MASKED_SCORE.
     """
 
     def of_rows(row_r):
@@ -40,18 +51,27 @@ def run_in_chunks(function, packed, vocabulary):
     return _run_in_chunks(of_rows, size_W, TOKENS_PER_CHUNK, lambda name, dtype: MASKED_SCORE)
 
 
-def run_texts_in_chunks(function, texts, fillers):
-    """Applies `function` to the texts of some rows at a time, of all rows of a request.
+def run_texts_in_chunks(
+    function: Callable[..., Mapping[str, tf.Tensor]],
+    texts: Mapping[str, tf.Tensor],
+    fillers: Mapping[str, int],
+) -> dict[str, tf.Tensor]:
+    """Apply a function to all rows of a request, in chunks of at most BYTES_PER_CHUNK bytes.
 
     Args:
-        function: {input: strings [b] or [b, C]} -> {name: [b, ...]}.
-        fillers: {name: value} that pads outputs whose width follows from the texts; "" or -1 by
-            default.
+        function: Maps strings `(b,)` or `(b, C)`, keyword arguments by input name, to outputs
+            `(b, ...)` by name.
+        texts: Strings `(B,)` or `(B, C)` by input name.
+        fillers: Padding values, by name, of outputs whose width depends on the texts; by default ""
+            or -1.
 
     Returns:
-        {name: [B, ...]}. An output of more than MAX_VALUES is an error, which says so.
-    """
+        Outputs `(B, ...)` by name.
 
+    Raises:
+        tf.errors.InvalidArgumentError: Inputs differ in their number of rows, or an output has more
+            than MAX_VALUES values. Raised when the graph runs.
+    """
     num_rows = [tf.shape(values)[0] for values in texts.values()]
     same = tf.debugging.assert_equal(tf.stack(num_rows), num_rows[0], DIFFERENT_ROWS)
     with tf.control_dependencies([same]):
@@ -65,7 +85,7 @@ def run_texts_in_chunks(function, texts, fillers):
         for values in texts.values()
     ]
     if max(size.shape.rank for size in sizes) == 2:
-        # A text counts with each choice, since it is read with each.
+        # The prompt counts once per choice, since it is paired with each choice.
         sizes = [size if size.shape.rank == 2 else size[:, tf.newaxis] for size in sizes]
         sizes = [tf.reduce_sum(sum(sizes), axis=1)]
     return _run_in_chunks(
@@ -78,10 +98,18 @@ def run_texts_in_chunks(function, texts, fillers):
 
 
 def _run_in_chunks(function, size_R, budget, filler, max_values=None):
-    """Applies `function`, row numbers int32 [r] -> {name: [r, ...]}, to parts of R rows.
+    """Apply a function to chunks of R rows within a tf.while_loop.
 
-    A part is one row, or its rows times the largest of their `size_R` are at most `budget`. Returns
-    {name: [R, ...]}, where parts differ in a width padded with `filler(name, dtype)`.
+    Args:
+        function: Maps row indices, int32 `(r,)`, to outputs `(r, ...)` by name.
+        size_R: Size of each row.
+        budget: Limit of a chunk's number of rows times its largest size; a larger row is a chunk of
+            its own.
+        filler: Padding value, by name and dtype, of outputs whose width differs between chunks.
+        max_values: Limit of the number of values of an output.
+
+    Returns:
+        Outputs `(R, ...)` by name, in the order of the rows.
     """
     function = tf.function(
         function, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
@@ -92,16 +120,18 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
     size_R = tf.cast(tf.minimum(size_R, budget), tf.int32)
     largest = tf.reduce_max(tf.concat([[1], size_R], axis=0))
     is_one_chunk = num_rows <= budget // largest
-    # In their own order where all are one part, as in nearly all requests.
+    # Most requests fit into one chunk, which needs no sorting.
     order_R = tf.where(
         is_one_chunk, tf.range(num_rows), tf.argsort(size_R, direction="DESCENDING", stable=True)
     )
     size_R = tf.where(is_one_chunk, largest, tf.gather(size_R, order_R))
-    size_R = tf.concat([size_R, [1]], axis=0)  # One more, for no rows at all, which are one part.
+    # One more size, because a request without rows runs as one empty chunk.
+    size_R = tf.concat([size_R, [1]], axis=0)
 
     def end_of(first):
         return tf.minimum(first + tf.maximum(budget // size_R[first], 1), num_rows)
 
+    # The chunks are counted first, because the TensorArrays below are created with their number.
     _, num_chunks = tf.while_loop(
         lambda first, count: first < num_rows,
         lambda first, count: (end_of(first), count + 1),
@@ -113,6 +143,7 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
     }
     num_chunks = _checked(num_chunks, num_rows, max(fixed.values(), default=0), max_values)
 
+    # Outputs of unknown width are written unpadded here; a second loop pads them to the widest.
     def body(chunk, first, widths, arrays):
         last = end_of(first)
         values = function(order_R[first:last])
@@ -161,6 +192,7 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
             parallel_iterations=1,
         )
         arrays = {**arrays, **padded}
+    # Undo the sorting.
     position_R = tf.math.invert_permutation(order_R)
     return {
         name: tf.ensure_shape(tf.gather(array.concat(), position_R), [None, *inner[name]])
@@ -169,14 +201,12 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
 
 
 def _checked(tensor, num_rows, width, max_values):
-    """`tensor`, once `num_rows` of `width` values are no more than `max_values`."""
+    """Return `tensor` after asserting that num_rows * width <= max_values."""
     if not max_values:
         return tensor
     rows, width = tf.cast(num_rows, tf.int64), tf.cast(width, tf.int64)
     parts = ["an output of", tf.strings.as_string(rows), "rows of", tf.strings.as_string(width)]
-    parts.append(
-        f"values has more than the {max_values} that are allowed; send fewer rows at a time"
-    )
+    parts.append(f"values exceeds the limit of {max_values} values; send fewer rows per request")
     check = tf.debugging.Assert(rows * width <= max_values, [tf.strings.join(parts, separator=" ")])
     with tf.control_dependencies([check]):
         return tf.identity(tensor)

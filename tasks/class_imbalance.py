@@ -1,10 +1,12 @@
-"""What helps where classes are rare: their weights, their odds, the bias to begin with.
+"""Remedies for class imbalance: class weights, sampling weights and the initial bias.
 
-Free of TensorFlow, so that flags can be checked before it is imported. Legend: N examples, C
-labels.
+Does not import TensorFlow, so that flags can be checked before that import.
+
+Shape suffixes: N examples, C labels.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,14 +16,26 @@ from tasks.metrics.thresholds import parse_objective
 
 def check_options(
     *,
-    multi_label=False,
-    class_weights=(),
-    balanced_sampling=False,
-    rare_label=None,
-    threshold_objective=None,
+    multi_label: bool = False,
+    class_weights: Sequence[str] = (),
+    balanced_sampling: bool = False,
+    rare_label: str | None = None,
+    threshold_objective: str | None = None,
     **others,
-):
-    """Raises UserError, naming the flag, at options that no labels could make right."""
+) -> None:
+    """Check the options that do not depend on the labels.
+
+    Args:
+        multi_label: Whether a row has any number of labels.
+        class_weights: The flag's strings: numbers, or ("balanced",).
+        balanced_sampling: Whether all classes are drawn equally often.
+        rare_label: The label that gets a threshold.
+        threshold_objective: "f1", "precision=P" or "recall=R".
+        **others: Ignored.
+
+    Raises:
+        UserError: The options contradict each other; the message starts with the flag.
+    """
     if multi_label:
         for name, value in (
             ("class_weights", class_weights),
@@ -29,18 +43,18 @@ def check_options(
         ):
             if value:
                 raise UserError(
-                    f"--{name}: not with --multi_label, where a row has no one class to be weighed "
-                    "by; --focal_gamma and --threshold_objective are for both"
+                    f"--{name}: not supported with --multi_label, where rows have no single class; "
+                    "use --focal_gamma or --threshold_objective"
                 )
         if rare_label is not None:
             raise UserError(
-                "--rare_label: not with --multi_label, where every label has a threshold; "
-                "--threshold_objective tunes them"
+                "--rare_label: not supported with --multi_label, where every label has a "
+                "threshold; use --threshold_objective"
             )
     if _is_balanced(class_weights) and balanced_sampling:
         raise UserError(
-            "--balanced_sampling: with --class_weights=balanced rare classes would be made up for "
-            "twice; give one of them"
+            "--balanced_sampling: with --class_weights=balanced, rare classes would be compensated "
+            "for twice; set one of the two"
         )
     if threshold_objective is not None:
         parse_objective(threshold_objective)
@@ -48,11 +62,22 @@ def check_options(
         _numbers(class_weights)
 
 
-def class_weights_of(given, labels, counts_C):
-    """The flag's texts -> C floats in the order of the labels, or () if there are none.
+def class_weights_of(
+    given: Sequence[str], labels: Sequence[str], counts_C: Sequence[int]
+) -> tuple[float, ...]:
+    """Compute the class weights that a flag asks for.
 
-    "balanced" gives N / (C * count), so that each class counts as much as any other, and all of
-    them as much as without weights. Raises UserError where numbers and labels are not as many.
+    Args:
+        given: The flag's strings: numbers in the order of `labels`, or ("balanced",), which means
+            N / (C * count) as in scikit-learn: all classes have the same total weight.
+        labels: Names of the C labels.
+        counts_C: Training examples per label.
+
+    Returns:
+        C weights, or () if none are given.
+
+    Raises:
+        UserError: The number of weights differs from the number of labels.
     """
     if _is_balanced(given):
         counts_C = np.asarray(counts_C)
@@ -61,30 +86,30 @@ def class_weights_of(given, labels, counts_C):
     weights = _numbers(given)
     if weights and len(weights) != len(labels):
         raise UserError(
-            f"--class_weights={','.join(map(str, given))}: {len(weights)} of them, wanted "
+            f"--class_weights={','.join(map(str, given))}: {len(weights)} weights; expected "
             f"{len(labels)}, in the order of the labels {', '.join(labels)}"
         )
     return weights
 
 
-def sampling_weights(labels_N):
-    """[N]: weights with which every class is drawn as often as any other."""
+def sampling_weights(labels_N: Sequence[int]) -> np.ndarray:
+    """Return weights `(N,)` that draw all classes with equal probability."""
     _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
     return 1.0 / counts[class_N]
 
 
-def log_prior(counts_C, total):
-    """float32 [C]: the logits at which a softmax answers with the classes' shares of `total`.
+def log_prior(counts_C: Sequence[int] | np.ndarray, total: int) -> np.ndarray:
+    """Return logits, float32 `(C,)`, whose softmax is the class frequencies `counts_C / total`.
 
-    A class that never stands there counts as half an example.
+    Counts are at least 0.5, so that the logits stay finite.
     """
     return np.log(np.maximum(counts_C, 0.5) / total).astype(np.float32)
 
 
-def log_odds(counts_C, total):
-    """float32 [C]: the logits at which sigmoids answer with the labels' shares of `total`.
+def log_odds(counts_C: Sequence[int] | np.ndarray, total: int) -> np.ndarray:
+    """Return logits, float32 `(C,)`, whose sigmoid is the label frequencies `counts_C / total`.
 
-    A label that never, or always, stands there does so but for half an example.
+    Counts are clipped to 0.5 and total - 0.5, so that the logits stay finite.
     """
     fractions_C = np.clip(counts_C, 0.5, total - 0.5) / total
     return np.log(fractions_C / (1 - fractions_C)).astype(np.float32)
@@ -103,8 +128,8 @@ def _numbers(class_weights):
             weight = math.nan
         if not 0 < weight < math.inf:
             raise UserError(
-                f"--class_weights={','.join(map(str, class_weights))}: got {text!r}, wanted a "
-                "number over 0 for each label, or balanced"
+                f"--class_weights={','.join(map(str, class_weights))}: {text!r}: expected a "
+                "number > 0 per label, or balanced"
             )
         weights.append(weight)
     return tuple(weights)

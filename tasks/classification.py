@@ -1,17 +1,19 @@
-"""Classification of a text, or of a pair, into labels (Devlin et al. 2019, 4.1).
+"""Classification of a text or pair (Devlin et al. 2019, 4.1).
 
-Two labels: one sigmoid logit, which stands for the second, and binary cross-entropy. More: softmax.
-With `multi_label` a row has any number of labels, none too: a sigmoid logit each.
+Two labels: one sigmoid logit, of the second label. More: softmax. With `multi_label` a row has any
+number of labels, or none: one sigmoid logit per label.
 
-Legend: B texts, N examples, C labels, K labels that have a threshold.
+Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import (
     focal_multi_label_cross_entropy,
@@ -22,7 +24,8 @@ from bert_tf.train.losses import (
     softmax_cross_entropy,
 )
 from tasks import class_imbalance
-from tasks.decisions import decide_each, decide_one
+from tasks.decisions import Decision, decide_each, decide_one
+from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
 from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
@@ -30,27 +33,25 @@ from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
 from tasks.readers.records import as_label, raise_bad_rows
 from tasks.text_task import TextTask, raw_rows
+from tasks.windows import Windows
 
 BETWEEN_LABELS = "|"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(TextTask):
-    """One classification task: its columns, its labels in order, and all that follows from them.
+    """Classification into `labels`, whose order defines the label ids.
 
-    class_weights       a number a label: how much its examples count in training; () for all alike
-    balanced_sampling   in training every class is drawn equally often
-    focal_gamma         of the focal loss; 0 is cross-entropy
-    prior_bias          training begins with the labels' shares as the answer
-    rare_label          given where its probability >= its threshold, else the likeliest other one
-    threshold_objective what thresholds are tuned for ("f1", "precision=P", "recall=R"), or None
-    calibrate           whether a temperature is fitted
-
-    Decided on dev, of the best checkpoint: the temperature that logits are divided by, and then
-    `thresholds` on probabilities: one of the positive label (the second of two, the rare one) or
-    with `multi_label` one a label. None means 1 and, as far as there are thresholds, 0.5; a rare
-    label has none before it is decided, and the likeliest label is given. A threshold beyond 0 or 1
-    gives always or never.
+    Attributes:
+        class_weights: Loss weight per label; () weights all examples equally.
+        balanced_sampling: Draw all classes equally often in training.
+        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
+        prior_bias: Start the head at the label frequencies.
+        rare_label: Predicted if its probability >= its threshold, else the best other label is.
+        threshold_objective: "f1", "precision=P", "recall=R", or None for no tuning.
+        calibrate: Fit `temperature`, by which logits are divided, on dev.
+        thresholds: Tuned on dev: for the second of two labels, for the rare label, or for each
+            label with `multi_label`. None means 0.5, or argmax for a rare label.
     """
 
     labels: tuple[str, ...]
@@ -68,19 +69,19 @@ class Classification(TextTask):
     kind = "classification"
 
     @classmethod
-    def from_data(cls, path, *, labels=(), class_weights=(), **options):
-        """The task that a training file shows: the labels as given, or those in the file in order.
+    def from_data(
+        cls, path: str, *, labels: Sequence[str] = (), class_weights: Sequence[str] = (), **options
+    ) -> "Classification":
+        """Create the task from options and a training file, by default with the file's labels.
 
-        `class_weights` are as the flag has them: numbers as text, or ("balanced",). A rare label
-        without an aim has the aim "f1".
-        Raises UserError if the file holds fewer than two labels, or if an option does not fit them.
+        `class_weights` are strings of numbers, or ("balanced",). Raises UserError on unfit options.
         """
         class_imbalance.check_options(class_weights=class_weights, **options)
         if options.get("rare_label") is not None:
             options["rare_label"] = as_label(options["rare_label"])
         task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.file_format in GLUE:
-            raise UserError(f"--multi_label: rows of {task.file_format} have one label each")
+            raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
         counts = {}
         for row in raise_bad_rows(raw_rows(task, path, labelled=True)):
             try:
@@ -90,9 +91,9 @@ class Classification(TextTask):
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
         if len(counts) < 2:
-            only = f"the label {min(counts)!r}" if counts else "no label"
-            only += ", or none" if counts and task.multi_label else ""
-            raise UserError(f"{path}: every row has {only}; there is nothing to tell apart")
+            only = repr(min(counts)) if counts else "none"
+            only += " or none" if counts and task.multi_label else ""
+            raise UserError(f"{path}: expected two or more labels. Received: {only}")
         published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
         labels = task.labels or published or _in_order(counts)
         task = dataclasses.replace(
@@ -111,36 +112,38 @@ class Classification(TextTask):
         if self.rare_label is None:
             if self.threshold_objective is not None and not self.is_binary and not self.multi_label:
                 raise UserError(
-                    f"--threshold_objective={self.threshold_objective}: there are "
-                    f"{len(self.labels)} labels and only --rare_label has a threshold; name one"
+                    f"--threshold_objective={self.threshold_objective}: with {len(self.labels)} "
+                    "labels, only --rare_label has a threshold; set it"
                 )
         elif self.rare_label not in self.labels:
-            raise UserError(
-                f"--rare_label={self.rare_label}: none of the labels {', '.join(self.labels)}"
-            )
+            names = ", ".join(self.labels)
+            raise UserError(f"--rare_label={self.rare_label}: expected one of {names}")
         elif self.is_binary and self.rare_label != self.labels[1]:
             raise UserError(
-                f"--rare_label={self.rare_label}: of two labels the second is the positive one; "
-                f"give --labels={self.labels[1]},{self.labels[0]}"
+                f"--rare_label={self.rare_label}: of two labels, the second is the positive label; "
+                f"set --labels={self.labels[1]},{self.labels[0]}"
             )
 
     @property
-    def is_binary(self):
+    def is_binary(self) -> bool:
+        """Whether there is one sigmoid logit."""
         return len(self.labels) == 2 and not self.multi_label
 
     @property
-    def positive(self):
-        """The id of the one label that has a threshold, or None."""
+    def positive(self) -> int | None:
+        """Id of the one label with a threshold, or None."""
         if self.is_binary:
             return 1
         return None if self.rare_label is None else self.labels.index(self.rare_label)
 
     @property
-    def list_columns(self):
+    def list_columns(self) -> tuple[str, ...]:
+        """Columns that may hold JSON lists."""
         return (self.label_column,) if self.multi_label else ()
 
     @property
-    def losses(self):
+    def losses(self) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        """Cross-entropy or focal loss (Lin et al. 2017)."""
         if self.multi_label:
             plain, focal = multi_label_cross_entropy, focal_multi_label_cross_entropy
         elif self.is_binary:
@@ -151,43 +154,41 @@ class Classification(TextTask):
         return {"label": functools.partial(focal, gamma=gamma) if gamma else plain}
 
     @property
-    def best_metric(self):
-        """What chooses the best checkpoint.
-
-        Where thresholds are tuned on it, the PR-AUC, which none enters. Else micro F1 of several
-        labels; macro F1 where weights, sampling or the loss favour rare classes, whose price is
-        accuracy; GLUE's own for its data sets; and accuracy.
-        """
+    def best_metric(self) -> str:
+        """Metric that selects the best checkpoint, PR-AUC if thresholds are tuned on that file."""
         if self.threshold_objective:
             return "pr_auc" if self.multi_label else f"{self._prefix}pr_auc"
         if self.multi_label:
             return "micro_f1"
+        # These options trade accuracy for recall of the rare classes.
         favours_rare = self.class_weights or self.balanced_sampling or self.focal_gamma
         if favours_rare:
             return "macro_f1"
         return GLUE[self.file_format].metrics[0] if self.file_format in GLUE else "accuracy"
 
     @property
-    def tunable_fields(self):
+    def tunable_fields(self) -> tuple[str, ...]:
+        """Fields fitted on dev after training."""
         enabled = {"temperature": self.calibrate, "thresholds": self.threshold_objective}
         return tuple(name for name, is_enabled in enabled.items() if is_enabled)
 
-    def description(self):
+    def description(self) -> str:
+        """Return labels and class weights for the log."""
         weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
         return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
 
-    def label_of(self, value):
+    def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
+        """Return the id of a row's label, or the ids with `multi_label`."""
         names = self._names_in(value)
         known = [as_label(label) for label in self.labels]  # Earlier versions saved them as read.
         for name in names:
             if name not in known:
                 labels = ", ".join(self.labels)
-                raise ValueError(f"label {name!r:.80} is none of the task's: {labels}")
+                raise ValueError(f"label {name!r:.80}: expected one of {labels}")
         numbers = tuple(known.index(name) for name in names)
         return numbers if self.multi_label else numbers[0]
 
     def _names_in(self, value):
-        """The labels of a row, by name: one, or with `multi_label` any number."""
         if not self.multi_label:
             names = [value]
         elif isinstance(value, list):
@@ -196,12 +197,13 @@ class Classification(TextTask):
             names = value.split(BETWEEN_LABELS) if value.strip() else []
         names = [as_label(name) for name in names]
         if not all(names):
-            several = f", or several with {BETWEEN_LABELS} between them" if self.multi_label else ""
-            empty = "holds an empty label" if self.multi_label else "is empty"
-            raise ValueError(f"column {self.label_column!r} {empty}, wanted a label{several}")
+            several = f", or several separated by {BETWEEN_LABELS}" if self.multi_label else ""
+            empty = "contains an empty label" if self.multi_label else "is empty"
+            raise ValueError(f"column {self.label_column!r} {empty}; expected a label{several}")
         return names
 
-    def targets(self, examples, windows):
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels, int32 `(N,)`, multi-hot `(N, C)` with `multi_label`, and weights of 1."""
         count = len(examples.labels)
         if self.multi_label:
             labels = np.zeros((count, len(self.labels)), np.int32)
@@ -211,19 +213,23 @@ class Classification(TextTask):
             labels = np.array(examples.labels, np.int32)
         return {"label": labels}, {"label": np.ones(count, np.float32)}
 
-    def sample_weights(self, examples, windows):
+    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the class weight of each example, `(N,)`, or None."""
         return np.array(self.class_weights)[examples.labels] if self.class_weights else None
 
-    def sampling_weights(self, examples, windows):
+    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return sampling weights `(N,)`, equal in sum per class, or None."""
         return class_imbalance.sampling_weights(examples.labels) if self.balanced_sampling else None
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
+        """Return a built model."""
         units = 1 if self.is_binary else len(self.labels)
         model = SequenceClassifier(config, units, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def init_head(self, model, encoded):
+    def init_head(self, model: SequenceClassifier, encoded: EncodedExamples) -> None:
+        """Set the bias to the label frequencies if `prior_bias`."""
         if not self.prior_bias:
             return
         labels, count = encoded.labels["label"], len(encoded)
@@ -235,8 +241,8 @@ class Classification(TextTask):
             bias = class_imbalance.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
         model.head.bias.assign(bias)
 
-    def decision(self, outputs):
-        """{"label": logits} -> Decision, in the graph."""
+    def decision(self, outputs: Tensors) -> Decision:
+        """Apply temperature and thresholds to the logits `outputs["label"]`."""
         temperature = self.temperature or 1.0
         if self.multi_label:
             return decide_each(outputs["label"], temperature, self.thresholds or 0.5)
@@ -244,7 +250,8 @@ class Classification(TextTask):
             return decide_one(outputs["label"], temperature, self.positive, self.thresholds[0])
         return decide_one(outputs["label"], temperature, 1 if self.is_binary else None)
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return label, score and probabilities per text."""
         decision = self.decision(outputs)
         names_C = tf.constant(self.labels)
         predictions = {
@@ -255,10 +262,12 @@ class Classification(TextTask):
         }
         return {**predictions, "selected": decision.selected} if self.multi_label else predictions
 
-    def margin(self, predictions, windows, outputs):
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability margin of each decision, `(B,)`."""
         return self.decision(outputs).margin
 
-    def tune(self, data, outputs):
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Classification":
+        """Return the task with temperature and thresholds fitted on dev data."""
         labels, task = data.labels["label"], self
         if self.calibrate:
             temperature = fit_temperature(outputs["label"], labels, self._kind_of_logits)
@@ -277,44 +286,36 @@ class Classification(TextTask):
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
 
-    def check_dev(self, examples):
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return one warning per label without a dev row to tune its threshold on."""
         if not self.threshold_objective:
             return []
         if not self.multi_label:
             if self.positive not in examples.labels:
                 raise UserError(
-                    f"--threshold_objective={self.threshold_objective}: no row of the first --dev "
-                    f"file has the label {self.labels[self.positive]!r}, whose threshold is tuned "
-                    "on it; name another"
+                    f"--dev: the first file has no row with label {self.labels[self.positive]!r} "
+                    "to tune --threshold_objective on; choose another"
                 )
             return []
         found = {number for numbers in examples.labels for number in numbers}
         missing = [label for number, label in enumerate(self.labels) if number not in found]
         if not found:
-            raise UserError(
-                f"--threshold_objective={self.threshold_objective}: no row of the first --dev file "
-                "has a label, whose thresholds are tuned on it; name another"
-            )
-        return [f"no row has the label {label!r}: it will never be given" for label in missing]
+            raise UserError("--dev: no labels in the first file to tune on; choose another")
+        return [f"no row has label {label!r}: it will never be predicted" for label in missing]
 
-    def tuning_warnings(self, data, outputs):
+    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
+        """Return a warning if dev data cannot determine the temperature."""
         if not self.calibrate:
             return []
         labels = data.labels["label"]
         bound = bound_of_temperature(outputs["label"], labels, self._kind_of_logits)
         if bound is None:
             return []
-        reason = (
-            "has too few errors to fit a temperature"
-            if bound == MIN_TEMPERATURE
-            else "shows no relation of the logits to the labels"
-        )
-        return [
-            f"--calibrate: this file {reason} (the optimum is beyond {bound:g}); "
-            "temperature 1 is kept"
-        ]
+        reason = "too few errors" if bound == MIN_TEMPERATURE else "labels unrelated to the logits"
+        return [f"--calibrate: file with {reason} (optimum beyond {bound:g}); using temperature 1"]
 
-    def metrics(self, data, outputs):
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the metrics of tasks.metrics.classification, by name."""
         labels = data.labels["label"]
         decision = self.decision(outputs)
         probabilities_NC = decision.probabilities.numpy()
@@ -342,7 +343,8 @@ class Classification(TextTask):
             metrics |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
         return metrics
 
-    def report(self, data, outputs):
+    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, object]:
+        """Return per-label metrics and the confusion matrix."""
         labels, decision = data.labels["label"], self.decision(outputs)
         if self.multi_label:
             return classification.multi_label_table(labels, decision.selected.numpy(), self.labels)
@@ -350,15 +352,16 @@ class Classification(TextTask):
             labels, decision.label.numpy(), decision.probabilities.numpy(), self.labels
         )
 
-    def warning(self, metrics):
+    def warning(self, metrics: dict[str, float]) -> str | None:
+        """Return a warning if all predictions are equal or the objective is missed."""
         warnings = []
         if metrics["degenerate"]:
-            kit = "--class_weights=balanced"
+            remedy = "--class_weights=balanced"
             if self.multi_label:
-                kit = "--focal_gamma or --threshold_objective"
+                remedy = "--focal_gamma or --threshold_objective"
             warnings.append(
-                f"every row was given the same label{'s' * self.multi_label}, whatever its text; "
-                f"more --epochs, another --learning_rate or --seed, {kit} may help"
+                f"every row has the same predicted label{'s' * self.multi_label}; "
+                f"more --epochs, another --learning_rate or --seed, or {remedy} may help"
             )
         if self.threshold_objective and self.thresholds:
             _, expected = parse_objective(self.threshold_objective)
@@ -368,10 +371,8 @@ class Classification(TextTask):
                 if metrics[metric] < (expected or 0.0) or not metrics[metric]
             ]
             if missed:
-                warnings.append(
-                    f"--threshold_objective={self.threshold_objective} is not reached: "
-                    f"{', '.join(missed)}"
-                )
+                names = ", ".join(missed)
+                warnings.append(f"--threshold_objective={self.threshold_objective} missed: {names}")
         return "; ".join(warnings) or None
 
     @property
@@ -380,11 +381,10 @@ class Classification(TextTask):
 
     @property
     def _prefix(self):
-        """Of the figures of the positive label."""
         return "" if self.is_binary else "rare_"
 
     def _objective_metrics(self):
-        """The names of the figures that the aim is about, one a threshold."""
+        """Return the name of the objective's metric for each threshold."""
         name, _ = parse_objective(self.threshold_objective)
         if self.multi_label:
             return [f"{name}_{label}" for label in self.labels]
@@ -392,7 +392,7 @@ class Classification(TextTask):
 
 
 def _in_order(labels):
-    """As numbers if all are integers, else as text."""
+    """Sort labels as numbers if all are integers, else as strings."""
     try:
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:

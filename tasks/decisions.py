@@ -1,20 +1,23 @@
-"""From logits to what is answered, in the graph: the one decision that metrics and serving share.
+"""Decision rules from logits to labels, in the graph; shared by metrics and serving.
 
-Legend: B texts, C labels.
+Shape suffixes: B texts, C labels.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 
 class Decision(NamedTuple):
-    """What is decided of B texts.
+    """Predictions for B texts.
 
-    probabilities float32 [B, C], after the temperature; label int32 [B], the id of the label given;
-    score float32 [B], that label's probability; margin float32 [B], how much of probability another
-    label was short of being given; selected bool [B, C], where a text may have several labels or
-    none, else None.
+    Attributes:
+        probabilities: float32 `(B, C)`, after temperature scaling.
+        label: int32 `(B,)`, id of the predicted label.
+        score: float32 `(B,)`, probability of the predicted label.
+        margin: float32 `(B,)`, change of probability that would change the prediction.
+        selected: bool `(B, C)`, the predicted labels of multi-label tasks, else None.
     """
 
     probabilities: tf.Tensor
@@ -24,11 +27,20 @@ class Decision(NamedTuple):
     selected: tf.Tensor | None = None
 
 
-def decide_one(logits, temperature=1.0, positive=None, threshold=0.5):
-    """One label a text. Logits [B, 1] stand for the second of two labels, else [B, C].
+def decide_one(
+    logits: tf.Tensor,
+    temperature: float = 1.0,
+    positive: int | None = None,
+    threshold: float = 0.5,
+) -> Decision:
+    """Predict one label per text; ties go to the first label.
 
-    With the id of a `positive` label, that one if its probability >= threshold, else the most
-    probable of the others; without, the most probable. Of equals the first.
+    Args:
+        logits: `(B, C)`, or `(B, 1)` for the second of two labels.
+        temperature: Divisor of the logits (Guo et al. 2017).
+        positive: Id of the label to predict if its probability >= `threshold`; otherwise the most
+            probable other label is predicted. None predicts the most probable label.
+        threshold: Probability from which on `positive` is predicted.
     """
     logits = tf.cast(logits, tf.float32) / temperature
     if logits.shape[1] == 1:
@@ -49,10 +61,18 @@ def decide_one(logits, temperature=1.0, positive=None, threshold=0.5):
     return Decision(probabilities_BC, label_B, _of_label(probabilities_BC, label_B), margin_B)
 
 
-def decide_each(logits_BC, temperature=1.0, thresholds_C=0.5):
-    """Each label on its own: selected if its probability >= its threshold.
+def decide_each(
+    logits_BC: tf.Tensor, temperature: float = 1.0, thresholds_C: Sequence[float] | float = 0.5
+) -> Decision:
+    """Select each label whose probability reaches its threshold.
 
-    The label given beside is the most probable, be it selected or not.
+    Args:
+        logits_BC: One sigmoid logit per label.
+        temperature: Divisor of the logits.
+        thresholds_C: One threshold per label, or one for all.
+
+    Returns:
+        Decision whose `label` is the most probable one, even if it is not selected.
     """
     probabilities_BC = tf.sigmoid(tf.cast(logits_BC, tf.float32) / temperature)
     label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)
@@ -62,8 +82,8 @@ def decide_each(logits_BC, temperature=1.0, thresholds_C=0.5):
     return Decision(probabilities_BC, label_B, score_B, margin_B, probabilities_BC >= thresholds_C)
 
 
-def top2_gap(values):
-    """[..., C] -> [...]: by how much the largest is more than the next, inf if there is no next."""
+def top2_gap(values: tf.Tensor) -> tf.Tensor:
+    """Return the difference of the two largest values along the last axis, inf if it has one."""
     if values.shape[-1] == 1:
         return tf.fill(tf.shape(values)[:-1], float("inf"))
     best, next_best = tf.unstack(tf.math.top_k(values, 2).values, axis=-1)

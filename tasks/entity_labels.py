@@ -1,67 +1,75 @@
-"""Labels of tokens for tagging: from the words of a column file, or from character spans.
+"""Token labels for tagging, from the words of a column file or from character spans.
 
-What carries a label is the first piece of a basic token, that is of what the tokenizer makes
+The first wordpiece of each basic token carries a label. Basic tokens are the tokenizer's output
 before WordPiece: a run of letters and digits, or one punctuation mark ("U.S." has four, "Anna's"
-three). One rule, in training on either kind of file and in serving:
+three). The same rule holds for training on both kinds of file and for serving:
 
-    Every basic token may have a label; an entity is a run of them that BIO joins; it covers the
-    characters from the first one's start to the last one's end. Other pieces have none.
+    Every basic token has a label; an entity is a run of basic tokens joined by BIO; it covers the
+    characters from the start of the first to the end of the last. Other wordpieces have no label.
 
-It has to hold without looking at spaces, since BERT does not see them: "(Berlin)" and "( Berlin )"
-are the same ids. Devlin et al. 2019, 5.3 label the first piece of each word. The same comes of this
-where a word of a column file is one basic token; where it is more ("U.S.", "@user"), the others
-are labelled as its continuation if it is (part of) an entity, since a served model, which is told
-of no words, has to give "U.S." whole. The others of a word that is O are left out of the loss:
-learning that the name in "@ann" is O cost five points of F1 on tweets. Words are measured by their
-first piece alone, as in the paper.
+The rule must not depend on spaces, because BERT does not see them: "(Berlin)" and "( Berlin )" have
+the same ids. Devlin et al. 2019, 5.3 label the first wordpiece of each word, which is equal for
+words of one basic token. In longer words ("U.S.", "@user"), the other basic tokens are labelled as
+the continuation of the word's entity, because serving knows no words and must return "U.S." as one
+entity. If the word is O, they are excluded from the loss: training on O for the name in "@ann" cost
+five points of F1 on tweets. Metrics use the first wordpiece of each word only, as in the paper.
 
-Limits: served, text as written may have entities inside of what a column file holds to be one word
-that is O ("@ann"); a border inside a basic token ("Berlin" in "Berliner") cannot be told; and where
-a column file cuts words inside one ("do n't", "can not"), its tokens are not those of the text as
-written.
+Limits: in raw text, entities may be predicted inside a word that a column file labels O ("@ann");
+an entity cannot end inside a basic token ("Berlin" in "Berliner"); and column files that split
+basic tokens ("do n't", "can not") have other tokens than the raw text.
 
-Legend: S texts (sentences), N their words, T their tokens, laid end to end; V vocabulary entries,
-C labels, Y entity types.
+Shape suffixes: S texts (sentences), N words of all texts, T tokens of all texts, V vocabulary
+entries, C labels, Y entity types.
 """
 
 import itertools
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from bert_tf.errors import UserError
 
+if TYPE_CHECKING:
+    from bert_tf.text.tokenizer import Tokens
+    from bert_tf.text.vocabulary import Vocabulary
+
 NO_LABEL = -1
 
 
-def entity_type(tag, location):
-    """The type that a BIO tag names: "B-PER" -> "PER", "O" -> None.
+def entity_type(tag: str, location: str) -> str | None:
+    """Return the type of a BIO tag, "PER" of "B-PER", or None for "O".
 
-    Else UserError at `location`.
+    Raises UserError, prefixed with `location`, if the tag is malformed.
     """
     prefix, _, name = tag.partition("-")
     if tag != "O" and (prefix not in ("B", "I") or not name):
-        raise UserError(f"{location}: tag {tag!r}, wanted O, B-TYPE or I-TYPE")
+        raise UserError(f"{location}: tag {tag!r}: expected O, B-TYPE or I-TYPE")
     return name or None
 
 
 class BioLabels:
-    """A task's labels, "O" first, and what each means; of every type both B- and I-.
+    """BIO labels of a task: "O" first, then B- and I- of each type.
 
-    types: the types' names [Y]. As arrays by label id: type_C int32, the number of its type, -1
-    for O; is_begin_C bool; inside_C int32, the label that continues it. begin_Y int32: the B- label
-    of each type.
+    Attributes:
+        labels: Names of the C labels.
+        types: Names of the Y entity types.
+        type_C: int32, index of each label's type, -1 for O.
+        is_begin_C: bool, whether the label is a B- label.
+        inside_C: int32, id of the label that continues each label's entity.
+        begin_Y: int32, id of the B- label of each type.
     """
 
-    def __init__(self, labels, location="labels"):
+    def __init__(self, labels: Iterable[str], location: str = "labels"):
+        """Check and index the labels; UserErrors are prefixed with `location`."""
         self.labels = tuple(labels)
         names = [entity_type(label, location) for label in self.labels]
         self.types = tuple(dict.fromkeys(name for name in names if name))
         expected = [f"{prefix}-{name}" for name in self.types for prefix in "BI"]
         if not expected or self.labels[0] != "O" or sorted(self.labels[1:]) != sorted(expected):
             raise UserError(
-                f"{location}: {', '.join(self.labels)}; wanted O first, then B- and I- of one "
-                "type or more, each label once"
+                f"{location}: {', '.join(self.labels)}: expected O first, then B- and I- of each "
+                "type, without duplicates"
             )
         ids = {label: number for number, label in enumerate(self.labels)}
         types = {name: number for number, name in enumerate(self.types)}
@@ -71,16 +79,18 @@ class BioLabels:
         self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
 
     @classmethod
-    def of_types(cls, types):
-        """O, then B- and I- of each type in the order given."""
+    def of_types(cls, types: Iterable[str]) -> "BioLabels":
+        """Create O, then B- and I- of each type, in the order of `types`."""
         return cls(("O", *(f"{prefix}-{name}" for name in types for prefix in "BI")))
 
 
 class JoinedWords(NamedTuple):
-    """Sentences as texts: words joined by one space.
+    """Texts made of words joined by one space.
 
-    texts: S strings; starts int64 [N], each word's first character in its text; splits int64
-    [S + 1], the words of each text.
+    Attributes:
+        texts: S strings.
+        starts: int64 `(N,)`, offset of each word in its text, in characters.
+        splits: int64 `(S + 1,)`, row splits of the words by text.
     """
 
     texts: list[str]
@@ -89,10 +99,13 @@ class JoinedWords(NamedTuple):
 
 
 class TokenLabels(NamedTuple):
-    """labels int32 [T], NO_LABEL where none stands; and the words that are measured.
+    """Labels of tokens, and the words that metrics are computed on.
 
-    firsts int64 [N]: the token that speaks for a word, -1 if the word left no token (a lone control
-    character); splits int64 [S + 1]: the words of each text.
+    Attributes:
+        labels: int32 `(T,)`, label ids, NO_LABEL for unlabelled tokens.
+        firsts: int64 `(N,)`, index of the first token of each word, -1 if the word has no token
+            (for example a control character).
+        splits: int64 `(S + 1,)`, row splits of the words by text.
     """
 
     labels: np.ndarray
@@ -100,15 +113,19 @@ class TokenLabels(NamedTuple):
     splits: np.ndarray
 
     @property
-    def num_without_token(self):
+    def num_without_token(self) -> int:
+        """Number of words without a token."""
         return int(np.sum(self.firsts < 0))
 
 
 class SpanLabels(NamedTuple):
-    """Labels of character spans, and what they could not say.
+    """Labels from character spans, and counts of entities that were changed.
 
-    num_widened: entities with a border inside a basic token, which now take all of it. num_lost:
-    those that hold no basic token of their own, but only spaces or part of another entity's.
+    Attributes:
+        tokens: The labels.
+        num_widened: Entities that started or ended inside a basic token and were extended to it.
+        num_lost: Entities without a basic token of their own: only spaces, or part of a basic token
+            of another entity.
     """
 
     tokens: TokenLabels
@@ -116,13 +133,13 @@ class SpanLabels(NamedTuple):
     num_lost: int
 
 
-def first_pieces(vocabulary):
-    """bool [V]: whether an entry begins a basic token; only "##" entries continue one."""
+def first_pieces(vocabulary: "Vocabulary") -> np.ndarray:
+    """Return bool `(V,)`, whether an entry begins a basic token, that is, has no "##"."""
     return np.array([not entry.startswith("##") for entry in vocabulary.entries])
 
 
-def join_words(sentences):
-    """Lists of words -> JoinedWords. [["U.S.", "wins"]] -> ["U.S. wins"], starts [0, 5]."""
+def join_words(sentences: Sequence[Sequence[str]]) -> JoinedWords:
+    """Join the words of each sentence: [["U.S.", "wins"]] becomes "U.S. wins", starts [0, 5]."""
     splits = _splits([len(words) for words in sentences])
     sizes_N = np.array([len(word) + 1 for words in sentences for word in words], np.int64)
     ends_N = np.cumsum(sizes_N)
@@ -131,35 +148,58 @@ def join_words(sentences):
     return JoinedWords([" ".join(words) for words in sentences], starts_N, splits)
 
 
-def label_words(bio, words, tokens, label_ids_N, is_first_T):
-    """Labels from the words of a column file -> TokenLabels.
+def label_words(
+    bio: BioLabels,
+    words: JoinedWords,
+    tokens: "Tokens",
+    label_ids_N: np.ndarray,
+    is_first_T: np.ndarray,
+) -> TokenLabels:
+    """Label tokens by the words of a column file.
 
-    `words` is a JoinedWords, `tokens` its texts' Tokens with offsets, label_ids_N int [N] the
-    words' labels; is_first_T bool [T], the tokens that are first pieces. "U.S." of B-LOC ->
-    U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; of O -> U O, and no label for the rest.
+    "U.S." with B-LOC becomes U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; with O, it becomes U O and no
+    label for the rest.
+
+    Args:
+        bio: The task's labels.
+        words: The joined words.
+        tokens: Tokens of `words.texts`, with offsets.
+        label_ids_N: int, label id of each word.
+        is_first_T: bool, whether a token is the first wordpiece of a basic token.
     """
     starts_T, _, begins_S = _end_to_end(words.texts, tokens)
     word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
     basic = np.flatnonzero(is_first_T)
     word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
-    spoken_for, first = np.unique(word_of_basic, return_index=True)
+    labelled_words, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     inside = bio.inside_C[label_ids_N[word_of_basic]]
-    # Of "@ann", which is O, "ann" looks like a name, and says nothing of names.
+    # In "@ann", labelled O, "ann" looks like a name; training on O would teach that it is none.
     labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
     firsts_N = np.full(len(word_starts_N), -1, np.int64)
-    firsts_N[spoken_for] = basic[first]
-    labels_T[basic[first]] = label_ids_N[spoken_for]
+    firsts_N[labelled_words] = basic[first]
+    labels_T[basic[first]] = label_ids_N[labelled_words]
     return TokenLabels(labels_T, firsts_N, words.splits)
 
 
-def label_spans(bio, texts, tokens, spans, is_first_T):
-    """Labels from character spans -> SpanLabels, where every basic token is a word.
+def label_spans(
+    bio: BioLabels,
+    texts: Sequence[str],
+    tokens: "Tokens",
+    spans: Sequence[Sequence[tuple[int, int, str]]],
+    is_first_T: np.ndarray,
+) -> SpanLabels:
+    """Label tokens by character spans; each basic token counts as a word.
 
-    `tokens` are the texts' with offsets; `spans` a list a text of (start, end, type), by their
-    start, no two of which overlap; is_first_T as for words. An entity takes each basic token that
-    it shares a character with.
+    An entity is assigned every basic token that it overlaps.
+
+    Args:
+        bio: The task's labels.
+        texts: S strings.
+        tokens: Tokens of the texts, with offsets.
+        spans: Per text, non-overlapping (start, end, type) in characters, sorted by start.
+        is_first_T: bool, whether a token is the first wordpiece of a basic token.
     """
     starts_T, ends_T, begins_S = _end_to_end(texts, tokens)
     basic = np.flatnonzero(is_first_T)
@@ -177,7 +217,7 @@ def label_spans(bio, texts, tokens, spans, is_first_T):
     ).reshape(-1, 3)
     first = np.searchsorted(ends, entities[:, 0], "right")
     after = np.searchsorted(starts, entities[:, 1], "left")
-    first[1:] = np.maximum(first[1:], after[:-1])  # A shared basic token is the former's.
+    first[1:] = np.maximum(first[1:], after[:-1])  # The earlier entity gets a shared basic token.
     kept = first < after
     num_lost = int(np.sum(~kept))
     entities, first, after = entities[kept], first[kept], after[kept]
@@ -194,20 +234,24 @@ def label_spans(bio, texts, tokens, spans, is_first_T):
     return SpanLabels(TokenLabels(labels_T, basic, splits), int(is_widened.sum()), num_lost)
 
 
-def word_predictions(bio, predictions_T, labelled):
-    """Predicted label ids [T] -> a list of tags a text, one for each of its words.
+def word_predictions(
+    bio: BioLabels, predictions_T: np.ndarray, labelled: TokenLabels
+) -> list[list[str]]:
+    """Return one list of tags per text, one tag per word.
 
-    `labelled` is the texts' TokenLabels. A word that left no token is "O", so that the lists stay
-    as long as the words.
+    Args:
+        bio: The task's labels.
+        predictions_T: Predicted label ids.
+        labelled: Labels of the same texts. Words without a token get "O".
     """
-    outside = np.append(predictions_T, 0)  # Where firsts is -1.
+    outside = np.append(predictions_T, 0)  # Index -1 of `firsts` then selects O.
     tags_N = np.array(bio.labels, object)[outside[labelled.firsts]].tolist()
     splits = labelled.splits.tolist()
     return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
 
 
 def _end_to_end(texts, tokens):
-    """starts, ends [T], counted as if all texts stood end to end; where each text begins."""
+    """Return token offsets (starts, ends) and text starts within the concatenated texts."""
     begins_S = _splits([len(text) for text in texts])[:-1]
     begins_T = np.repeat(begins_S, tokens.ids.row_lengths().numpy())
     starts_T, ends_T = (

@@ -1,31 +1,44 @@
-"""From labels of tokens back to entities of the text, inside the graph.
+"""Entities of a text from token logits, in the graph.
 
-What carries a label, and how far an entity reaches, is said in entity_labels.py. Only operations of
-TensorFlow are used, which TF Serving has.
+entity_labels.py defines which tokens have labels and what an entity covers. Only TensorFlow
+operations are used, because TF Serving has no others.
 
-`windows` are tasks.windows.pack_windows's of the texts, with is_first: a token of a text is looked
-up in the one window where is_max_context holds for it.
+`windows` come from tasks.windows.pack_windows, with is_first set. Each token of a text is read from
+the one window where is_max_context is true for it.
 
-Legend: B texts, W windows of all texts, (L) tokens of a window (ragged), L the longest or more,
-C labels; T tokens of all texts end to end, K basic tokens of those, M entities of all texts, E the
-most of a text.
+Shape suffixes: B texts, W windows of all texts, (L) tokens of a window (ragged), L tokens of the
+longest window or more, C labels, T tokens of all texts, K basic tokens of all texts, M entities of
+all texts, E entities of the text that has most.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.text.tokenizer import Tokens
 from tasks.decisions import top2_gap
-from tasks.entity_labels import NO_LABEL
+from tasks.entity_labels import NO_LABEL, BioLabels
+from tasks.windows import Windows
 
 
-def entities(texts, windows, logits, bio):
-    """Texts string [B], logits [W, L, C] -> the entities of each text, in order.
+def entities(
+    texts: tf.Tensor, windows: Windows, logits: tf.Tensor, bio: BioLabels
+) -> dict[str, tf.Tensor]:
+    """Return the entities of each text, in order.
 
-    entity_text, entity_type string [B, E]; entity_start, entity_end int32 [B, E], in characters:
-    text[start:end] == entity_text in Python; entity_score float32 [B, E], the mean over the
-    entity's basic tokens of their label's probability; padded with "" and -1. num_entities int32
-    [B]. A basic token has its likeliest label; an I- that continues nothing of its type begins an
-    entity, as conlleval and seqeval have it.
+    Basic tokens get their most probable label. An I- label that continues no entity of its type
+    starts an entity, as in conlleval and seqeval.
+
+    Args:
+        texts: string `(B,)`.
+        windows: Windows of the texts.
+        logits: `(W, L, C)`.
+        bio: The task's labels.
+
+    Returns:
+        Dict of `entity_text` and `entity_type`, string `(B, E)`, padded with ""; `entity_start` and
+        `entity_end`, int32 `(B, E)`, character offsets such that text[start:end] == entity_text in
+        Python, padded with -1; `entity_score`, float32 `(B, E)`, mean probability of the labels of
+        the entity's basic tokens, padded with -1; `num_entities`, int32 `(B,)`.
     """
     positions_T, example_T = _best_positions(windows)
     is_first_T = tf.gather(windows.is_first.flat_values, positions_T)
@@ -38,7 +51,7 @@ def entities(texts, windows, logits, bio):
     )
     logits_KC = tf.cast(_at_positions(windows, logits, position_K), tf.float32)
     probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
-    # By the logits, as when it is measured: two of them may have one probability in float32.
+    # Argmax of logits, as in the metrics: two logits may round to the same float32 probability.
     label_K = tf.argmax(logits_KC, axis=-1)
     type_K = tf.gather(bio.type_C, label_K)
 
@@ -69,10 +82,16 @@ def entities(texts, windows, logits, bio):
     }
 
 
-def min_top2_gap(windows, logits, num_texts):
-    """Logits [W, L, C] -> [num_texts]: of a text's tokens the least lead of the likeliest label.
+def min_top2_gap(windows: Windows, logits: tf.Tensor, num_texts: int | tf.Tensor) -> tf.Tensor:
+    """Return the smallest gap between a token's two best labels, per text.
 
-    In probability; infinite for a text without tokens.
+    Args:
+        windows: Windows of the texts.
+        logits: `(W, L, C)`.
+        num_texts: Number of texts.
+
+    Returns:
+        Difference of probabilities, `(num_texts,)`; inf for texts without tokens.
     """
     positions_T, example_T = _best_positions(windows)
     gap_T = top2_gap(tf.nn.softmax(_at_positions(windows, logits, positions_T)))
@@ -80,11 +99,10 @@ def min_top2_gap(windows, logits, num_texts):
     return tf.where(min_gap > 1, float("inf"), min_gap)
 
 
-def in_windows(windows, labels_T):
-    """Labels int32 [T] of the texts' tokens -> ragged [W, (L)]: each where its is_max_context
-    holds.
+def in_windows(windows: Windows, labels_T: np.ndarray | tf.Tensor) -> tf.RaggedTensor:
+    """Scatter the labels of the texts' tokens, int32 `(T,)`, to windows, ragged `(W, (L))`.
 
-    NO_LABEL elsewhere, so that a token that stands in two windows counts once.
+    Positions without is_max_context get NO_LABEL, so that a token of two windows counts once.
     """
     positions_T, _ = _best_positions(windows)
     labels = tf.fill([tf.size(windows.is_max_context.flat_values)], NO_LABEL)
@@ -93,13 +111,17 @@ def in_windows(windows, labels_T):
     )
 
 
-def in_text_order(windows, values):
-    """Values [W, L, ...] -> [T, ...]: those of the texts' tokens, each from its best window."""
+def in_text_order(windows: Windows, values: np.ndarray | tf.Tensor) -> tf.Tensor:
+    """Gather values `(W, L, ...)` of the texts' tokens, `(T, ...)`, from their best windows."""
     return _at_positions(windows, values, _best_positions(windows)[0])
 
 
-def texts_tokens(windows, num_texts):
-    """Windows -> Tokens [num_texts, (T)] with offsets, as they were uncut; is_first bool [T]."""
+def texts_tokens(windows: Windows, num_texts: int) -> tuple[Tokens, tf.Tensor]:
+    """Restore the tokens of the texts from their windows.
+
+    Returns:
+        Tokens of `num_texts` texts, with offsets; and is_first, bool `(T,)`.
+    """
     positions_T, example_T = _best_positions(windows)
     packed = windows.packed
 
@@ -113,7 +135,7 @@ def texts_tokens(windows, num_texts):
 
 
 def _best_positions(windows):
-    """int64 [T] each: the place among all windows' tokens of each text's token; its text."""
+    """Return each text token's index into the windows' flat tokens, and its text, int64 (T,)."""
     position = tf.where(windows.is_max_context.flat_values)[:, 0]
     window, in_window = _coordinates(windows, position)
     example_W, begin_W, offset_W = (
@@ -133,7 +155,7 @@ def _best_positions(windows):
 
 
 def _coordinates(windows, position):
-    """Places among all windows' tokens -> the window of each, and the position there, int64."""
+    """Convert indices into the windows' flat tokens to (window, position in it), int64."""
     window = tf.gather(windows.is_max_context.value_rowids(), position)
     return window, position - tf.gather(windows.is_max_context.row_starts(), window)
 
@@ -143,10 +165,9 @@ def _at_positions(windows, values, position):
 
 
 def _cut(texts, example_M, start_M, end_M):
-    """The characters from start to end of each entity's text, as UTF-8 [M].
+    """Return the substring of each entity's text, string `(M,)`, between character offsets.
 
-    Through code points, counted as the tokenizer counts them; and each text is gone through once,
-    however many entities it has.
+    Characters are counted as in the tokenizer. Each text is decoded once, not once per entity.
     """
     codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
     begin_M = tf.gather(codes.row_starts(), example_M)

@@ -1,4 +1,4 @@
-"""Measures a fine-tuned run on labelled rows; the last line printed is one JSON object of figures.
+"""Evaluate a fine-tuned run on labelled rows; the last line of stdout is a JSON object of metrics.
 
 python -m tasks.evaluate --run=RUN --data=dev.csv
 """
@@ -12,23 +12,26 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateSettings:
+    """Flags of the command."""
+
     run: str = command.flag("run directory")
-    data: str = command.flag("labelled rows in the form of the training")
+    data: str = command.flag("labelled rows in the format of the training file")
     checkpoint: str | None = command.flag(
-        "a folder of RUN/checkpoints; by default the best, else the newest", None
+        "directory name in RUN/checkpoints; by default the best, else the latest", None
     )
 
     def __post_init__(self):
         paths.check_local_file("data", self.data)
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the run and the data file without TensorFlow; raises UserError."""
         if run := inputs.check_run(self.run, self.checkpoint):
             if run.task is not None:
                 inputs.check_rows(run.task, self.data, labelled=True)
 
 
-def main(settings):
+def main(settings: EvaluateSettings) -> None:
+    """Print the metrics and tables of the run on the data."""
     from bert_tf.train.distribution import choose_layout, make_strategy
     from tasks.evaluation import Evaluator
     from tasks.examples import EncodedExamples

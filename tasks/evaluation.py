@@ -1,38 +1,61 @@
-"""Runs a model over a whole data set and measures it."""
+"""Evaluation of a model on all examples of a dataset."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.train.distribution import distribute, gather
+from tasks.examples import EncodedExamples
+
+if TYPE_CHECKING:
+    import keras
+
+    from tasks.task import Task
 
 
 class Evaluator:
-    """Evaluates a model on encoded examples, over all replicas; its graph is built once."""
+    """Evaluates a model on encoded examples, on all replicas; its graph is built once."""
 
-    def __init__(self, task, model, strategy, replica_batch_size=64):
+    def __init__(
+        self,
+        task: "Task",
+        model: "keras.Model",
+        strategy: tf.distribute.Strategy,
+        replica_batch_size: int = 64,
+    ):
+        """Keep the arguments.
+
+        Args:
+            task: Provides losses and metrics.
+            model: The task's model, created in the scope of `strategy`.
+            strategy: Distribution strategy.
+            replica_batch_size: Samples per replica and step.
+        """
         self.task, self.model, self.strategy = task, model, strategy
         self.replica_batch_size = replica_batch_size
 
-    def metrics(self, encoded):
-        """{name: figure} of the task's metrics, and the loss, over all examples of a data set."""
+    def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
+        """Return the task's metrics and the loss over all examples, by name."""
         return self._measured(encoded)[0]
 
-    def report(self, encoded):
-        """The metrics, and beside them the task's tables."""
+    def report(self, encoded: EncodedExamples) -> dict[str, object]:
+        """Return the metrics and the task's tables, by name."""
         metrics, outputs = self._measured(encoded)
         return {**metrics, **self.task.report(encoded, outputs)}
 
-    def outputs(self, encoded):
-        """{output name: array [S, ...]} in the order of the samples: what the task has
-        metric_inputs.
+    def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
+        """Return the task's `metric_inputs` of all samples.
 
-        What has an entry a token is filled up to the task's max_seq_length, as the heads do.
+        Returns:
+            Arrays `(S, ...)` by output name, in the order of the samples. Outputs per token are
+            padded to the task's max_seq_length with MASKED_SCORE.
         """
         return self._collected(encoded)
 
     def _measured(self, encoded):
-        """(metrics and loss, outputs). The loss is as in training, but for dropout and weights."""
+        """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
         sums = {name: np.zeros(2) for name in self.task.losses}
 
         def add_losses(numbers, outputs):
@@ -51,20 +74,22 @@ class Evaluator:
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
         return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
-    def _collected(self, encoded, look=lambda numbers, outputs: None):
-        """What the task keeps of each batch, joined; `look` sees all of it, as it comes."""
+    def _collected(self, encoded, on_batch=lambda numbers, outputs: None):
+        """Return the task's `metric_inputs` of all samples; `on_batch` sees each batch."""
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
             self.strategy,
         )
+        # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first = None, 0
         for batch in batches:
             outputs, is_sample = self._forward(batch)
+            # The last batch of a replica may end with padding samples, which are dropped here.
             kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
             numbers = order[first : first + int(kept.sum())]
-            look(numbers, parts)
+            on_batch(numbers, parts)
             parts = self.task.metric_inputs(parts)
             if result is None:
                 result = {
@@ -86,7 +111,7 @@ class Evaluator:
         return self.strategy.run(on_replica, args=(batch,))
 
     def _filled(self, values):
-        """So that batches, and replicas, of different lengths can be joined."""
+        """Pad outputs per token to max_seq_length, so that batches and replicas can be joined."""
         if not self.task.has_windows:
             return values
         missing = self.task.max_seq_length - tf.shape(values)[1]
@@ -95,7 +120,7 @@ class Evaluator:
 
 
 def _of_samples(values, numbers, length):
-    """Labels or weights of some samples; ragged ones filled up with 0 to a length."""
+    """Return labels or weights of some samples; ragged ones are padded with 0 to `length`."""
     if isinstance(values, tf.RaggedTensor):
         return tf.gather(values, numbers).to_tensor(0, shape=[None, *length])
     return values[numbers]

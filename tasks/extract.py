@@ -1,9 +1,9 @@
-"""Writes the vectors that a pretrained BERT gives the texts of a file, a row a row, in their order.
+"""Extract features: write one vector of a pretrained BERT per row of a file, in order.
 
     python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
 
-To .npy an array float32 [rows, size]; to .jsonl lines {"vector": [...]}, and {"error": ...} for a
-row that cannot be read.
+A .npy file holds a float32 array (rows, size); a .jsonl file holds one {"vector": [...]} per line,
+or {"error": ...} for a bad row.
 """
 
 import dataclasses
@@ -16,57 +16,61 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class ExtractSettings:
-    model: str = command.flag(
-        "a run, a Hugging Face directory, a Google release, a keras-nlp preset"
-    )
-    input: str = command.flag("rows: .csv, .tsv or .jsonl")
-    output: str = command.flag(".npy or .jsonl file to write")
+    """Flags of the command."""
+
+    model: str = command.flag("run, Hugging Face directory, Google release or keras-nlp preset")
+    input: str = command.flag("rows: .csv, .tsv or .jsonl file")
+    output: str = command.flag("output file, .npy or .jsonl")
     text_column: str = command.flag("column of the text", "text")
     text_b_column: str | None = command.flag("column of the second text of a pair", None)
     unescape_html: bool = command.flag(
-        "texts hold &amp; and the like, to be taken as characters",
+        "conversion of HTML character references, such as &amp;, to characters",
         False,
         former_name="html_entities",
     )
     layers: str = command.flag(
-        "which layers' vectors",
+        "encoder layers that the vectors are taken from",
         "last",
         choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
     )
     pooling: str = command.flag(
-        "a text's vector: that of [CLS], or the mean of all tokens', [CLS] and [SEP] among them",
+        "vector of a text: that of [CLS], or the mean over all tokens, including [CLS] and [SEP]",
         "mean",
         choices=("cls", "mean"),
     )
-    max_seq_length: int = command.flag("tokens a text or pair is cut to, with [CLS] and [SEP]", 128)
-    do_lower_case: bool | None = command.flag(
-        "lower-case the text; by default what the weights' source says", None
+    max_seq_length: int = command.flag(
+        "maximum length of a text or pair in tokens, including [CLS] and [SEP]", 128
     )
-    batch_size: int = command.flag("rows read at a time", 64, former_name="global_batch_size")
-    overwrite: bool = command.flag("replace the file of --output", False)
+    do_lower_case: bool | None = command.flag(
+        "lowercasing of the text; by default as configured in the model", None
+    )
+    batch_size: int = command.flag("rows per batch", 64, former_name="global_batch_size")
+    overwrite: bool = command.flag("replacement of an existing --output file", False)
 
     def __post_init__(self):
         for name, minimum in (("max_seq_length", 4), ("batch_size", 1)):
             if getattr(self, name) < minimum:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted at least {minimum}")
+                raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
         paths.check_local_file("input", self.input)
         if not self.output.endswith((".npy", ".jsonl")):
-            raise UserError(f"--output={self.output}: wanted a file that ends in .npy or .jsonl")
+            raise UserError(f"--output={self.output}: expected a .npy or .jsonl file")
         paths.check_output(self.output, [self.input, self.model], self.overwrite)
 
     @property
-    def columns(self):
+    def columns(self) -> list[str]:
+        """Columns of the text or of both texts of a pair."""
         return [self.text_column, *filter(None, [self.text_b_column])]
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the input file and the model without TensorFlow; raises UserError."""
         rows = {"kind": "pretrained", "text_columns": self.columns}
-        is_array = self.output.endswith(".npy")  # For which every row has to be good.
+        is_array = self.output.endswith(".npy")  # An array has no entry for a bad row.
         inputs.check_rows(rows, self.input, labelled=False, first_only=not is_array)
         sources.check(self.model)
 
 
-def main(settings):
+def main(settings: ExtractSettings) -> None:
+    """Write the output file."""
     from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
     from tasks.feature_extraction import FeatureExtractor, extract
@@ -88,8 +92,8 @@ def main(settings):
             settings.batch_size,
             command.log,
         )
-    wrong = f", {bad} of them bad, with their error in place" if bad else ""
-    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{wrong}")
+    errors = f", {bad} bad rows with an error instead" if bad else ""
+    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{errors}")
 
 
 if __name__ == "__main__":

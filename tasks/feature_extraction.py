@@ -1,9 +1,11 @@
-"""Vectors of texts from the layers of a pretrained encoder (Devlin et al. 2019, 5.3, table 7).
+"""Feature extraction from the layers of a pretrained encoder (Devlin et al. 2019, 5.3, table 7).
 
-Legend: B texts, H hidden size, D size of a vector (H, or 4 H of four layers side by side).
+Shape suffixes: B texts, H hidden size, D size of a vector (H, or 4 H for four concatenated layers).
 """
 
 import json
+import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +17,13 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, to_flat, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
+from bert_tf.weights.sources import PretrainedWeights
 from tasks.pooling import first_token, mean_of_tokens
 from tasks.prediction import in_batches
 from tasks.readers.records import BadRow, raise_bad_rows
-from tasks.readers.tables import read_rows
+from tasks.readers.tables import Row, read_rows
 
-# How many of the last layers each takes, and what becomes of them. The embeddings are no layer.
+# By value of --layers: number of last layers, and their combination. Embeddings are not a layer.
 LAYERS = {
     "last": (1, lambda outputs: outputs[0]),
     "second_to_last": (2, lambda outputs: outputs[0]),
@@ -31,24 +34,47 @@ POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
 class FeatureExtractor:
-    """A PretrainedWeights' encoder: `vectors` takes [B] strings, of pairs twice, -> float32 [B, D].
+    """Pretrained encoder that maps texts to vectors.
 
-    `layers` is one of LAYERS; `pooling` "cls", the vector of [CLS], or "mean", that of all tokens,
-    [CLS] and [SEP] among them. What is longer is cut to `max_seq_length` tokens, those included.
-    Raises UserError if the encoder has too few layers, positions or segments.
+    Attributes:
+        vectors: tf.function from string `(B,)`, for pairs twice, to float32 `(B, D)`.
+        vector_size: D.
     """
 
-    def __init__(self, pretrained, layers, pooling, max_seq_length, num_texts=1):
+    def __init__(
+        self,
+        pretrained: PretrainedWeights,
+        layers: str,
+        pooling: str,
+        max_seq_length: int,
+        num_texts: int = 1,
+    ):
+        """Build the encoder and assign its weights.
+
+        Args:
+            pretrained: Configuration, vocabulary and weights.
+            layers: A key of LAYERS.
+            pooling: "cls" for the vector of [CLS], or "mean" over all tokens, including [CLS] and
+                [SEP].
+            max_seq_length: Maximum length in tokens, including [CLS] and [SEP]; longer texts are
+                truncated.
+            num_texts: 2 for pairs.
+
+        Raises:
+            UserError: The encoder has too few layers, positions or segments.
+        """
         config, self.vocabulary = pretrained.config, pretrained.vocabulary
         self.num_layers, self.combine = LAYERS[layers]
         self.pool, self.max_seq_length = POOLING[pooling], max_seq_length
-        for flag, expected, there, what in (
+        for flag, expected, available, what in (
             (f"--layers={layers}", self.num_layers, config.num_hidden_layers, "layers"),
             ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
             ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
         ):
-            if expected > there:
-                raise UserError(f"{flag}: wants {expected} {what}, {pretrained.origin} has {there}")
+            if expected > available:
+                raise UserError(
+                    f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
+                )
         self.tokenizer = Tokenizer(self.vocabulary, config.do_lower_case, config.strip_accents)
         self.encoder = Encoder(config, dtype=use_precision("float32"))
         self.encoder.build()
@@ -58,28 +84,50 @@ class FeatureExtractor:
         self.vectors = tf.function(self._vectors, input_signature=specs, autograph=False)
 
     def _vectors(self, *texts):
-        room = token_budget(len(texts), self.max_seq_length)
-        segments = [tokenize_ends(self.tokenizer.tokenize, text, room) for text in texts]
+        budget = token_budget(len(texts), self.max_seq_length)
+        segments = [tokenize_ends(self.tokenizer.tokenize, text, budget) for text in texts]
         inputs = to_flat(pack(segments, self.vocabulary, self.max_seq_length), self.vocabulary)
         outputs = self.encoder(inputs, output_hidden_states=True)["hidden_states"][
             -self.num_layers :
         ]
         return self.pool(self.combine(outputs), inputs)
 
-    def of_rows(self, rows, columns):
-        """Row objects -> array float32 [rows, D]."""
+    def of_rows(self, rows: Sequence[Row], columns: Sequence[str]) -> np.ndarray:
+        """Return the vectors of rows, float32 `(len(rows), D)`."""
         if not rows:
             return np.empty((0, self.vector_size), np.float32)
         texts = ([row.values[column] for row in rows] for column in columns)
         return self.vectors(*(tf.constant(column, tf.string) for column in texts)).numpy()
 
 
-def extract(extractor, input_path, columns, output_path, unescape_html, batch_size, log):
-    """Writes a vector for each row of `input_path`, in order; returns (rows, bad ones).
+def extract(
+    extractor: FeatureExtractor,
+    input_path: str,
+    columns: Sequence[str],
+    output_path: str | os.PathLike,
+    unescape_html: bool,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Write one vector per row, in order.
 
-    To .jsonl {"vector": [...]} a line, or {"error": ...} in a bad row's place; to .npy float32
-    [rows, D], where a bad row is a UserError before anything is computed. Of the rows only some
-    batches are in memory. The file appears once it is whole.
+    Rows are streamed; the output file is written atomically.
+
+    Args:
+        extractor: The encoder.
+        input_path: .csv, .tsv or .jsonl file.
+        columns: Columns of the texts, one or two.
+        output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
+            {"vector": [...]} per line, or {"error": ...} for a bad row.
+        unescape_html: Whether HTML character references are converted to characters.
+        batch_size: Rows per batch.
+        log: Callable that takes log lines.
+
+    Returns:
+        Number of rows, and number of bad rows among them.
+
+    Raises:
+        UserError: A row is bad and the output is .npy; raised before any computation.
     """
 
     def rows():
@@ -106,7 +154,7 @@ def _write_lines(extractor, rows, columns, output_path, batch_size, log):
 
 
 def _write_array(extractor, rows, columns, output_path, batch_size, log):
-    count = sum(1 for _ in raise_bad_rows(rows()))  # The file's head tells how many there are.
+    count = sum(1 for _ in raise_bad_rows(rows()))  # The .npy header contains the shape.
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
         "fortran_order": False,
@@ -118,7 +166,9 @@ def _write_array(extractor, rows, columns, output_path, batch_size, log):
         for batch in in_batches(raise_bad_rows(rows()), batch_size):
             stream.write(extractor.of_rows(batch, columns).tobytes())
             done += len(batch)
-            log(f"{done} of {count} rows")
+            log(f"{done}/{count} rows")
         if done != count:
-            raise UserError(f"{output_path}: not written, since the rows have changed meanwhile")
+            raise UserError(
+                f"{output_path}: not written: the input changed while it was read; rerun"
+            )
     return count, 0

@@ -1,17 +1,19 @@
-"""Fine-tunes BERT on labelled text.
+"""Fine-tune BERT on labelled text.
 
     python -m tasks.finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR
     --output_dir=RUN
 
-The same command goes on where it was stopped. With --seeds=1,2,3 or --learning_rates=2e-5,5e-5 it
-makes a sweep: a run each, in folders of --output_dir.
+Rerun the same command to resume after an interruption. With --seeds=1,2,3 or
+--learning_rates=2e-5,5e-5 it runs a sweep: one run per combination, in subdirectories of
+--output_dir.
 """
 
 from bert_tf import command
 from tasks.settings import SweepSettings
 
 
-def main(settings):
+def main(settings: SweepSettings) -> None:
+    """Run one fine-tuning or a sweep."""
     from tasks.finetuning import finetune
     from tasks.sweep import sweep
 

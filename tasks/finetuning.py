@@ -1,8 +1,10 @@
-"""The recipe of fine-tuning, from files to a run directory."""
+"""Fine-tuning recipe, from data files to a run directory."""
 
 import math
+from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
@@ -27,18 +29,31 @@ from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, FeatureExamples
 from tasks.pipeline import Pipeline
 from tasks.registry import task_class
+from tasks.settings import FinetuneSettings
 from tasks.tuning import task_at
 
 
 @names_lost_worker
-def finetune(settings, log=lambda line: None, strategy=None):
-    """Trains what the FinetuneSettings say, or goes on with it; returns the open Run.
+def finetune(
+    settings: FinetuneSettings,
+    log: Callable[[str], None] = lambda line: None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Run:
+    """Train, or resume training, in `settings.output_dir`.
 
-    `log` takes lines of progress; `strategy` overrides the flag's with one made by the caller.
-    Raises UserError on data, weights or an output directory that do not fit, Interrupted after
-    Ctrl-C or SIGTERM.
+    Args:
+        settings: Values of the flags.
+        log: Callable that takes log lines.
+        strategy: Replaces the strategy of `settings.strategy`.
+
+    Returns:
+        The open run.
+
+    Raises:
+        UserError: Data, weights or the output directory do not match the settings.
+        Interrupted: Ctrl-C or SIGTERM; the state was saved.
     """
-    # First of all: a strategy of several processes has to find TensorFlow unused.
+    # First of all, because a multi-worker strategy must be created before TensorFlow runs anything.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     with Run.writing(settings.output_dir, is_chief(strategy)):
         return _finetune(settings, log, strategy)
@@ -53,12 +68,12 @@ def _finetune(settings, log, strategy):
     replicas = strategy.num_replicas_in_sync
     if settings.global_batch_size % replicas:
         raise UserError(
-            f"--global_batch_size={settings.global_batch_size}: does not divide by the "
+            f"--global_batch_size={settings.global_batch_size}: expected a multiple of the "
             f"{replicas} replicas"
         )
     hashes = settings.data_hashes()
 
-    # Data: what task do the rows show, and do the dev files fit it?
+    # Data. The training file determines the task's labels; dev files are checked against them.
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
     train, *devs = (task.load_examples(path) for path in (settings.train, *settings.dev))
@@ -70,7 +85,7 @@ def _finetune(settings, log, strategy):
         for line in task.check_dev(devs[0]):
             log(f"warning: {settings.dev[0]}: {line}")
 
-    # The run that is there, or pretrained weights for a new one.
+    # Resume an existing run, or start from pretrained weights.
     check_alike(strategy, [settings.recorded(), hashes])
     run = source = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
@@ -78,30 +93,32 @@ def _finetune(settings, log, strategy):
         run.check_resumable(settings.recorded(), task.to_dict(), task.tunable_fields)
         if run.train.get("data") != hashes:
             raise UserError(
-                f"--train, --dev: the files are not those that {run.path} began with; name a new "
-                "--output_dir"
+                f"--train, --dev: the files differ from those that {run.path} was started with; "
+                "choose a new --output_dir"
             )
     else:
         source = read_pretrained(settings.init_from, settings.do_lower_case)
         settings.check_fits(source.config, source.origin)
         if len(task.input_names) > source.config.type_vocab_size:
             raise UserError(
-                f"{', '.join(task.input_names)}: {source.origin} knows one segment only, no pairs"
+                f"{', '.join(task.input_names)}: pairs require two segments, but {source.origin} "
+                "has one"
             )
     config, vocabulary = (run or source).config, (run or source).vocabulary
 
-    # Model and optimizer. The seed makes the head's first weights; with it the rows are put in
-    # order, and dropout draws its noise.
+    # Model and optimizer. The seed determines the head's initial weights here, and later the order
+    # of the rows and the dropout masks.
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
         model = task.build_model(config, use_precision(settings.precision))
     if settings.frozen_layers is not None:
         model.encoder.freeze(settings.frozen_layers)
 
-    # Text to token ids, with what will serve.
+    # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
     tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
     pipeline = Pipeline(task, tokenizer, model)
     layout = choose_layout(strategy)
+    # Padded batches get one static shape, because they are compiled by XLA.
     encoded, *encoded_devs = (
         EncodedExamples.encode(examples, pipeline, layout, static_shape=layout is to_padded)
         for examples in (train, *devs)
@@ -128,7 +145,7 @@ def _finetune(settings, log, strategy):
         )
         optimizer.build(model.trainable_variables)
 
-    # All that can be wrong has been looked at: now a new run may be made.
+    # Create the run directory only now, after all checks, so that user errors leave no directory.
     if source is not None:
         source.assign_to(model)
         task.init_head(model, encoded)
@@ -153,10 +170,10 @@ def _finetune(settings, log, strategy):
     log(
         f"{model.count_params():,} parameters from {run.train.get('origin')}; "
         f"{'uncased' if config.do_lower_case else 'cased'}; {num_train_steps} steps of "
-        f"{settings.global_batch_size} on {replicas} replica{'s' * (replicas > 1)}"
+        f"{settings.global_batch_size} samples on {replicas} replica{'s' * (replicas > 1)}"
     )
 
-    # The loop.
+    # Train; the best checkpoint is selected by the first dev file.
     def evaluate():
         results = [evaluator.metrics(dev) for dev in encoded_devs]
         return results[0][task.best_metric], _by_dev(results)
@@ -188,9 +205,10 @@ def _finetune(settings, log, strategy):
 
 
 def _finish(run, task, evaluator, devs, best, first_file, log):
-    """Decides what is to be decided on dev, with the best weights, and tells what came of it."""
+    """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
     metrics = run.checkpoints.info(best)["metrics"]
     if task.tunable_fields:
+        # The model holds the weights of the last step; tuning applies to the best checkpoint.
         directory = run.checkpoints.path(best)
         checkpoints.assign(
             checkpoints.model_variables(evaluator.model),
@@ -215,9 +233,9 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
                 "warnings": warnings,
             },
         )
-        decided = ", ".join(f"{name} {value}" for name, value in values.items())
+        tuned = ", ".join(f"{name} {value}" for name, value in values.items())
         scores = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        log(f"decided on dev: {decided}; with that {scores}")
+        log(f"tuned on dev: {tuned}; {scores}")
         for line in warnings:
             log(f"warning: {first_file}: {line}")
         run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
@@ -235,11 +253,11 @@ def _by_dev(results):
 
 
 def _ignore(line):
-    """What a process says that is not the chief."""
+    """Discard a log line; only the chief logs."""
 
 
 def _summary(task, train, devs, num_unused):
-    """What there is to learn from, as a line."""
+    """Return a log line with the task type and the numbers of rows and windows."""
     counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
     windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
     unused = f", {num_unused} more {task.unused}" if num_unused else ""
@@ -248,7 +266,7 @@ def _summary(task, train, devs, num_unused):
 
 
 def _is_finished(run, num_train_steps, settings):
-    """True once trained, evaluated, and all decided that was to be."""
+    """Whether the run is trained and evaluated, and its task is tuned."""
     if not run.is_finished(num_train_steps, bool(settings.dev), settings.patience):
         return False
     return (

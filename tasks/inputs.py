@@ -1,9 +1,10 @@
 """Checks of a command's inputs before TensorFlow is imported, which takes seconds.
 
-A task is described by the values of its task.json, or by the options that it will be made with.
+A task is represented by the values of its task.json, or by the options that it is created with.
 """
 
 import itertools
+from collections.abc import Mapping
 
 from bert_tf import files
 from bert_tf.run import Run
@@ -15,13 +16,19 @@ from tasks.readers.tables import read_rows
 from tasks.readers.tagged import read_tagged
 
 
-def check_rows(task: dict, path: str, labelled: bool, first_only: bool = False) -> None:
-    """Raise UserError at the first row of a file that cannot be read in the form of a task.
+def check_rows(
+    task: Mapping[str, object] | None, path: str, labelled: bool, first_only: bool = False
+) -> None:
+    """Check that the rows of a file have the format that a task requires.
 
     Args:
-        task: "kind" of a task and what its reader takes; `None` for a run without a task.
-        labelled: Whether rows have labels. What they are is looked at when the task reads them.
-        first_only: Whether only the head of the file is looked at, as where bad rows are answered.
+        task: The task's "kind" and the fields that its reader needs; None for a pretrained run.
+        path: The file.
+        labelled: Whether rows have labels. Their values are checked later, by the task.
+        first_only: Check the first row only, for commands that accept bad rows.
+
+    Raises:
+        UserError: A row is bad, or the file is.
     """
     rows = _rows(task or {"kind": "pretrained"}, path, labelled)
     for _ in itertools.islice(rows, 1) if first_only else raise_bad_rows(rows):
@@ -29,9 +36,17 @@ def check_rows(task: dict, path: str, labelled: bool, first_only: bool = False) 
 
 
 def check_run(path: str, checkpoint: str | None = None) -> Run | None:
-    """Return a run that can be opened at a checkpoint, or `None` where only TensorFlow reaches.
+    """Open a run and check that it has a checkpoint.
 
-    Raises UserError if it is no run, or has no such checkpoint.
+    Args:
+        path: Run directory.
+        checkpoint: Name of a checkpoint directory; None for the best or latest.
+
+    Returns:
+        The run, or None for a remote path, which cannot be read without TensorFlow.
+
+    Raises:
+        UserError: The directory is not a run, or the checkpoint does not exist.
     """
     if files.is_remote(path):
         return None

@@ -1,42 +1,47 @@
-"""A pretrained run as it is: what stands at a [MASK], and whether one text follows another.
+"""Task of a pretrained run: masked language model and next-sentence prediction.
 
-Legend: B texts, N of them in a part, T tokens of a part, L tokens of its longest text, H hidden
-size, V vocabulary, K answers.
+Shape suffixes: B texts, N texts of a chunk, T tokens of a chunk, L tokens of its longest text, H
+hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 from tasks.decisions import top2_gap
-from tasks.examples import Example
+from tasks.examples import Example, Tensors
 from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
 from tasks.readers.records import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
-from tasks.windows import one_window_each
+from tasks.windows import Windows, one_window_each
 
-NUM_PREDICTIONS = 5
+NUM_PREDICTIONS = 5  # Entries returned per text.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLm(Task):
-    """Masked language model: the likeliest entries at a text's first [MASK]."""
+    """Masked language model: the most probable entries at the first [MASK] of a text."""
 
     kind = "pretrained"
     input_names = ("text",)
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
         if labelled:
             raise UserError(
-                f"{path}: the run is pretrained only, and has no task to be measured in; "
-                "bert_tf.pretrain --eval_shards measures it"
+                f"{path}: the run is only pretrained and cannot be evaluated on labelled rows; use "
+                "bert_tf.pretrain --eval_shards"
             )
         for row in read_rows(path, ("text",)):
             if isinstance(row, BadRow):
@@ -44,29 +49,39 @@ class MaskedLm(Task):
             else:
                 yield Example({"text": row.values["text"]}, None, row.location)
 
-    def encode(self, texts, tokenize, vocabulary):
+    def encode(
+        self,
+        texts: Tensors,
+        tokenize: Callable[[tf.Tensor], Tokens],
+        vocabulary: Vocabulary,
+    ) -> Windows:
+        """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
+
         def with_masks(texts):
             return tokenize_masked(texts, tokenize, vocabulary)
 
         tokens = tokenize_ends(with_masks, texts["text"], token_budget(1, self.max_seq_length))
         return one_window_each(pack([tokens], vocabulary, self.max_seq_length))
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> PretrainingModel:
+        """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return the pipeline's outputs unchanged."""
         return outputs
 
-    def margin(self, predictions, windows, outputs):
-        """Of the first entry; without a [MASK] nothing is decided."""
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
         margin_N = top2_gap(predictions["score"])
         return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
 
 
 class MaskedLmPipeline(Pipeline):
-    """Serves both heads: masked_lm, which is the default, and next_sentence."""
+    """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
 
-    def signatures(self):
+    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
+        """Return traced functions of strings, by signature name."""
         signatures = super().signatures()
         return {
             **signatures,
@@ -74,11 +89,19 @@ class MaskedLmPipeline(Pipeline):
             "next_sentence": self._served(self.next_sentence, ("text_a", "text_b")),
         }
 
-    def next_sentence(self, text_a, text_b):
-        """[B] string each -> {"is_next": [B]}, the probability that B goes on where A ends."""
-        room = token_budget(2, self.task.max_seq_length)
+    def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Predict whether one text continues another.
+
+        Args:
+            text_a: string `(B,)`.
+            text_b: string `(B,)`.
+
+        Returns:
+            Dict of `is_next`, float32 `(B,)`, the probability that text_b follows text_a.
+        """
+        budget = token_budget(2, self.task.max_seq_length)
         segments = [
-            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
+            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
             for text in (text_a, text_b)
         ]
         packed = pack(segments, self.vocabulary, self.task.max_seq_length)
@@ -90,7 +113,7 @@ class MaskedLmPipeline(Pipeline):
         return self._run_in_chunks(is_next, packed)
 
     def _outputs(self, windows, texts):
-        """{"token" string, "score" float32} [B, K]; "" and 0 where a text shows no [MASK]."""
+        """Return token, string (B, K), and score, float32 (B, K); "" and 0 without [MASK]."""
         outputs = self._run_in_chunks(self._at_first_mask, windows.packed)
         entries_V = tf.constant(self.vocabulary.entries)
         has_mask_B1 = outputs["score"][:, :1] > 0
@@ -100,12 +123,12 @@ class MaskedLmPipeline(Pipeline):
         }
 
     def _at_first_mask(self, inputs):
-        """Flat inputs -> {"id" int32, "score" float32} [N, K], the scores 0 without a [MASK]."""
+        """Return id, int32 (N, K), and score, float32 (N, K), for flat inputs; 0 without [MASK]."""
         splits, ids_T = inputs["row_splits"], inputs["input_ids"]
         count = tf.size(splits) - 1
         (mask_M,) = tf.unstack(tf.where(ids_T[: splits[-1]] == self.vocabulary[MASK]), axis=1)
         text_M = tf.searchsorted(splits, tf.cast(mask_M, tf.int32), side="right") - 1
-        # A text without a mask is asked at its [CLS], and what comes out is not looked at.
+        # Texts without a mask are read at [CLS], to keep the shape; their scores are set to 0.
         first_N = tf.math.unsorted_segment_min(mask_M, text_M, count)
         has_mask_N = first_N < tf.size(ids_T, tf.int64)
         position_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])

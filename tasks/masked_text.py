@@ -1,27 +1,39 @@
-"""Tokens of texts that say [MASK] where an entry is asked for.
+"""Tokenization of texts that contain [MASK].
 
-Legend: B texts, P pieces of all texts, which are what stands between masks, (T) tokens of a piece
-or text, ragged.
+Shape suffixes: B texts, P pieces between masks, of all texts, (T) tokens of a piece or text
+(ragged).
 """
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 
 MASK = "[MASK]"
 
 
-def tokenize_masked(texts, tokenize, vocabulary):
-    """[B] string -> Tokens, with the vocabulary's [MASK] for each literal "[MASK]".
+def tokenize_masked(
+    texts: tf.Tensor, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
+) -> Tokens:
+    """Tokenize texts, with the id of [MASK] for each literal "[MASK]".
 
-    The texts are split there before `tokenize`, a Tokenizer's method, sees them, since by its rules
-    brackets are punctuation. Offsets, where `tokenize` gives them, count characters of the text.
+    For example, "A [MASK]!" becomes the ids of a, [MASK] and !, with starts [0, 2, 8] and ends
+    [1, 8, 9]. Texts are split at masks first, because the tokenizer treats brackets as punctuation.
 
-    ["A [MASK]!"] -> ids of a, [MASK], !; starts [0, 2, 8], ends [1, 8, 9].
+    Args:
+        texts: string `(B,)`.
+        tokenize: `Tokenizer.tokenize` or `Tokenizer.tokenize_with_offsets`.
+        vocabulary: Vocabulary with an entry [MASK].
+
+    Returns:
+        Tokens, ragged `(B, (T))`; offsets, if `tokenize` returns them, count characters of the
+        complete text.
     """
     pieces = tf.strings.split(texts, MASK)
     tokens = tokenize(pieces.flat_values)
-    # A mask stands behind each piece but a text's last.
+    # A mask follows each piece except the last of a text.
     masks_P = tf.tensor_scatter_nd_update(
         tf.ones_like(pieces.value_rowids()),
         pieces.row_limits()[:, tf.newaxis] - 1,
@@ -29,7 +41,7 @@ def tokenize_masked(texts, tokenize, vocabulary):
     )
 
     def joined(of_tokens, of_masks):
-        """Ragged [P, (T)] and a value for each mask -> [B, (T)]."""
+        """Insert one value per mask into values of pieces, ragged (P, (T)); returns (B, (T))."""
         masks = tf.RaggedTensor.from_row_lengths(of_masks, masks_P, validate=False)
         return pieces.with_values(tf.concat([of_tokens, masks], axis=1)).merge_dims(1, 2)
 
@@ -37,7 +49,7 @@ def tokenize_masked(texts, tokenize, vocabulary):
     ids = joined(tokens.ids, tf.fill([num_masks], vocabulary[MASK]))
     if tokens.starts is None:
         return Tokens(ids)
-    # Counted as the tokenizer counts them.
+    # Characters are counted as in the tokenizer, which replaces invalid UTF-8.
     characters = tf.strings.unicode_decode(pieces.flat_values, "UTF-8", errors="replace")
     begin_P = tf.cumsum(characters.row_lengths() + len(MASK) * masks_P, exclusive=True)
     begin_P -= tf.gather(tf.gather(begin_P, pieces.row_starts()), pieces.value_rowids())

@@ -1,23 +1,26 @@
-"""Multiple choice: which text goes best with a prompt (SWAG; Devlin et al. 2019, 4.4).
+"""Multiple choice: select the text that continues a prompt (SWAG; Devlin et al. 2019, 4.4).
 
-Each choice is read behind the prompt, [CLS] prompt [SEP] choice [SEP], and gets one score; a
-softmax goes over the choices of a question. Questions may differ in how many they have.
+Each choice is encoded as [CLS] prompt [SEP] choice [SEP] and gets one score; a softmax normalizes
+the scores of a question. Questions may have different numbers of choices.
 
-Legend: B questions, C choices of the one that has most, W choices of all.
+Shape suffixes: B questions, C choices of the question that has most, W choices of all questions.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy
 from tasks.decisions import top2_gap
-from tasks.examples import Example
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
 from tasks.metrics.labels import accuracy
 from tasks.readers.choices import read_choices
@@ -25,17 +28,20 @@ from tasks.readers.records import BadRow
 from tasks.task import Task
 from tasks.windows import Windows
 
-MAX_CHOICES = 2**12  # Of a question; each is read with the prompt, which takes memory.
-TOO_MANY = f"wanted at most {MAX_CHOICES} choices per question"
-EQUAL = 1e-6  # Probabilities so near are of equal choices; rounding shall not decide.
+MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
+TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
+EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not decide.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Task):
-    """Questions of any number of choices; `file_format` is that of the files, see readers.choices.
+    """Questions with any number of choices.
 
-    "" among the choices is no choice: it is never chosen, and its probability is 0. Where there is
-    nothing else the choice is -1.
+    An empty string is a missing choice: it is never selected and its probability is 0. The
+    prediction for a question without choices is -1.
+
+    Attributes:
+        file_format: Format of the files, see tasks.readers.choices.
     """
 
     file_format: str = "rows"
@@ -47,11 +53,12 @@ class MultipleChoice(Task):
     losses = {"choice": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path, **options):
-        """The task as the options say it: there is nothing to learn from the file."""
+    def from_data(cls, path: str, **options) -> "MultipleChoice":
+        """Create the task from options; it does not depend on the training file."""
         return cls(**options)
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per question."""
         for row in read_choices(path, self.file_format, labelled):
             if isinstance(row, BadRow):
                 yield row
@@ -59,45 +66,61 @@ class MultipleChoice(Task):
                 texts = {"prompt": row.prompt, "choices": row.choices}
                 yield Example(texts, row.label, row.location)
 
-    def encode(self, texts, tokenize, vocabulary):
+    def encode(
+        self,
+        texts: Tensors,
+        tokenize: Callable[[tf.Tensor], Tokens],
+        vocabulary: Vocabulary,
+    ) -> Windows:
+        """Tokenize and pack each choice with its prompt, one window per choice.
+
+        Args:
+            texts: `prompt`, string `(B,)`, and `choices`, string `(B, C)`, padded with "".
+            tokenize: Method of `Tokenizer`.
+            vocabulary: Vocabulary of the ids.
+        """
         prompt_B, choices_BC = texts["prompt"], texts["choices"]
         tf.debugging.assert_equal(
-            tf.size(prompt_B), tf.shape(choices_BC)[0], "wanted choices for each prompt"
+            tf.size(prompt_B), tf.shape(choices_BC)[0], "choices: expected one row per prompt"
         )
         tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
         indices_W2 = tf.where(choices_BC != "")
         example_W, choice_W = tf.unstack(indices_W2, axis=1)
-        room = token_budget(2, self.max_seq_length)
+        budget = token_budget(2, self.max_seq_length)
         prompts = Tokens(
             *(
                 None if ragged is None else tf.gather(ragged, example_W)
-                for ragged in tokenize_ends(tokenize, prompt_B, room)
+                for ragged in tokenize_ends(tokenize, prompt_B, budget)
             )
         )
-        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), room)
+        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
         return Windows(
             pack([prompts, choices], vocabulary, self.max_seq_length),
             tf.cast(example_W, tf.int32),
             choice_W=tf.cast(choice_W, tf.int32),
         )
 
-    def targets(self, examples, windows):
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return indices of the correct choices, int32 `(B,)`, and weights of 1."""
         labels = np.array(examples.labels, np.int32)
         return {"choice": labels}, {"choice": np.ones(len(labels), np.float32)}
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
+        """Return a built model."""
         model = ChoiceModel(config, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def metrics(self, data, outputs):
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the accuracy."""
         choices_B = self.serving_outputs(None, None, outputs)["choice"].numpy()
         return {"accuracy": accuracy(data.labels["choice"], choices_B)}
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
         scores_BC = outputs["choice"]
         probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
-        # The first of the best, or -1.
+        # Ties go to the first choice; -1 if there is none.
         best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
         is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
         count = tf.shape(scores_BC)[1]
@@ -107,6 +130,7 @@ class MultipleChoice(Task):
             "probabilities": probabilities_BC,
         }
 
-    def margin(self, predictions, windows, outputs):
-        # Two more, for questions of less than two choices.
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two most probable choices, `(B,)`."""
+        # top2_gap needs two values; questions may have fewer choices.
         return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))

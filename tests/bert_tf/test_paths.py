@@ -58,7 +58,7 @@ def test_an_input_is_never_replaced(settings, tmp_path, kind):
     for overwrite in (False, True):
         # What ends in neither .npy nor .jsonl is no output of extract anyway.
         with pytest.raises(
-            UserError, match="is part of the input .* name another|ends in .npy or .jsonl"
+            UserError, match="is part of the input .* name another|expected a .npy or .jsonl"
         ):
             settings(path, overwrite=overwrite)
 

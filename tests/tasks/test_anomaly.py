@@ -69,7 +69,7 @@ def test_without_labels_every_row_is_normal(tmp_path, name):
     assert task.normal_labels == () and task.load_examples(tmp_path / name).labels == [0, 0]
     one = small.write_rows(tmp_path / "one.csv", [("t", "fine"), ("u", "fine")])
     assert from_data(one).normal_labels == ("fine",)
-    with pytest.raises(UserError, match="one.csv:2: label 'fine', but the rows of training had no"):
+    with pytest.raises(UserError, match="one.csv:2: label 'fine', but the training rows had no"):
         task.load_examples(one)
 
 
@@ -77,12 +77,12 @@ MISTAKES = {
     "which are normal": (
         [("t", "a"), ("u", "b")],
         {},
-        "train.csv: has the labels a, b; say with --normal_labels which",
+        "train.csv: several labels: a, b. Set --normal_labels",
     ),
     "no such label": (
         [("t", "a"), ("u", "b")],
         {"normal_labels": ("a", "c")},
-        "--normal_labels: no row of .*train.csv has the label 'c'; there are a, b",
+        "--normal_labels: no row of .*train.csv has label 'c'. Found: a, b",
     ),
     "no such column": (
         [("t", "a")],
@@ -92,7 +92,7 @@ MISTAKES = {
     "empty": (
         [("t", "a"), ("u", " ")],
         {"normal_labels": ("a",)},
-        "train.csv:3: column 'label' is empty, wanted a label",
+        "train.csv:3: column 'label' is empty; expected a label",
     ),
 }
 
@@ -108,15 +108,15 @@ def test_bad_data_is_one_clear_line(tmp_path, name):
 def test_rows_with_and_without_a_label_do_not_mix(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text('{"text": "t", "label": "a"}\n{"text": "u"}\n')
-    with pytest.raises(UserError, match="jsonl:2: has no label, but the rows before it in column"):
+    with pytest.raises(UserError, match="jsonl:2: no label, unlike the rows before it in column"):
         from_data(path)
     path.write_text('{"text": "t"}\n{"text": "u", "label": "a"}\n')
-    with pytest.raises(UserError, match="jsonl:2: has a label, but no row before it in column"):
+    with pytest.raises(UserError, match="jsonl:2: a label, unlike the rows before it in column"):
         from_data(path)
 
 
 def test_a_code_as_wide_as_the_vectors_is_refused(task, config):
-    with pytest.raises(UserError, match="--latent_dim=12: wanted less than 12, the size of"):
+    with pytest.raises(UserError, match="--latent_dim=12: expected less than 12, the encoder's"):
         dataclasses.replace(task, latent_dim=12).build_model(config)
 
 
@@ -137,7 +137,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
             "pca_roc_auc": 1.0,
         }
     )
-    with pytest.raises(UserError, match="threshold is not decided yet"):
+    with pytest.raises(UserError, match="threshold not tuned yet"):
         task.serving_outputs({}, None, outputs)
     task = dataclasses.replace(task, false_alarm_rate=0.25).tune(data, outputs)
     assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the one false alarm, 0.9.
@@ -148,7 +148,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
     np.testing.assert_array_equal(prediction["score"], scores)
     only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
     assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
-    with pytest.raises(UserError, match="--dev: the first file holds no normal row"):
+    with pytest.raises(UserError, match="--dev: the first file has no normal row"):
         task.check_dev(types.SimpleNamespace(labels=[1, 1]))
     assert len(task.check_dev(types.SimpleNamespace(labels=[0, 0]))) == 1
     assert task.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
@@ -158,10 +158,10 @@ def test_what_does_not_beat_the_simple_ways_says_so(task):
     metrics = {"roc_auc": 0.9, "pr_auc": 0.8, "mean_distance_roc_auc": 0.7, "pca_roc_auc": 0.8}
     assert task.warning(metrics) is None
     warning = task.warning({**metrics, "pca_roc_auc": 0.9})
-    assert "(0.9000) does not beat PCA of equal width (0.9000): it is not worth" in warning
+    assert "(0.9000) does not beat PCA of equal width (0.9000); use" in warning
     both = task.warning({**metrics, "roc_auc": 0.6})
     assert "the distance to the mean (0.7000) and PCA of equal width (0.8000)" in both
-    assert task.warning({**metrics, "pr_auc": 0.0}).startswith("no row of dev is unusual")
+    assert task.warning({**metrics, "pr_auc": 0.0}).startswith("no anomalies in the dev rows")
 
 
 @pytest.fixture(scope="module")
@@ -198,10 +198,12 @@ def run(settings, said):
 
 def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
-        line.startswith("anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal is billing")
+        line.startswith(
+            "anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal labels billing"
+        )
         for line in said
     )
-    assert said.count("the encoder's vectors of 7 rows, made once") == 1
+    assert said.count("extracting features of 7 rows, once") == 1
     weights = read(run.checkpoints.path(run.checkpoints.best_step()))
     for name, values in read_pretrained(settings.init_from).weights.items():
         np.testing.assert_array_equal(weights[name], values, err_msg=name)
@@ -253,7 +255,7 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
         finetune(changed)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="threshold is not decided yet"):
+    with pytest.raises(UserError, match="threshold not tuned yet"):
         TrainedModel.open(changed.output_dir).pipeline.predict(text=tf.constant(["the bill"]))
     resumed = finetune(changed)
     final = read(run.checkpoints.path(12))

@@ -88,7 +88,7 @@ def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     np.testing.assert_array_equal(batches[0][0]["vector"], expected["vector"][order[:4]])
     for name, values in evaluator.outputs(on_vectors).items():
         np.testing.assert_allclose(values, expected[name], atol=1e-6)
-    assert said == ["the encoder's vectors of 7 rows, made once"]
+    assert said == ["extracting features of 7 rows, once"]
 
 
 def test_it_learns_what_pca_cannot(task, config):

@@ -48,7 +48,7 @@ MISTAKES = {
     ),
     "strange dev label": (
         lambda s, d: replace_rows(s.dev[0], [("a", "billing"), ("b", "garden")]),
-        "dev.csv:3: label 'garden' is none of",
+        "dev.csv:3: label 'garden': expected one of",
     ),
     "wrong vocabulary": (
         lambda s, d: Vocabulary([*WORDS, "x"]).save(f"{s.init_from}/vocab.txt"),
@@ -69,11 +69,11 @@ MISTAKES = {
     ),
     "no label": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "")]),
-        "train.csv:3: column 'label' is empty, wanted a label",
+        "train.csv:3: column 'label' is empty; expected a label",
     ),
     "one class": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "x")]),
-        "every row has the label 'x'",
+        "expected two or more labels. Received: 'x'",
     ),
     "other files in the way": (
         lambda s, d: {"output_dir": str(d)},
@@ -96,5 +96,5 @@ def test_pairs_need_weights_with_two_segments(settings, huggingface_dir):
     name = "bert.embeddings.token_type_embeddings.weight"
     edit[name] = edit[name][:1].copy()
     safetensors.numpy.save_file(edit, huggingface_dir / "model.safetensors")
-    with pytest.raises(UserError, match="knows one segment only, no pairs"):
+    with pytest.raises(UserError, match="pairs require two segments"):
         finetune(dataclasses.replace(settings, text_b_column="text"))

@@ -131,6 +131,6 @@ def test_an_output_of_too_many_values_is_an_error_that_says_so(max_values, monke
     if max_values == 9:
         assert letters_of(["abc", "", "a"])["letters"].shape == (3, 3)
         return
-    message = "an output of 3 rows of 3 values has more than the 8 that are allowed; send fewer"
+    message = "an output of 3 rows of 3 values exceeds the limit of 8 values; send fewer"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         letters_of(["abc", "", "a"])

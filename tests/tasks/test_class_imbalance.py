@@ -118,26 +118,26 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
     [
         (
             {"class_weights": ("1", "2")},
-            "--class_weights=1,2: 2 of them, wanted 3, in the order of",
+            "--class_weights=1,2: 2 weights; expected 3, in the order of",
         ),
         (
             {"class_weights": ("1", "2", "x")},
-            "--class_weights=1,2,x: got 'x', wanted a number over",
+            "--class_weights=1,2,x: 'x': expected a number > 0",
         ),
         (
             {"class_weights": ("1", "2", "0")},
-            "--class_weights=1,2,0: got '0', wanted a number over",
+            "--class_weights=1,2,0: '0': expected a number > 0",
         ),
-        ({"class_weights": ("inf", "2", "1")}, "got 'inf', wanted a number over 0"),
-        ({"class_weights": ("balanced", "1")}, "got 'balanced', wanted a number over 0"),
+        ({"class_weights": ("inf", "2", "1")}, "'inf': expected a number > 0"),
+        ({"class_weights": ("balanced", "1")}, "'balanced': expected a number > 0"),
         (
             {"class_weights": ("balanced",), "balanced_sampling": True},
             "--balanced_sampling: with --class_weights=balanced",
         ),
-        ({"rare_label": "d"}, "--rare_label=d: none of the labels a, b, c"),
+        ({"rare_label": "d"}, "--rare_label=d: expected one of a, b, c"),
         (
             {"threshold_objective": "f1"},
-            "--threshold_objective=f1: there are 3 labels and only --rare_label has a threshold",
+            "--threshold_objective=f1: with 3 labels, only --rare_label has a threshold",
         ),
         (
             {"threshold_objective": "f2", "rare_label": "c"},
@@ -145,13 +145,19 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
         ),
         (
             {"multi_label": True, "class_weights": ("balanced",)},
-            "--class_weights: not with --multi",
+            "--class_weights: not supported with --multi",
         ),
-        ({"multi_label": True, "balanced_sampling": True}, "--balanced_sampling: not with --multi"),
-        ({"multi_label": True, "rare_label": "c"}, "--rare_label: not with --multi_label"),
+        (
+            {"multi_label": True, "balanced_sampling": True},
+            "--balanced_sampling: not supported with --multi",
+        ),
+        (
+            {"multi_label": True, "rare_label": "c"},
+            "--rare_label: not supported with --multi_label",
+        ),
         (
             {"multi_label": True, "file_format": "sst2"},
-            "--multi_label: rows of sst2 have one label each",
+            "--multi_label: rows of sst2 have exactly one label",
         ),
     ],
 )
@@ -163,7 +169,7 @@ def test_options_that_do_not_fit_are_one_clear_line(train, options, message):
 
 def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
     path = small.write_rows(tmp_path / "two.csv", [("the bill", "x"), ("my app", "a")])
-    with pytest.raises(UserError, match="--rare_label=a: .* give --labels=x,a"):
+    with pytest.raises(UserError, match="--rare_label=a: .* set --labels=x,a"):
         from_data(path, rare_label="a")
     assert from_data(path, rare_label="a", labels=("x", "a")).threshold_objective == "f1"
     assert from_data(path, threshold_objective="recall=0.5").tunable_fields == ("thresholds",)
@@ -171,12 +177,15 @@ def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
 
 def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
     for changes, message in (
-        ({"class_weights": ("1", "x")}, "got 'x', wanted a number"),
+        ({"class_weights": ("1", "x")}, "'x': expected a number > 0"),
         (
             {"threshold_objective": "precision=2", "rare_label": "billing"},
             "--threshold_objective: got 'precision=2'",
         ),
-        ({"multi_label": True, "rare_label": "billing"}, "--rare_label: not with --multi_label"),
+        (
+            {"multi_label": True, "rare_label": "billing"},
+            "--rare_label: not supported with --multi_label",
+        ),
         ({"rare_label": "billing", "dev": ()}, "--rare_label: wants --dev"),
     ):
         with pytest.raises(UserError, match=message):
@@ -264,12 +273,12 @@ def test_one_answer_for_all_is_told_in_words():
     same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
     metrics = task.metrics(data_of([0, 1]), same)
     assert metrics["degenerate"] == 1.0
-    assert task.warning(metrics).startswith("every row was given the same label, whatever its text")
+    assert task.warning(metrics).startswith("every row has the same predicted label")
     metrics = task.metrics(data_of([0, 0]), same)  # As is right.
     assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
     metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
-    assert metrics["degenerate"] == 1.0 and "the same labels" in several.warning(metrics)
+    assert metrics["degenerate"] == 1.0 and "the same predicted labels" in several.warning(metrics)
 
 
 # Decided on dev.
@@ -343,9 +352,9 @@ def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
     tuned = task.tune(data_of([1, 1, 0]), outputs)
     assert tuned.temperature == 1.0
     (warning,) = task.tuning_warnings(data_of([1, 1, 0]), outputs)
-    assert warning.startswith("--calibrate: this file has too few errors to fit a temperature")
+    assert warning.startswith("--calibrate: file with too few errors")
     (warning,) = task.tuning_warnings(data_of([0, 0, 1]), outputs)
-    assert warning.startswith("--calibrate: this file shows no relation of the logits")
+    assert warning.startswith("--calibrate: file with labels unrelated to the logits")
     assert task.tuning_warnings(data_of([1, 0, 0]), outputs) == []
     assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
 
@@ -357,11 +366,11 @@ def test_an_objective_that_is_not_reached_is_told():
     data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}
     tuned = task.tune(data, outputs)
     warning = tuned.warning(tuned.metrics(data, outputs))
-    assert warning == "--threshold_objective=precision=0.9 is not reached: precision is 0.5000"
+    assert warning == "--threshold_objective=precision=0.9 missed: precision is 0.5000"
     nothing = data_of([0, 0, 0])
     tuned = dataclasses.replace(task, threshold_objective="f1").tune(nothing, outputs)
     assert not tuned.decision(outputs).label.numpy().any()
-    assert "--threshold_objective=f1 is not reached: f1 is 0.0000" in tuned.warning(
+    assert "--threshold_objective=f1 missed: f1 is 0.0000" in tuned.warning(
         tuned.metrics(nothing, outputs)
     )
 
@@ -390,7 +399,9 @@ def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir
     )
     before = plain.checkpoints.info(plain.checkpoints.best_step())["metrics"]
     assert (before["dev_degenerate"], before["dev_f1"]) == (1.0, 0.0)
-    assert [line for line in said if line.startswith("warning: every row was given the same label")]
+    assert [
+        line for line in said if line.startswith("warning: every row has the same predicted label")
+    ]
 
     changes |= {"balanced_sampling": True, "focal_gamma": 1.0, "rare_label": "rare"}
     kit = finetune(small.settings(huggingface_dir, files, tmp_path / "kit", **changes))
@@ -399,7 +410,7 @@ def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir
     assert report["labels"] == ["ordinary", "rare"] and np.sum(report["confusion_matrix"]) == 64
     assert report["f1"] == kit.metrics()[-1]["tuned_dev_f1"]
     report, logged = evaluated(plain, path, capsys)
-    assert "warning: every row was given the same label" in logged
+    assert "warning: every row has the same predicted label" in logged
     assert report["confusion_matrix"] == [[60, 0], [4, 0]]
 
 

@@ -37,10 +37,12 @@ def test_what_bio_labels_say():
     assert BioLabels.of_types(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
     assert entity_type("I-LOC", "") == "LOC"
     for labels in ((), ("O",), ("B-X", "I-X", "O"), ("O", "B-X"), ("O", "B-X", "I-X", "I-X")):
-        with pytest.raises(UserError, match="labels: .*wanted O first, then B- and I- of one"):
+        with pytest.raises(UserError, match="labels: .*expected O first, then B- and I- of each"):
             BioLabels(labels)
     for tag in ("", "B-", "LOC", "E-LOC", "O-LOC", "b-LOC"):
-        with pytest.raises(UserError, match=f"a.conll:3: tag '{tag}', wanted O, B-TYPE or I-TYPE"):
+        with pytest.raises(
+            UserError, match=f"a.conll:3: tag '{tag}': expected O, B-TYPE or I-TYPE"
+        ):
             entity_type(tag, "a.conll:3")
 
 

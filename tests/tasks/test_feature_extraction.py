@@ -120,9 +120,9 @@ def test_html_entities(pretrained, tmp_path):
 @pytest.mark.parametrize(
     ("layers", "length", "texts", "message"),
     [
-        ("sum_last_4", 16, 1, "--layers=sum_last_4: wants 4 layers, .* has 2"),
-        ("last", 17, 1, "--max_seq_length: wants 17 positions, .* has 16"),
-        ("last", 16, 3, "--text_b_column: wants 3 segments, .* has 2"),
+        ("sum_last_4", 16, 1, "--layers=sum_last_4: requires 4 layers, .* has 2"),
+        ("last", 17, 1, "--max_seq_length: requires 17 positions, .* has 16"),
+        ("last", 16, 3, "--text_b_column: requires 3 segments, .* has 2"),
     ],
 )
 def test_what_the_encoder_has_not_is_one_clear_line(
@@ -137,9 +137,9 @@ def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
     ExtractSettings(**good)
     for changes, message in (
         ({"input": "absent.csv"}, "--input=absent.csv: no such file"),
-        ({"output": "out.txt"}, "--output=out.txt: wanted a file that ends in .npy or .jsonl"),
+        ({"output": "out.txt"}, "--output=out.txt: expected a .npy or .jsonl file"),
         ({"output": "absent/out.npy"}, "--output=absent/out.npy: expected a file in an existing"),
-        ({"max_seq_length": 3}, "--max_seq_length=3: wanted at least 4"),
+        ({"max_seq_length": 3}, "--max_seq_length=3: expected an integer >= 4"),
     ):
         with pytest.raises(UserError, match=message):
             ExtractSettings(**{**good, **changes})

@@ -186,7 +186,7 @@ def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
     small.write_rows(
         settings.train, [("the bill", "billing"), ("a screen", "hardware"), ("app", "software")]
     )
-    with pytest.raises(UserError, match="--train, --dev: the files are not those that"):
+    with pytest.raises(UserError, match="--train, --dev: the files differ from those that"):
         finetune(settings)
 
 
@@ -280,7 +280,9 @@ def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
 
 @pytest.mark.slow
 def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mirrored):
-    with pytest.raises(UserError, match="--global_batch_size=3: does not divide by the 2 replicas"):
+    with pytest.raises(
+        UserError, match="--global_batch_size=3: expected a multiple of the 2 replicas"
+    ):
         finetune(dataclasses.replace(settings, global_batch_size=3), strategy=mirrored)
     path = huggingface_dir / "vocab.txt"
     Vocabulary([*WORDS[:-1], "x" * 300]).save(path)

@@ -41,10 +41,10 @@ def test_a_row_may_have_several_labels_or_none(tmp_path):
     [
         (
             ["a|b", "a||b"],
-            "a.csv:3: column 'label' holds an empty label, wanted a label, or several",
+            "a.csv:3: column 'label' contains an empty label; expected a label, or several",
         ),
-        (["a", "", "a"], "a.csv: every row has the label 'a', or none; there is nothing to tell"),
-        (["", ""], "a.csv: every row has no label; there is nothing to tell apart"),
+        (["a", "", "a"], "a.csv: expected two or more labels. Received: 'a' or none"),
+        (["", ""], "a.csv: expected two or more labels. Received: none"),
     ],
 )
 def test_rows_of_several_labels_that_cannot_be(tmp_path, rows, message):
@@ -55,7 +55,7 @@ def test_rows_of_several_labels_that_cannot_be(tmp_path, rows, message):
 
 def test_unknown_labels_among_several_are_named(tmp_path):
     path = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "a|x")])
-    with pytest.raises(UserError, match="a.csv:3: label 'x' is none of the task's: a, b"):
+    with pytest.raises(UserError, match="a.csv:3: label 'x': expected one of a, b"):
         from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
@@ -143,7 +143,7 @@ def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_
     )
     said = []
     run = finetune(settings, said.append)
-    (decided,) = [line for line in said if line.startswith("decided on dev: temperature ")]
+    (decided,) = [line for line in said if line.startswith("tuned on dev: temperature ")]
     assert "dev_exact_match 1.0000" in decided
     assert not [line for line in said if line.startswith("warning")]
     trained = TrainedModel.open(run.path)

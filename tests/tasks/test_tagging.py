@@ -114,7 +114,7 @@ def test_what_is_no_task_is_refused(tmp_path):
     columns = write_columns(tmp_path / "a.conll")
     with pytest.raises(UserError, match="bare.conll: not one entity in it; there is nothing to"):
         from_data(write_columns(tmp_path / "bare.conll", [[("the", "O")]]))
-    with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC; wanted O first, then B- and"):
+    with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC: expected O first, then B- and"):
         from_data(columns, labels=("O", "B-PER", "I-LOC"))
     with pytest.raises(UserError, match="a.conll:1: entity type 'PER' is none of the task's: LOC"):
         from_data(columns, labels=("LOC",)).load_examples(columns)
