@@ -198,7 +198,7 @@ def run(settings, said):
 
 def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
-        line.startswith("anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal is billing")
+        line.startswith("anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing")
         for line in said
     )
     assert said.count("the encoder's vectors of 7 rows, made once") == 1

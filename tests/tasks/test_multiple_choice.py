@@ -275,7 +275,7 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     of_dev = line.replace(str(path), settings.dev[0])
     assert said[:3] == [line, of_dev, "multiple_choice: 2 rows, 2 dev rows"]
     path.write_text("Q,a,b,C\n")
-    with pytest.raises(UserError, match=r"arc.csv: no rows but bad ones, the first .*:1: the ans"):
+    with pytest.raises(UserError, match=r"arc.csv: expected at least one good row. First bad row: .*:1: the ans"):
         task.load_examples(path)
     path.write_text("Q,a,b,A\nQ,a,b,A or B\n")
     with pytest.raises(UserError, match="arc.csv:2: the answer is 'A or B', wanted one of the 2"):
