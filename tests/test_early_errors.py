@@ -84,7 +84,7 @@ PREDICT = {"run": "{}/run", "input": "{}/dev.csv", "output": "{}/answers.jsonl"}
 EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.npy"}
 PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
 CASES = [
-    ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "holds what --train="),
+    ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "same content as --train="),
     ("tasks.finetune", {**FINETUNE, "dev": "{}/dev.csv,{}/copy.csv"}, "--dev=", "copy.csv: holds"),
     ("tasks.finetune", {**FINETUNE, "text_column": "body"}, "no column 'body', there are: text"),
     ("tasks.finetune", {**FINETUNE, "dev": "{}/other.csv"}, "other.csv:2: no column 'text'"),
@@ -103,7 +103,7 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seed": 1}, "--seed: was 0 when"),
     ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "task": "regression"}, "run of task 'classificati"),
-    ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seeds": "1,2"}, "a single run is there"),
+    ("tasks.finetune", {**FINETUNE, **LIKE_RUN, "seeds": "1,2"}, "contains a single run"),
     ("tasks.evaluate", {"run": "{}/run", "data": "{}/other.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.evaluate", {"run": "{}/taken", "data": "{}/dev.csv"}, "not a run directory"),
     ("tasks.evaluate", {"run": "{}/broken_vocab.txt", "data": "{}/dev.csv"}, "vocab.txt:"),

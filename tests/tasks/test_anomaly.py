@@ -266,7 +266,7 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
 
 
 def test_settings_want_dev_and_have_defaults_of_their_own(settings):
-    with pytest.raises(UserError, match="--task=anomaly: wants --dev, on which its threshold"):
+    with pytest.raises(UserError, match="--task=anomaly: requires --dev, on which its threshold"):
         dataclasses.replace(settings, dev=())
     unset = {"epochs": None, "learning_rate": None, "global_batch_size": None}
     changed = dataclasses.replace(settings, **unset)

@@ -65,7 +65,7 @@ MISTAKES = {
     ),
     "too long": (
         lambda s, d: {"max_seq_length": 17},
-        "--max_seq_length=17: .* has 16 positions",
+        "--max_seq_length=17: expected at most 16, the number of positions",
     ),
     "no label": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "")]),

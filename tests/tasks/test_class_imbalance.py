@@ -177,7 +177,7 @@ def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, 
             "--threshold_objective: got 'precision=2'",
         ),
         ({"multi_label": True, "rare_label": "billing"}, "--rare_label: not with --multi_label"),
-        ({"rare_label": "billing", "dev": ()}, "--rare_label: wants --dev"),
+        ({"rare_label": "billing", "dev": ()}, "--rare_label: requires --dev"),
     ):
         with pytest.raises(UserError, match=message):
             small.settings(huggingface_dir, complaints, tmp_path / "run", **changes)

@@ -313,5 +313,5 @@ def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path
         "labels": ("y", "x"),
         "max_seq_length": 12,
     }
-    with pytest.raises(UserError, match="--labels: not for --task=regression"):
+    with pytest.raises(UserError, match="--labels: not supported by --task=regression"):
         dataclasses.replace(settings, task="regression")

@@ -291,7 +291,7 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
 def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path, flag):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
     for name in ("multiple_choice", "swag"):
-        with pytest.raises(UserError, match=f"--{next(iter(flag))}: not for --task={name}"):
+        with pytest.raises(UserError, match=f"--{next(iter(flag))}: not supported by --task={name}"):
             dataclasses.replace(settings, task=name, **flag)
 
 
