@@ -132,7 +132,7 @@ class SpanQA(Task):
         kept = examples.filter(lambda number: spans[number] or not examples.labels[number])
         if not kept:
             raise UserError(
-                "training answers: expected text that is in the context at answer_start, received none"
+                "training answers: expected text in its context at answer_start, received none"
             )
         return kept
 

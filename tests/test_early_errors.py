@@ -85,12 +85,25 @@ EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.n
 PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
 CASES = [
     ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "same content as --train="),
-    ("tasks.finetune", {**FINETUNE, "dev": "{}/dev.csv,{}/copy.csv"}, "--dev=", "copy.csv: holds"),
-    ("tasks.finetune", {**FINETUNE, "text_column": "body"}, "no column 'body', there are: text"),
+    (
+        "tasks.finetune",
+        {**FINETUNE, "dev": "{}/dev.csv,{}/copy.csv"},
+        "--dev=",
+        "copy.csv: same content",
+    ),
+    ("tasks.finetune", {**FINETUNE, "text_column": "body"}, "no column 'body'; the columns are"),
     ("tasks.finetune", {**FINETUNE, "dev": "{}/other.csv"}, "other.csv:2: no column 'text'"),
-    ("tasks.finetune", {**FINETUNE, "train": "{}/late.csv"}, "late.csv:4: column 'label' holds"),
-    ("tasks.finetune", {**FINETUNE, "train": "{}/weights/config.json"}, "wanted a file that ends"),
-    ("tasks.finetune", {**FINETUNE, "task": "cola"}, "train.csv: wanted a file that ends in .tsv"),
+    ("tasks.finetune", {**FINETUNE, "train": "{}/late.csv"}, "late.csv:4: expected 2 fields"),
+    (
+        "tasks.finetune",
+        {**FINETUNE, "train": "{}/weights/config.json"},
+        "expected a file that ends",
+    ),
+    (
+        "tasks.finetune",
+        {**FINETUNE, "task": "cola"},
+        "train.csv: expected a file that ends in .tsv",
+    ),
     ("tasks.finetune", {**FINETUNE, "task": "squad"}, "train.csv:2: no column 'question'"),
     ("tasks.finetune", {**FINETUNE, "task": "tagging"}, "tags come in a column file or in .jsonl"),
     ("tasks.finetune", {**FINETUNE, "task": "swag"}, "train.csv:2: no column 'sent1'"),
@@ -110,9 +123,9 @@ CASES = [
     ("tasks.predict", {**PREDICT, "run": "{}/absent"}, "absent: no such directory"),
     ("tasks.predict", {**PREDICT, "checkpoint": "step-3"}, "expected one of step-00000003"),
     ("tasks.predict", {**PREDICT, "input": "{}/other.csv"}, "other.csv:2: no column 'text'"),
-    ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a submission to GLUE"),
+    ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a GLUE submission"),
     ("tasks.extract", {**EXTRACT, "text_column": "body"}, "no column 'body'"),
-    ("tasks.extract", {**EXTRACT, "input": "{}/late.csv"}, "late.csv:4: column 'label' holds"),
+    ("tasks.extract", {**EXTRACT, "input": "{}/late.csv"}, "late.csv:4: expected 2 fields"),
     ("tasks.extract", {**EXTRACT, "model": "{}/no_model"}, "no model there"),
     ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
     (

@@ -288,7 +288,7 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(directories, tmp_path, monk
         ({"gradient_accumulation_steps": 5}, "does not divide by 1 replicas and"),
         ({"steps_per_execution": 0}, "--steps_per_execution=0: wanted at least 1"),
         ({"save_every": 0}, "--save_every=0: wanted at least 1"),
-        ({"learning_rate": 0.0}, "--learning_rate=0.0: expected a number > 0"),
+        ({"learning_rate": 0.0}, "--learning_rate=0.0: wanted a number over 0"),
         ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),
         ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
     ],

@@ -87,7 +87,7 @@ MISTAKES = {
     "no such column": (
         [("t", "a")],
         {"label_column": "class"},
-        "train.csv:2: no column 'class', there are: text, label",
+        "train.csv:2: no column 'class'; the columns are text, label",
     ),
     "empty": (
         [("t", "a"), ("u", " ")],
@@ -198,7 +198,9 @@ def run(settings, said):
 
 def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
-        line.startswith("anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing")
+        line.startswith(
+            "anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing"
+        )
         for line in said
     )
     assert said.count("the encoder's vectors of 7 rows, made once") == 1

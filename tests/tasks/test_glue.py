@@ -189,7 +189,9 @@ def test_a_submission_is_whole_or_is_not_there(tmp_path):
     with pytest.raises(UserError, match="dev.tsv:2: no index; a submission answers a test file"):
         write_submission(answering(task, {"label": tf.ones([6, 1])}), tmp_path / "dev.tsv", output)
     task = task_class("classification")(labels=("a", "b"), max_seq_length=12)
-    with pytest.raises(UserError, match=".tsv is a submission to GLUE, but run is of none of its"):
+    with pytest.raises(
+        UserError, match=".tsv is a GLUE submission and run is not trained on a GLUE"
+    ):
         write_submission(answering(task, None), path, output)
     assert not output.exists()
 
