@@ -82,8 +82,8 @@ class Pipeline(tf.Module):
             "pooled" and "mean", float32 `(B, H)`; the mean is over all tokens, special tokens
             included.
         """
-        room = token_budget(1, self.task.max_seq_length)
-        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
+        budget = token_budget(1, self.task.max_seq_length)
+        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
 
         def vectors(inputs):
@@ -114,6 +114,7 @@ class Pipeline(tf.Module):
                 dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
                 return tf.gather(dense_WL, _choice_grid(windows, texts) + 1)
             if self.task.has_windows:
+                # All windows of a text become one row.
                 ragged = windows.by_example(ragged, count)
             return ragged.to_tensor(padding)
 
@@ -148,6 +149,8 @@ class Pipeline(tf.Module):
             return self._run_in_chunks(self.model, windows.packed)
 
         def scores(inputs):
+            # Chunks may separate the choices of an example, so each is scored alone and put on the
+            # grid afterwards.
             each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
             return self.model({**inputs, "windows": each_alone})
 
@@ -163,6 +166,7 @@ class Pipeline(tf.Module):
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""
+        # Padding values that align chunks of different lengths.
         fillers = {
             "input_ids": self.vocabulary["[PAD]"],
             "input_mask": 0,

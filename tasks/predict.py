@@ -47,6 +47,7 @@ class PredictSettings:
 
 def main(settings: PredictSettings) -> None:
     """Predict the input file and log the number of rows."""
+    # Imported here, since they import TensorFlow, which flags and inputs are checked before.
     from bert_tf.ownership import sole_output
     from tasks.prediction import predict, submit
     from tasks.trained_model import TrainedModel

@@ -94,9 +94,11 @@ def submit(
 
 def _predictions_of(trained, path, batch_size, log):
     """Yield (row, its prediction as a dict of JSON types; None for a bad row)."""
+    # The served signature, so that predictions are those of the exported model.
     function = trained.pipeline.signatures()["serving_default"]
     count = 0
     for batch in in_batches(trained.task.iter_examples(path, labelled=False), batch_size):
+        # Bad rows are not in the batch of the model; the iterator skips them.
         predictions = iter(_predict_batch(trained.task, function, batch))
         for row in batch:
             yield row, None if isinstance(row, BadRow) else next(predictions)

@@ -129,6 +129,7 @@ class FinetuneSettings:
     def __post_init__(self) -> None:
         for name, value in {**registry.DEFAULTS, **self.task_type.defaults}.items():
             if getattr(self, name) is None:
+                # The dataclass is frozen, and its defaults depend on the task type.
                 object.__setattr__(self, name, value)
         for name, minimum in (
             ("max_seq_length", 4),
@@ -171,6 +172,7 @@ class FinetuneSettings:
         for name, given in (("train", [self.train]), ("dev", self.dev)):
             for path in given:
                 paths.check_local_file(name, path)
+        # A flag that the task type does not use would be ignored silently.
         for name in registry.OPTIONS:
             if self._is_given(name) and name not in self.task_type.options:
                 raise UserError(f"--{name}: not supported by --task={self.task}")
@@ -263,12 +265,14 @@ class FinetuneSettings:
         for name in self.task_type.options:
             if self._is_given(name):
                 options[name] = getattr(self, name)
+        # Flags name one or two columns; the task has a tuple of them.
         columns = [options.pop(name, None) for name in ("text_column", "text_b_column")]
         if any(columns):
             options["text_columns"] = (columns[0] or "text", *columns[1:][: columns[1] is not None])
         return self._dataset.kind, options
 
     def _is_given(self, name):
+        # A flag that is set to its default counts as not given.
         default = {field.name: field.default for field in dataclasses.fields(self)}[name]
         return getattr(self, name) != default
 
@@ -289,6 +293,7 @@ class SweepSettings(FinetuneSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Values that the flags have if they are not given.
         usual = {"seed": 0, **registry.DEFAULTS, **self.task_type.defaults}
         for name, of_one, number, expected in (
             ("seeds", "seed", int, "integers"),

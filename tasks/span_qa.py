@@ -89,10 +89,10 @@ class SpanQA(Task):
         return task
 
     def __post_init__(self) -> None:
-        room = self.max_query_length + 3
-        if self.max_seq_length <= room:
+        num_others = self.max_query_length + 3
+        if self.max_seq_length <= num_others:
             raise UserError(
-                f"--max_seq_length={self.max_seq_length}: expected at least {room + 1}, for "
+                f"--max_seq_length={self.max_seq_length}: expected at least {num_others + 1}, for "
                 f"--max_query_length={self.max_query_length}, 3 special tokens and 1 token of a "
                 "context"
             )
@@ -163,6 +163,7 @@ class SpanQA(Task):
         Returns:
             Labels {"start", "end"}: int32 `(W,)`; weights: float32 `(W,)` of ones.
         """
+        # A question without a usable answer gets the span (0, 0), which contains no character.
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
         example_W, packed = windows.example_W.numpy(), windows.packed
         example_T = example_W[packed.input_ids.value_rowids().numpy()]
@@ -177,6 +178,7 @@ class SpanQA(Task):
         splits = packed.input_ids.row_splits.numpy()
         answered_W = np.diff(np.concatenate([[0], np.cumsum(is_answer_T)])[splits])
         is_complete_W = (answered_W == size_N[example_W]) & (answered_W > 0)
+        # Positions in the packed sequence: flat positions minus the start of the window.
         first_W = np.zeros(len(example_W), np.int32)
         positions_A = np.flatnonzero(is_answer_T)
         first_W[is_complete_W] = (
@@ -193,6 +195,7 @@ class SpanQA(Task):
         holders = data.windows.example_W.numpy()[first_W > 0]
         size_N = np.zeros(len(data.examples), np.int32)
         size_N[holders] = (last_W - first_W + 1)[first_W > 0]
+        # Questions without an answer are not counted.
         size_N = size_N[[bool(answers) for answers in data.examples.labels]]
         counts = {
             "answers are not complete in any window, or not at their offset": size_N == 0,
@@ -254,6 +257,7 @@ class SpanQA(Task):
         outputs: Mapping[str, tf.Tensor],
     ) -> tf.Tensor:
         """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
+        # The zero column lets a single candidate have a margin.
         margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
         if not self.may_be_impossible:
             return margin_N
@@ -283,6 +287,7 @@ class SpanQA(Task):
     def _best(self, data, outputs):
         """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
         parts, first = [], 0
+        # Windows are ordered by example, so a slice of examples is a slice of windows.
         for texts in data.examples.slices(QUESTIONS_PER_BATCH):
             last = first + len(texts["context"])
             windows, rows = data.windows.of_examples(first, last)
@@ -297,6 +302,7 @@ def _spans(examples):
     spans = []
     for context, answers in zip(examples.texts["context"], examples.labels, strict=True):
         text, start = answers[0] if answers else ("", 0)
+        # Some published answers have a wrong offset; training on them would teach wrong spans.
         is_there = text and start >= 0 and context[start : start + len(text)] == text
         spans.append((start, start + len(text)) if is_there else None)
     return spans
@@ -312,5 +318,6 @@ def _texts(strings_N):
 
 def _tuned_threshold(best, golds):
     """Return (threshold, its metrics) for the output of `best_spans`."""
+    # The no-answer score does not depend on the threshold that is passed here.
     scores_N = select_answer(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
     return best_null_threshold(dict(enumerate(scores_N)), _texts(best["text"][:, 0]), golds)

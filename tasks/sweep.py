@@ -58,6 +58,7 @@ def sweep(
     settings.check_is_no_run()
     # One strategy for all runs, since those of a process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    # Only the chief writes; the other processes take part in training.
     if not is_chief(strategy):
         return _sweep(settings, log, strategy)
     _check_free(settings)
@@ -82,17 +83,18 @@ def _check_free(settings):
 def _sweep(settings, log, strategy):
     """Run the sweep; the caller holds the lock of its directory."""
     chief = is_chief(strategy)
-    tell = log if chief else lambda line: None
+    log_on_chief = log if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None
     for number, (name, of_run) in enumerate(runs.items(), start=1):
-        tell(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
+        log_on_chief(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
         try:
+            # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy)
             metric = task_from_dict(run.task).best_metric
             results[name] = _result(run)
         except DivergenceError as error:
             results[name] = {"failed": str(error)}
-            tell(f"sweep: {of_run.output_dir} failed: {error}")
+            log_on_chief(f"sweep: {of_run.output_dir} failed: {error}")
         run = None
         # Models and graphs are in reference cycles; without this each run's would stay in memory.
         gc.collect()
@@ -101,8 +103,8 @@ def _sweep(settings, log, strategy):
     if chief:
         files.atomic_write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     for line in _table(report, settings.output_dir):
-        tell(line)
-    tell(f"finished: {path}")
+        log_on_chief(line)
+    log_on_chief(f"finished: {path}")
     return report
 
 

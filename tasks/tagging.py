@@ -95,6 +95,7 @@ class Tagging(Task):
         if not found:
             raise UserError(f"{path}: expected at least one entity to train on, received none")
         labels = tuple(map(as_label, labels))
+        # With O the labels are complete BIO tags, otherwise entity types.
         bio = BioLabels(labels, "--labels") if "O" in labels else None
         bio = bio or BioLabels.of_types(labels or sorted(found))
         return cls(
@@ -150,6 +151,7 @@ class Tagging(Task):
 
         The weight is 1 at labelled tokens in their window of most context, otherwise 0.
         """
+        # Labels are negative at tokens without a label and outside the window of most context.
         labels = in_windows(windows, self._labelled(examples, windows)[0].labels)
         return (
             {"tag": tf.maximum(labels, 0)},
@@ -181,8 +183,10 @@ class Tagging(Task):
         predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
         predicted = word_predictions(bio, predictions_T, labelled)
         if isinstance(sentences[0], TaggedSentence):
+            # The file's own tags, so that entities of words without a token count as missed.
             gold = [sentence.tags for sentence in sentences]
         else:
+            # Spans are compared at token borders, since the model cannot predict others.
             gold = word_predictions(bio, labelled.labels, labelled)
 
         scores = entity_scores(gold, predicted)

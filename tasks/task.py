@@ -70,6 +70,7 @@ class Task:
         Raises:
             UserError: If a field is missing, unknown or of a wrong type.
         """
+        # Fields have to match exactly: a default for a missing field would change the task.
         expected = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != expected:
             found = ", ".join(values)
@@ -96,6 +97,7 @@ class Task:
             UserError: At the first bad row that is not known, or if no row is left.
         """
         everything = list(self.iter_examples(path, labelled))
+        # Known bad rows are kept apart to be reported; any other bad row raises here.
         rows = list(raise_bad_rows(everything))
         skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
         if not rows:
@@ -167,6 +169,7 @@ class Task:
                 f"checkpoint.json: expected tuned values of "
                 f"{', '.join(self.tunable_fields) or 'no field'}, received {', '.join(unknown)}"
             )
+        # Values of another checkpoint must not remain, hence None for all that are not given.
         fields = {**dict.fromkeys(self.tunable_fields), **self._checked(values, "checkpoint.json")}
         return dataclasses.replace(self, **fields)
 
@@ -212,4 +215,5 @@ def _fits(value, hint):
         return any(_fits(value, kind) for kind in kinds)
     if typing.get_origin(hint) is tuple:
         return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
     return type(value) is hint or (hint is float and type(value) is int)

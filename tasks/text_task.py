@@ -85,8 +85,9 @@ class TextTask(Task):
     ) -> Windows:
         """Tokenize and truncate texts to one window each."""
         names = self.input_names
-        room = token_budget(len(names), self.max_seq_length)
-        segments = [tokenize_ends(tokenize, texts[name], room, self.truncation) for name in names]
+        budget = token_budget(len(names), self.max_seq_length)
+        # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
+        segments = [tokenize_ends(tokenize, texts[name], budget, self.truncation) for name in names]
         return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 
 

@@ -76,6 +76,7 @@ class TrainedModel:
                 f"received {task.max_seq_length}"
             )
         model = task.build_model(run.config, use_precision("float32"))
+        # A run without a task may be a converted checkpoint that has no pretraining heads.
         if run.task is None and not any(name.startswith("masked_lm/") for name in values):
             raise UserError(
                 f"{run.path}: expected a fine-tuned run or one with pretraining heads, received "
@@ -108,6 +109,7 @@ class TrainedModel:
                 pretrained.config,
                 pretrained.vocabulary,
                 train={"origin": pretrained.origin_in(model)},
+                # task.json has no tuned values; they are saved with the checkpoint below.
                 task=task.with_tuned({}).to_dict(),
             )
             run.checkpoints.save(0, checkpoints.model_variables(model))
@@ -139,5 +141,6 @@ class TrainedModel:
         return f"{self.checkpoint}: untuned: {names} {remedy}"
 
     def _asks_for_tuning(self):
+        # Without a dev file, values that are only tuned because there is one were never requested.
         has_dev = bool(self.run.train.get("settings", {}).get("dev"))
         return has_dev or not self.task.tunes_without_request

@@ -40,6 +40,7 @@ def _of_earlier_versions(run, step):
     if not values or None in values.values():
         return None
     file, *_ = run.train.get("settings", {}).get("dev") or [None]
+    # Earlier versions wrote the metrics of tuning to metrics.jsonl, with the prefix tuned_.
     metrics = {
         name.removeprefix("tuned_"): value
         for record in run.metrics()

@@ -72,6 +72,7 @@ class Windows(NamedTuple):
 
     def choice_grid(self, num_examples: int | tf.Tensor, num_choices: int | tf.Tensor) -> tf.Tensor:
         """Return the window index per choice of an example, int32 `(N, C)`; -1 if there is none."""
+        # Cells that no window scatters to keep the -1.
         count = tf.size(self.choice_W)
         indices = tf.stack([tf.cast(self.example_W, tf.int32), self.choice_W], axis=1)
         return tf.tensor_scatter_nd_update(
@@ -86,6 +87,7 @@ def one_window_each(packed: Packed) -> Windows:
 
 def concat(parts: Sequence[Windows], counts: Sequence[int]) -> Windows:
     """Concatenate the windows of consecutive slices of a dataset with `counts` examples each."""
+    # Each part counts its examples from 0.
     firsts = [sum(counts[:number]) for number in range(len(counts))]
     parts = [
         part._replace(example_W=part.example_W + first)
@@ -145,26 +147,33 @@ def pack_windows(
     if doc_stride < 1:
         raise UserError(f"doc_stride {doc_stride}: expected an integer >= 1")
 
+    # The token budget of a window's text is what special tokens and the question leave.
     length_B = long.ids.row_lengths()
-    room_B = tf.fill(tf.shape(length_B), tf.constant(max_seq_length - num_special_tokens, tf.int64))
+    budget_B = tf.fill(
+        tf.shape(length_B), tf.constant(max_seq_length - num_special_tokens, tf.int64)
+    )
     if first is not None:
         first = truncate(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
-        room_B -= first.ids.row_lengths()
-    step_B = tf.minimum(room_B, doc_stride)
+        budget_B -= first.ids.row_lengths()
+    # A stride longer than a window would skip tokens.
+    step_B = tf.minimum(budget_B, doc_stride)
 
     # One window, plus one per stride that is needed, even in part, to reach the end of the text.
-    count_B = 1 - tf.minimum(room_B - length_B, 0) // step_B
+    count_B = 1 - tf.minimum(budget_B - length_B, 0) // step_B
     numbers = tf.ragged.range(tf.minimum(count_B, max(MAX_WINDOW_TOKENS // max_seq_length, 1)))
     example_W = numbers.value_rowids()
     begin_W = numbers.flat_values * tf.gather(step_B, example_W)
-    length_W = tf.minimum(tf.gather(length_B, example_W) - begin_W, tf.gather(room_B, example_W))
+    length_W = tf.minimum(tf.gather(length_B, example_W) - begin_W, tf.gather(budget_B, example_W))
+    # Windows are ragged ranges of indices into the flat tokens of all texts, gathered at once.
     begin_in_all_W = tf.gather(long.ids.row_starts(), example_W) + begin_W
     indices = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
 
     segments = [] if first is None else [_each(first, lambda ragged: tf.gather(ragged, example_W))]
     segments.append(_each(long, lambda ragged: tf.gather(ragged.flat_values, indices)))
+    # Only tokens of the long text are candidates, neither the question nor special tokens.
     is_max_context = [tf.zeros_like(segment.ids, tf.bool) for segment in segments[:-1]]
     is_max_context.append(_has_most_context(indices, tf.size(long.ids.flat_values, tf.int64)))
+    # The text follows [CLS], or [CLS] question [SEP].
     offset_W = 1 if first is None else 2 + segments[0].ids.row_lengths()
     return Windows(
         concat_segments(segments, vocabulary),
@@ -185,6 +194,7 @@ def _has_most_context(indices, num_tokens):
     The context is the shorter side's length plus 0.01 times the window's length, as in
     run_squad.py; of equal windows the first counts. `indices` are ragged token indices `(W, (T))`.
     """
+    # All arrays are flat over the tokens of all windows; `token` names a token of the text.
     token, window = indices.flat_values, indices.value_rowids()
     all_of_windows = tf.range(tf.size(token, tf.int64))
     length = tf.gather(indices.row_lengths(), window)
@@ -193,6 +203,7 @@ def _has_most_context(indices, num_tokens):
     # float64 as in run_squad.py's Python floats, so that ties are the same.
     context = tf.cast(shorter, tf.float64) + 0.01 * tf.cast(length, tf.float64)
     largest = tf.math.unsorted_segment_max(context, token, num_tokens)
+    # Of the windows with the largest context the first one counts: the smallest flat index.
     candidates = tf.where(context == tf.gather(largest, token), all_of_windows, tf.int64.max)
     chosen = tf.math.unsorted_segment_min(candidates, token, num_tokens)
     return indices.with_flat_values(tf.gather(chosen, token) == all_of_windows)

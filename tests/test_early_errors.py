@@ -105,7 +105,11 @@ CASES = [
         "train.csv: expected a file that ends in .tsv",
     ),
     ("tasks.finetune", {**FINETUNE, "task": "squad"}, "train.csv:2: no column 'question'"),
-    ("tasks.finetune", {**FINETUNE, "task": "tagging"}, "tags come in a column file or in .jsonl"),
+    (
+        "tasks.finetune",
+        {**FINETUNE, "task": "tagging"},
+        "expected tags in a column file or in .jsonl",
+    ),
     ("tasks.finetune", {**FINETUNE, "task": "swag"}, "train.csv:2: no column 'sent1'"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/no_model"}, "no model there"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/absent"}, "absent: no such directory"),

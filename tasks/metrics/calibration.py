@@ -37,6 +37,7 @@ def expected_calibration_error(
     confidence_N = probabilities_NC.max(1)
     labels_N, predictions_N = same_shape(labels_N, probabilities_NC.argmax(1))
     surplus_N = confidence_N - (predictions_N == labels_N)
+    # The sum of a bin's surplus is its gap times its size, so dividing by N weights the bins.
     bin_N = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence_N)
     return float(np.abs(np.bincount(bin_N, weights=surplus_N)).sum() / len(surplus_N))
 
@@ -88,6 +89,7 @@ def bound_of_temperature(logits_NC: ArrayLike, labels: ArrayLike, kind: str) -> 
         _slope(1 / bound, logits_NC, labels_NC, kind)
         for bound in (MIN_TEMPERATURE, MAX_TEMPERATURE)
     )
+    # The slope increases with 1/T: if it is positive at the smallest 1/T, the optimum is beyond it.
     if at_max > 0:
         return MAX_TEMPERATURE
     return MIN_TEMPERATURE if at_max < 0 and at_min <= 0 else None
@@ -105,6 +107,7 @@ def negative_log_likelihood(
         return 0.0
     logits_NC = logits_NC / temperature
     if kind == "softmax":
+        # Subtracting the maximum avoids overflow and does not change the softmax.
         logits_NC = logits_NC - logits_NC.max(1, keepdims=True)
         losses = np.log(np.exp(logits_NC).sum(1)) - (logits_NC * labels_NC).sum(1)
     else:

@@ -92,9 +92,11 @@ def multi_label_metrics(
         "micro_f1": of_labels.multi_label_micro_f1(labels_NC, selected_NC),
         "macro_f1": of_labels.multi_label_macro_f1(labels_NC, selected_NC),
         "exact_match": of_labels.exact_match_ratio(labels_NC, selected_NC),
+        # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
         "pr_auc": float(of_labels.ratio(np.sum(pr_auc_C), labels_NC.any(0).sum())),
         **_named("f1", multi_label_table(labels_NC, selected_NC, names)["per_label"]["f1"], names),
         "ece": expected_calibration_error(
+            # Each of the N x C decisions is a binary example with the classes no and yes.
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
             np.int64(labels_NC.ravel()),
         ),

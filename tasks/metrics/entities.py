@@ -25,6 +25,7 @@ def entities_of(tags: Sequence[str], strict: bool = False) -> list[tuple[str, in
     entities, open_type = [], None
     for index, tag in enumerate(tags):
         prefix, kind = _parse(tag)
+        # An I- of the open entity's type extends it; any other tag closes it.
         if prefix == "I" and kind == open_type:
             entities[-1] = (kind, entities[-1][1], index + 1)
         elif prefix == "B" or (prefix == "I" and not strict):

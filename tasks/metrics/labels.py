@@ -72,6 +72,7 @@ def confusion_matrix(labels_N: ArrayLike, predictions_N: ArrayLike, num_classes:
         ValueError: At an id that is not below `num_classes`.
     """
     pairs = [np.asarray(ids, np.int64) for ids in same_shape(labels_N, predictions_N)]
+    # Cell (label, prediction) as a flat index; it also checks the range of the ids.
     cells_N = np.ravel_multi_index(pairs, (num_classes, num_classes))
     return np.bincount(cells_N, minlength=num_classes**2).reshape(num_classes, num_classes)
 

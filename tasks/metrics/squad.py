@@ -106,6 +106,7 @@ def best_null_threshold(
     totals_K2 = unanswered_N2.sum(0) + np.cumsum(gains_K2, 0)
     best = int(totals_K2[:, 1].argmax())
     exact, best_f1 = (float(ratio(total, len(scores_N))) for total in totals_K2[best])
+    # `cut` expects descending scores, hence the negation.
     return -cut(-ascending_K, best), {"exact_match": exact, "f1": best_f1}
 
 
@@ -121,6 +122,7 @@ def _each_question(predictions, golds, version):
     result = {}
     for name, texts in golds.items():
         if version == 2:
+            # As in evaluate-v2.0: answers without words are dropped; none left means no answer.
             texts = [text for text in texts if normalize_answer(text)] or [""]
         result[name] = exact_match(predictions[name], texts), f1(predictions[name], texts, version)
     return result

@@ -84,6 +84,8 @@ def best_threshold(
         merits = metrics["recall"], -chosen_K
     else:  # recall=R, which a low enough threshold always reaches, or an unreached precision.
         merits = metrics["precision"], -chosen_K if reached else hits_K
+    # lexsort sorts by its last key first. Fewer chosen examples mean a higher threshold, which wins
+    # ties.
     candidates = np.flatnonzero(allowed_K | (not reached))
     best = candidates[np.lexsort([merit_K[candidates] for merit_K in reversed(merits)])[-1]]
     achieved = {metric: float(values_K[best]) for metric, values_K in metrics.items()}
@@ -99,6 +101,7 @@ def threshold_for_false_alarms(normal_scores_N: ArrayLike, rate: float) -> float
     if not 0 <= rate <= 1:
         raise UserError(f"false alarm rate {rate}: expected a number from 0 to 1")
     descending_K, group_N = _descending(normal_scores_N)
+    # Entry k counts the examples at or above the k + 1 highest distinct scores.
     alarms_K = np.cumsum(np.bincount(group_N))
     return cut(descending_K, np.count_nonzero(alarms_K / len(group_N) <= rate))
 
@@ -118,6 +121,7 @@ def cut(descending_K: np.ndarray, count: int) -> float:
         margin = (descending_K[0] - descending_K[1]) / 2
     else:
         margin = (descending_K[-2] - descending_K[-1]) / 2
+    # Outer neighbors, so that the threshold is always half way between two entries.
     padded = np.concatenate(
         [[descending_K[0] + 2 * margin], descending_K, [descending_K[-1] - 2 * margin]]
     )

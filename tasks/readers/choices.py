@@ -109,6 +109,7 @@ def _arc_choice(fields, labelled, location):
             f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
         )
     prompt, *choices, answer = fields
+    # Rows with fewer choices are padded with empty fields to the width of the file.
     while choices and not choices[-1].strip():
         choices.pop()
     if labelled and not choices:
@@ -118,6 +119,7 @@ def _arc_choice(fields, labelled, location):
         try:
             row = dataclasses.replace(row, label=_choice_index(answer, len(choices), 1))
         except RecordError as error:
+            # A letter beyond the last choice occurs in published files; all else is a user error.
             is_known = as_label(answer) in tuple(string.ascii_uppercase)
             raise (KnownRecordError if is_known else RecordError)(str(error)) from None
     return row
@@ -130,6 +132,7 @@ def _read_rows(path, labelled):
 
 def _json_choice(values, labelled, location):
     prompt, choices = values.get("prompt", values.get("question")), values.get("choices")
+    # ARC nests the choices: "question": {"stem": ..., "choices": [...]}.
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
@@ -185,6 +188,7 @@ def _choice(prompt, choices, answer, first_number, location):
 def _choice_index(answer, count, first_number):
     """Return the index from 0 of an answer, a letter or a number, among `count` choices."""
     answer = as_label(answer)
+    # The length limit keeps int() from parsing thousands of digits.
     if answer.isascii() and answer.isdecimal() and len(answer) < 10:
         index = int(answer) - first_number
     elif len(answer) == 1:

@@ -136,6 +136,7 @@ class GlueRows:
                 continue
             if header is None:
                 header = fields
+                # CoLA's train and dev files have no header: their first line is a row.
                 if self.task.columns[0] not in fields and self.task.columns_without_header:
                     header = self.task.columns_without_header
                 columns = self._column_indices(header)
@@ -165,8 +166,10 @@ class GlueRows:
                     f"{self.path}:1: no column {column!r} of {self.name}; the columns are "
                     f"{', '.join(header):.200}"
                 )
+        # Negative indices count from the end of a row, whose length may vary.
         from_end = len(header) if self.task.counts_from_end else 0
         columns = {key: header.index(column) - from_end for key, column in keys.items()}
+        # Only test files need an index, for submissions.
         if self.task.label_column not in header:
             for column in _INDEX_COLUMNS:
                 if column in header:

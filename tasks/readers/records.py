@@ -135,6 +135,7 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
     # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         number = 0
+        # readline with a limit bounds the memory of a file without line ends.
         while line := file.readline(MAX_LINE_LENGTH + 1):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
@@ -207,6 +208,7 @@ def _json_object(line, parsers):
 
 
 def _surrogate_at(text):
+    # A fast path: most lines are ASCII.
     if text.isascii():
         return None
     try:

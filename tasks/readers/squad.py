@@ -92,6 +92,7 @@ def _squad_questions(path, labelled):
 
 def _load(path):
     try:
+        # utf-8-sig drops a byte order mark.
         return strict_json.parse(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
@@ -109,6 +110,7 @@ def _question(entry, context, title, labelled, path, location):
             (field(answer, "text", str, inner), field(answer, "answer_start", int, inner))
             for answer, inner in _entries(entry, "answers", location)
         ]
+        # Version 1.1 does not have this key.
         if "is_impossible" in entry:
             is_impossible = field(entry, "is_impossible", bool, location)
     return Question(

@@ -80,6 +80,7 @@ def header_of(path: pathlib.Path) -> list[str]:
 def _records(path, columns):
     """Yield (line number, {column: value} or RecordError)."""
     if path.suffix == ".jsonl":
+        # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
         return json_records(path, parse_int=str, parse_float=str)
     return _table(path, _TABLES[path.suffix](path), columns)
 
@@ -88,6 +89,7 @@ def _table(path, records, columns):
     header = None
     for number, fields in records:
         if not fields:
+            # A blank line is an empty text if there is one column, otherwise no row.
             if header is None or len(header) > 1:
                 continue
             fields = [""]

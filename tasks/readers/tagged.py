@@ -109,6 +109,7 @@ def to_bio(tags: Iterable[str]) -> list[str]:
         if prefix == "O":
             result.append("O")
         else:
+            # The one rule of the module's docstring, which covers all schemes.
             begins = prefix in "BSU" or kind != type_before or before in "ESLU"
             result.append(f"{'B' if begins else 'I'}-{kind}")
         before, type_before = prefix, kind
@@ -133,6 +134,7 @@ def scheme_of(path: str | os.PathLike) -> str:
         type_before = ""
         for prefix, kind in map(_split, sentence.tags):
             prefixes.add(prefix)
+            # In IOB1 a B- only occurs directly after its own type.
             begins_elsewhere |= prefix == "B" and kind != type_before
             type_before = kind
     if prefixes & {"E", "S"} and prefixes & {"L", "U"}:
@@ -156,6 +158,7 @@ def _sentences(path, labelled, convert):
         line = line.strip(" \t\r\n")
         if line and not line.startswith("-DOCSTART-"):
             if width is None:
+                # The first line decides the separator: with tabs, words may contain spaces.
                 is_tabbed = "\t" in line
                 width = len(_columns(line, is_tabbed))
                 if labelled and width < 2:
@@ -222,6 +225,7 @@ def _tagged_text(values, text_column, location):
     if not isinstance(entities, list):
         raise RecordError(f"column 'entities': expected a list, received {entities!r:.80}")
     spans = sorted(_span(entity, len(text)) for entity in entities)
+    # Spans are sorted, so any overlap is one of neighbors.
     for span, following in itertools.pairwise(spans):
         if following[0] < span[1]:
             raise RecordError(f"entities {span} and {following}: expected no overlap")
@@ -232,6 +236,7 @@ def _span(entity, length):
     if not isinstance(entity, dict):
         raise RecordError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
     start, end, kind = (entity.get(key) for key in ("start", "end", "type"))
+    # Not isinstance: true and false would count as integers.
     if type(start) is not int or type(end) is not int:
         raise RecordError(f"entity {entity!r:.80}: expected integers as start and end")
     if not isinstance(kind, str) or not as_label(kind):
