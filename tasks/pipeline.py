@@ -1,9 +1,14 @@
-"""From strings to answers in one graph, for training, predict and the export alike.
+"""Map strings to predictions in one graph, for training, prediction and export alike.
 
-Legend: B texts, W windows (token sequences made of them), L tokens, C choices, H hidden size.
+Shape suffixes: B texts, W windows (token sequences made of them), L tokens, C choices, H hidden
+size.
 """
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -14,15 +19,32 @@ from tasks.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.heads import on_grid
 from tasks.pooling import mean_of_tokens
 
+if TYPE_CHECKING:
+    from bert_tf.text.tokenizer import Tokenizer
+    from tasks.task import Task
+    from tasks.windows import Windows
+
 
 class Pipeline(tf.Module):
-    """A task's tokenizer and model, joined; its methods take and return tensors.
+    """A task's tokenizer and model, combined; its methods map tensors to tensors.
 
-    Of each string the first MAX_BYTES (bert_tf.text.byte_limit) are read. `weights()` is a context
-    in which the model is called, where its weights are to come from elsewhere than its variables.
+    Of each string only the first MAX_BYTES (bert_tf.text.byte_limit) are read.
+
+    Args:
+        task: The task.
+        tokenizer: Tokenizer of the model's vocabulary.
+        model: The Keras model of the task.
+        weights: Context manager factory. The model is called inside the context, which may supply
+            other weights than its variables.
     """
 
-    def __init__(self, task, tokenizer, model, weights=contextlib.nullcontext):
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Tokenizer,
+        model: tf.keras.Model,
+        weights: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.weights = weights
@@ -31,18 +53,21 @@ class Pipeline(tf.Module):
             lambda **texts: self._windows(**_limited(texts)), task.input_names
         )
 
-    def encode(self, **texts):
-        """{input name: strings} -> Windows; for encoding a data set."""
+    def encode(self, **texts: tf.Tensor) -> Windows:
+        """Tokenize strings `(B,)` per input name into windows, to encode a dataset."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
-    def predict(self, **texts):
-        """{input name: strings} -> the task's answer, a dict of [B, ...]."""
+    def predict(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
         texts = _limited(texts)
         windows = self._windows(**texts)
         return self.task.serving_outputs(texts, windows, self._outputs(windows, texts))
 
-    def margin(self, **texts):
-        """{input name: strings} -> [B]: how much of probability another answer was short."""
+    def margin(self, **texts: tf.Tensor) -> tf.Tensor:
+        """Return by how much probability each prediction leads the second best one, `(B,)`.
+
+        Arguments as in `predict`.
+        """
         texts = _limited(texts)
         windows = self._windows(**texts)
         outputs = self._outputs(windows, texts)
@@ -50,10 +75,15 @@ class Pipeline(tf.Module):
             self.task.serving_outputs(texts, windows, outputs), windows, outputs
         )
 
-    def embed(self, text):
-        """[B] string -> {"pooled", "mean"} [B, H], the mean over all tokens, specials too."""
-        room = token_budget(1, self.task.max_seq_length)
-        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), room)
+    def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Map strings `(B,)` to text vectors.
+
+        Returns:
+            "pooled" and "mean", float32 `(B, H)`; the mean is over all tokens, special tokens
+            included.
+        """
+        budget = token_budget(1, self.task.max_seq_length)
+        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
 
         def vectors(inputs):
@@ -65,12 +95,13 @@ class Pipeline(tf.Module):
 
         return self._run_in_chunks(vectors, packed)
 
-    def tokenize(self, **texts):
-        """{input name: strings} -> what the model sees, and from which characters.
+    def tokenize(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Map strings `(B,)` per input name to the model's inputs and their character offsets.
 
-        [B, L] each, or [B, W, L] where a text may become several windows or there are choices.
-        start and end count characters of the token's own text as sent; -1 at [CLS], [SEP] and
-        padding.
+        Returns:
+            input_ids, input_mask, segment_ids, start and end, int32 `(B, L)`, or `(B, W, L)` if
+            texts may have several windows or there are choices. start and end count characters of
+            the token's own text as sent; they are -1 at [CLS], [SEP] and padding.
         """
         texts = _limited(texts)
         windows = self.task.encode(texts, self.tokenizer.tokenize_with_offsets, self.vocabulary)
@@ -79,10 +110,11 @@ class Pipeline(tf.Module):
 
         def dense(ragged, padding):
             if windows.choice_W is not None:
-                # One more in front, for choices that there are not.
+                # The grid is -1 for a missing choice; row 0, all padding, is its entry.
                 dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
                 return tf.gather(dense_WL, _choice_grid(windows, texts) + 1)
             if self.task.has_windows:
+                # All windows of a text become one row.
                 ragged = windows.by_example(ragged, count)
             return ragged.to_tensor(padding)
 
@@ -94,8 +126,8 @@ class Pipeline(tf.Module):
             "end": dense(packed.ends, -1),
         }
 
-    def signatures(self):
-        """{signature: tf.function} of string inputs by position, each traced once."""
+    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
+        """Return a tf.function per signature, with string inputs by position, traced once each."""
         texts = self.task.input_names
         return {
             "serving_default": self._served(self.predict, texts),
@@ -112,11 +144,13 @@ class Pipeline(tf.Module):
         return self.task.encode(texts, tokenize, self.vocabulary)
 
     def _outputs(self, windows, texts):
-        """The model's outputs, {name: [W, ...]}, or [B, C] of choices."""
+        """Return the model's outputs, `(W, ...)` by name, or `(B, C)` of choices."""
         if windows.choice_W is None:
             return self._run_in_chunks(self.model, windows.packed)
 
         def scores(inputs):
+            # Chunks may separate the choices of an example, so each is scored alone and put on the
+            # grid afterwards.
             each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
             return self.model({**inputs, "windows": each_alone})
 
@@ -131,7 +165,8 @@ class Pipeline(tf.Module):
         return run_in_chunks(under_weights, packed, self.vocabulary)
 
     def _served(self, function, names):
-        """A signature's tf.function, of requests of any size."""
+        """Return a signature's tf.function, which runs requests of any size in chunks."""
+        # Padding values that align chunks of different lengths.
         fillers = {
             "input_ids": self.vocabulary["[PAD]"],
             "input_mask": 0,
@@ -146,7 +181,7 @@ class Pipeline(tf.Module):
         ]
 
         def call(*texts):
-            # A server's Session looks at no shape: it would answer [2, 2] texts as four.
+            # TF Serving does not check shapes: it would take texts of shape (2, 2) as four texts.
             texts = [
                 tf.ensure_shape(text, spec.shape) for text, spec in zip(texts, specs, strict=True)
             ]
@@ -160,5 +195,5 @@ def _limited(texts):
 
 
 def _choice_grid(windows, texts):
-    """Windows.choice_grid of the choices as they were sent, int32 [B, C]."""
+    """Return `Windows.choice_grid` for the choices as they were sent, int32 `(B, C)`."""
     return windows.choice_grid(*tf.unstack(tf.shape(texts["choices"])))

@@ -1,6 +1,6 @@
-"""Answers rows of text, in their order, as JSON lines whose fields are those of the served model.
+"""Predict rows of text, in their order, as JSON lines with the fields of the served model.
 
-python -m tasks.predict --run=RUN --input=rows.csv --output=answers.jsonl
+python -m tasks.predict --run=RUN --input=rows.csv --output=predictions.jsonl
 """
 
 import dataclasses
@@ -13,25 +13,31 @@ from tasks.readers.glue import check_submission
 
 @dataclasses.dataclass(frozen=True)
 class PredictSettings:
+    """Settings of tasks.predict."""
+
     run: str = command.flag("run directory")
-    input: str = command.flag("rows in the form of the training; labels are not needed")
+    input: str = command.flag("input file, in a format of the task; labels are not needed")
     output: str = command.flag(
-        ".jsonl file to write; of a test file of GLUE also .tsv, a submission"
+        "output file, .jsonl; for a test file of GLUE also .tsv, a submission"
     )
     checkpoint: str | None = command.flag(
-        "a folder of RUN/checkpoints; by default the best, else the newest", None
+        "directory in RUN/checkpoints; by default the best, else the latest", None
     )
-    batch_size: int = command.flag("rows answered at a time", 64, former_name="global_batch_size")
-    overwrite: bool = command.flag("replace the file of --output", False)
+    batch_size: int = command.flag("rows per batch", 64, former_name="global_batch_size")
+    overwrite: bool = command.flag("replacement of an existing output file", False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise UserError(f"--batch_size={self.batch_size}: wanted at least 1")
+            raise UserError(f"--batch_size={self.batch_size}: expected an integer >= 1")
         paths.check_local_file("input", self.input)
         paths.check_output(self.output, [self.input, self.run], self.overwrite)
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the run and the head of the input before TensorFlow is imported.
+
+        Raises:
+            UserError: If they cannot be used.
+        """
         if run := inputs.check_run(self.run, self.checkpoint):
             inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
             file_format = (run.task or {}).get("file_format")
@@ -39,7 +45,9 @@ class PredictSettings:
                 check_submission(self.output, file_format, self.run)
 
 
-def main(settings):
+def main(settings: PredictSettings) -> None:
+    """Predict the input file and log the number of rows."""
+    # Imported here, since they import TensorFlow, which flags and inputs are checked before.
     from bert_tf.ownership import sole_output
     from tasks.prediction import predict, submit
     from tasks.trained_model import TrainedModel
@@ -58,10 +66,10 @@ def main(settings):
             command.log,
         )
         if settings.output.endswith(".tsv"):
-            command.log(f"{settings.output}: {submit(*arguments)} rows to send in")
+            command.log(f"{settings.output}: submission of {submit(*arguments)} rows")
             return
         count, bad = predict(*arguments)
-    wrong = f", {bad} of them bad, answered with their error" if bad else ""
+    wrong = f", {bad} of them bad, with an error instead of a prediction" if bad else ""
     command.log(f"{settings.output}: {count} rows{wrong}")
 
 

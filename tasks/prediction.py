@@ -1,9 +1,14 @@
-"""Writes a model's answers to the rows of a file."""
+"""Write a model's predictions for the rows of a file."""
+
+from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
@@ -11,12 +16,33 @@ from tasks.examples import as_tensor
 from tasks.readers.glue import GLUE, check_submission, submission_lines
 from tasks.readers.records import BadRow
 
+if TYPE_CHECKING:
+    from tasks.trained_model import TrainedModel
 
-def predict(trained, input_path, output_path, batch_size, log):
-    """Answers each row of `input_path` in order, a JSON object a line; returns (rows, bad ones).
+_Row = TypeVar("_Row")
 
-    Of the rows only a batch is in memory. Where they have an id it comes first; a bad one yields
-    {"error": ...} in its place. The file appears once it is whole.
+
+def predict(
+    trained: TrainedModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Write one JSON object per row of a file, in order.
+
+    A row's id, if it has one, is the first field; a bad row becomes {"error": ...}. Only one batch
+    of rows is in memory. The output file is written atomically.
+
+    Args:
+        trained: The model.
+        input_path: Input file, in a format of the task.
+        output_path: .jsonl file.
+        batch_size: Rows per batch.
+        log: Called with progress lines.
+
+    Returns:
+        (number of rows, number of bad rows).
     """
     count = bad = 0
     with atomic_writer(output_path) as lines:
@@ -27,10 +53,22 @@ def predict(trained, input_path, output_path, batch_size, log):
     return count, bad
 
 
-def submit(trained, input_path, output_path, batch_size, log):
-    """Answers a test file of GLUE as a submission's .tsv; returns the number of rows.
+def submit(
+    trained: TrainedModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> int:
+    """Write the predictions for a GLUE test file as a submission, .tsv.
 
-    Raises UserError at a bad row, and where the file is no test file or the task none of GLUE's.
+    Arguments as in `predict`.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
     """
     task = trained.task
     file_format = getattr(task, "file_format", None)
@@ -39,12 +77,14 @@ def submit(trained, input_path, output_path, batch_size, log):
     def labels_by_id():
         for row, prediction in _predictions_of(trained, input_path, batch_size, log):
             if prediction is None:
-                raise UserError(f"{row}; a submission has to answer every row")
+                raise UserError(f"{row}; a submission requires a prediction for every row")
             if row.id is None:
-                raise UserError(f"{row.location}: no index; a submission answers a test file")
+                raise UserError(
+                    f"{row.location}: expected a test file with the column index for a submission"
+                )
             yield row.id, prediction["label" if GLUE[file_format].labels else "value"]
 
-    count = -1  # The header is no row.
+    count = -1  # The header is not a row.
     with atomic_writer(output_path) as lines:
         for line in submission_lines(file_format, labels_by_id()):
             lines.write(line + "\n")
@@ -53,10 +93,12 @@ def submit(trained, input_path, output_path, batch_size, log):
 
 
 def _predictions_of(trained, path, batch_size, log):
-    """Yields (row, the served model's answer as a dict of JSON's types; None to a bad row)."""
+    """Yield (row, its prediction as a dict of JSON types; None for a bad row)."""
+    # The served signature, so that predictions are those of the exported model.
     function = trained.pipeline.signatures()["serving_default"]
     count = 0
     for batch in in_batches(trained.task.iter_examples(path, labelled=False), batch_size):
+        # Bad rows are not in the batch of the model; the iterator skips them.
         predictions = iter(_predict_batch(trained.task, function, batch))
         for row in batch:
             yield row, None if isinstance(row, BadRow) else next(predictions)
@@ -64,15 +106,15 @@ def _predictions_of(trained, path, batch_size, log):
         log(f"{count} rows")
 
 
-def in_batches(rows, size):
-    """Yields lists of `size` rows, the last one maybe shorter."""
+def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
+    """Yield lists of `size` rows; the last one may be shorter."""
     rows = iter(rows)
     while batch := list(itertools.islice(rows, size)):
         yield batch
 
 
 def _predict_batch(task, function, rows):
-    """The served model's answer to each good row, as a dict of JSON's types, without padding."""
+    """Return the prediction per good row as a dict of JSON types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
@@ -88,8 +130,11 @@ def _predict_batch(task, function, rows):
     ]
 
 
-def jsonable(tensor):
-    """A tensor or array as nested lists of what JSON has; strings as text, bad UTF-8 as U+FFFD."""
+def jsonable(tensor: ArrayLike) -> Any:
+    """Convert a tensor or array to nested lists of JSON types.
+
+    Strings become text, invalid UTF-8 U+FFFD.
+    """
 
     def text(value):
         if isinstance(value, list):

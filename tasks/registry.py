@@ -1,30 +1,41 @@
-"""The kinds of task, and data sets known by name. A new kind is a module and an entry here.
+"""Registry of task types and of datasets known by name.
 
-Free of TensorFlow, so that flags can be checked before it is imported.
+A new task type is a module and an entry here. The registry is free of TensorFlow, so that flags can
+be checked before it is imported.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
+if TYPE_CHECKING:
+    from tasks.task import Task
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskType:
-    """Where a kind's class stands, and which flags it knows beside those of all kinds.
+    """A task type's class and flags.
 
-    `defaults` are its own for flags that otherwise have DEFAULTS. With `needs_dev` there is
-    something to decide on dev data, always.
+    Attributes:
+        class_path: "module:class".
+        options: Its flags, in addition to those of all task types.
+        defaults: Its own defaults of flags, instead of those in DEFAULTS.
+        needs_dev: Whether it always has a field to tune on dev data.
     """
 
     class_path: str
     options: tuple[str, ...] = ()
-    defaults: dict = dataclasses.field(default_factory=dict)
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_dev: bool = False
 
 
-# Of the paper and the released code (Devlin et al. 2019, A.3).
+# The paper's and google-research/bert's (Devlin et al. 2019, A.3).
 DEFAULTS = {"max_seq_length": 128, "global_batch_size": 32, "epochs": 3, "learning_rate": 5e-5}
 _TEXT = ("text_column", "text_b_column", "label_column", "unescape_html", "truncation")
 _RARE = (
@@ -67,14 +78,19 @@ TASK_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A published data set: its kind, and what its files' form decides."""
+    """A published dataset.
+
+    Attributes:
+        kind: Name of its task type.
+        options: Fields of the task that its file format defines.
+    """
 
     kind: str
-    options: dict
+    options: dict[str, Any]
 
 
 DATASETS = {
-    # GLUE (Wang et al. 2019): columns, labels and metrics stand in tasks/readers/glue.py.
+    # GLUE (Wang et al. 2019): columns, labels and metrics are in tasks/readers/glue.py.
     **{
         name: Dataset("classification", {"file_format": name})
         for name in ("cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -90,16 +106,24 @@ NAMES = (*TASK_TYPES, *DATASETS)
 OPTIONS = tuple(dict.fromkeys(name for kind in TASK_TYPES.values() for name in kind.options))
 
 
-def task_class(kind):
-    """The class of a kind of task. Raises UserError for a kind that there is not."""
+def task_class(kind: str) -> type[Task]:
+    """Import and return the class of a task type.
+
+    Raises:
+        UserError: If the task type is unknown.
+    """
     if kind not in TASK_TYPES:
-        raise UserError(f"task kind {kind!r:.80}: wanted one of {', '.join(TASK_TYPES)}")
+        raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")
     module, name = TASK_TYPES[kind].class_path.split(":")
     return getattr(importlib.import_module(module), name)
 
 
-def task_from_dict(values):
-    """The task that a run's task.json describes."""
+def task_from_dict(values: Mapping[str, Any]) -> Task:
+    """Create the task described by the values of a run's task.json.
+
+    Raises:
+        UserError: If a value is missing, unknown or of a wrong type.
+    """
     values = dict(values)
     kind = field(values, "kind", str, "task.json")
     del values["kind"]

@@ -1,11 +1,15 @@
 """Regression: a number for a text or a pair, as STS-B's similarity (Devlin et al. 2019, 4.1).
 
-The output is the number itself, learned by squared error; nothing cuts or scales it.
+The output is the number itself, trained with squared error; it is neither clipped nor scaled.
 
-Legend: N examples, B texts.
+Shape suffixes: N examples, B texts.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -15,50 +19,74 @@ from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
 from tasks.text_task import TextTask
 
+if TYPE_CHECKING:
+    from bert_tf.config import BertConfig
+    from tasks.examples import EncodedExamples, Examples
+    from tasks.windows import Windows
+
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regression(TextTask):
-    """A number for a text, or for a pair of texts."""
+    """Prediction of a number per text or pair of texts."""
 
     kind = "regression"
     best_metric = "spearman"
     losses = {"value": squared_error}
 
     @classmethod
-    def from_data(cls, path, **options):
-        """The task as the options say it: there is nothing to learn from the file."""
+    def from_data(cls, path: str, **options: Any) -> Self:
+        """Create the task from its options alone; nothing is read from the file."""
         return cls(**options)
 
-    def label_of(self, text):
+    def label_of(self, text: str) -> float:
+        """Parse a label.
+
+        Raises:
+            ValueError: If it is not a finite float32.
+        """
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
         if not abs(value) <= LARGEST:
-            raise ValueError(f"label {text!r:.80}, wanted a number")
+            raise ValueError(f"label {text!r:.80}: expected a number")
         return value
 
-    def targets(self, examples, windows):
+    def targets(
+        self, examples: Examples, windows: Windows
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the values and weights of 1, float32 `(N,)`."""
         values = np.array(examples.labels, np.float32)
         return {"value": values}, {"value": np.ones(len(values), np.float32)}
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
+        """Build the encoder with one linear output."""
         model = SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def metrics(self, data, outputs):
+    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return Pearson's and Spearman's correlation and the mean squared error."""
         values_N, predictions_N = data.labels["value"], outputs["value"][:, 0]
         return {
+            # The functions' names are the metrics' names in files.
             metric.__name__: metric(values_N, predictions_N)
             for metric in (pearson, spearman, mean_squared_error)
         }
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(
+        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Return the predicted value, float32 `(B,)`."""
         return {"value": outputs["value"][:, 0]}
 
-    def margin(self, predictions, windows, outputs):
-        """Nothing is decided."""
+    def margin(
+        self,
+        predictions: Mapping[str, tf.Tensor],
+        windows: Windows,
+        outputs: Mapping[str, tf.Tensor],
+    ) -> tf.Tensor:
+        """Return infinity, since nothing is decided."""
         return tf.fill(tf.shape(predictions["value"]), float("inf"))

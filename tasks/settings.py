@@ -1,10 +1,15 @@
-"""The settings of fine-tuning, a field a flag. Free of TensorFlow: a wrong one is told at once."""
+"""Settings of fine-tuning; each field is a flag.
+
+The module is free of TensorFlow, so that wrong flags are reported at once.
+"""
 
 import dataclasses
 import os
+from typing import Any
 
 from bert_tf import files, paths
 from bert_tf.command import flag
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.weights import sources
@@ -14,110 +19,117 @@ from tasks.readers.records import as_label
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSettings:
-    """What tasks.finetune does. Raises UserError, naming the flag, on a value that cannot be."""
+    """Settings of tasks.finetune for one run.
 
-    task: str = flag("kind of task, or a data set known by name", choices=registry.NAMES)
-    train: str = flag("training rows in a format of the task (docs/data-formats.md)")
+    Flags that are `None` get the default of their task type (tasks/registry.py).
+
+    Raises:
+        UserError: If a value is out of range or does not fit the task; the message names the flag.
+    """
+
+    task: str = flag("task type, or name of a published dataset", choices=registry.NAMES)
+    train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
-        "where the weights come from: a run, a Hugging Face directory, a Google release, a "
-        "keras-nlp preset"
+        "pretrained weights: run, Hugging Face directory, Google release or keras-nlp preset"
     )
-    output_dir: str = flag("run directory to make, or to go on with")
+    output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
-        "files to evaluate on after each epoch; the first one chooses the best checkpoint", ()
+        "dev files, evaluated after each epoch; the first one selects the best checkpoint", ()
     )
-    # The rows.
-    text_column: str | None = flag("column of the text (text)", None)
+    # Data.
+    text_column: str | None = flag("column of the text (default text)", None)
     text_b_column: str | None = flag("column of the second text of a pair", None)
-    label_column: str | None = flag("column of the label (label)", None)
-    labels: tuple[str, ...] = flag(
-        "the labels in order; of two, the second is the positive one", ()
-    )
-    multi_label: bool = flag("a row may have several labels, joined by |, or none", False)
+    label_column: str | None = flag("column of the label (default label)", None)
+    labels: tuple[str, ...] = flag("labels, in order; of two, the second is the positive class", ())
+    multi_label: bool = flag("any number of labels per row, joined by |", False)
     unescape_html: bool = flag(
-        "texts hold &amp; and the like, to be taken as characters",
+        "conversion of HTML entities such as &amp; to characters",
         False,
         former_name="html_entities",
     )
     max_seq_length: int | None = flag(
-        "tokens a text or pair is cut to, with [CLS] and [SEP] (128; span_qa 384)", None
+        "maximum tokens per text or pair, with [CLS] and [SEP] (default 128; span_qa 384)", None
     )
     truncation: str = flag(
-        "which part of a longer text stays: its first tokens, its last, or a quarter and the rest",
+        "part of a longer text that is kept: first tokens, last tokens, or 1/4 first and 3/4 last",
         "head",
         choices=("head", "tail", "head_tail"),
     )
     doc_stride: int | None = flag(
-        "tokens from one window of a long text to the next (span_qa 128)",
+        "tokens between the starts of two windows of a long text (span_qa: default 128)",
         None,
         former_name="stride",
     )
-    max_query_length: int = flag("tokens a question is cut to", 64)
-    max_answer_length: int = flag("tokens an answer has at most", 30)
-    # Rare classes.
-    class_weights: tuple[str, ...] = flag(
-        "how much an example of each class counts in training: a number a label, or balanced", ()
-    )
-    balanced_sampling: bool = flag("draw from every class equally often", False)
-    focal_gamma: float = flag("focal loss: how much easy examples count less (2 is usual)", 0.0)
-    prior_bias: bool = flag("begin with the classes' shares as the model's answer", False)
+    max_query_length: int = flag("maximum tokens per question", 64)
+    max_answer_length: int = flag("maximum tokens per answer", 30)
+    # Class imbalance.
+    class_weights: tuple[str, ...] = flag("loss weights: one number per label, or balanced", ())
+    balanced_sampling: bool = flag("sampling of all classes equally often", False)
+    focal_gamma: float = flag("exponent of the focal loss; 0 is cross-entropy, 2 is usual", 0.0)
+    prior_bias: bool = flag("initialization of the output biases with the class frequencies", False)
     rare_label: str | None = flag(
-        "the label to be given from a threshold on, tuned on dev (for f1, if no "
+        "label that is predicted from a threshold on, tuned on dev (for f1 without "
         "--threshold_objective)",
         None,
     )
     threshold_objective: str | None = flag(
-        "what thresholds are tuned for on the first dev file: f1, precision=P or recall=R",
+        "objective of tuning thresholds on the first dev file: f1, precision=P or recall=R",
         None,
         former_name="aim",
     )
-    calibrate: bool = flag("fit a temperature to the probabilities on the first dev file", False)
-    # The unusual.
+    calibrate: bool = flag("temperature scaling, fitted on the first dev file", False)
+    # Anomaly detection.
     normal_labels: tuple[str, ...] = flag(
-        "the labels of what is normal", (), former_name="ordinary_labels"
+        "labels of normal rows", (), former_name="ordinary_labels"
     )
-    false_alarm_rate: float = flag("share of the normal that may be called unusual", 0.05)
-    latent_dim: int = flag("width of the autoencoder's middle", 32, former_name="code_size")
+    false_alarm_rate: float = flag(
+        "maximum fraction of normal dev rows that are flagged as anomalies", 0.05
+    )
+    latent_dim: int = flag("latent dimension of the autoencoder", 32, former_name="code_size")
     # Training.
     global_batch_size: int | None = flag(
-        "examples a step, over all replicas (32; anomaly 128)", None
+        "examples per step, over all replicas (default 32; anomaly 128)", None
     )
-    epochs: int | None = flag("passes over the training rows (3; anomaly 20)", None)
-    learning_rate: float | None = flag("peak learning rate (5e-5; anomaly 3e-3)", None)
-    warmup_proportion: float = flag("share of the steps over which the learning rate rises", 0.1)
+    epochs: int | None = flag("passes over the training rows (default 3; anomaly 20)", None)
+    learning_rate: float | None = flag("peak learning rate (default 5e-5; anomaly 3e-3)", None)
+    warmup_proportion: float = flag("fraction of the steps used for learning rate warmup", 0.1)
     schedule: str = flag(
-        "the fall of the learning rate: counted from step 0, as released, or from the peak",
+        "linear decay of the learning rate: released counts from step 0 (google-research/bert), "
+        "continuous from the peak (Hugging Face)",
         "released",
         choices=("released", "continuous"),
     )
-    weight_decay_rate: float = flag("AdamW's decay, off for biases and LayerNorm", 0.01)
-    layer_decay: float = flag("the learning rate of each layer below the next, as a share", 1.0)
-    frozen_layers: int | None = flag(
-        "lowest layers that are not trained, nor are the embeddings then", None
+    weight_decay_rate: float = flag(
+        "weight decay of AdamW, not applied to biases and LayerNorm", 0.01
     )
-    patience: int | None = flag("end after so many evaluations in a row without a better one", None)
-    bias_correction: bool = flag("Adam's bias correction (the released code has none)", True)
-    seed: int = flag("seed of the head, the order of the rows and dropout", 0)
+    layer_decay: float = flag("factor on the learning rate from each layer to the one below", 1.0)
+    frozen_layers: int | None = flag(
+        "number of lowest layers that are not trained, together with the embeddings", None
+    )
+    patience: int | None = flag("evaluations without improvement before training stops", None)
+    bias_correction: bool = flag("bias correction of Adam (google-research/bert has none)", True)
+    seed: int = flag("seed of head initialization, row order and dropout", 0)
     strategy: str = flag(
-        "one device; a replica a local GPU; several processes, as TF_CONFIG says; TPU cores",
+        "one device; one replica per local GPU; several processes from TF_CONFIG; TPU cores",
         "none",
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
-    tpu: str = flag("the TPU's name or grpc:// address, or local", "local")
+    tpu: str = flag("TPU name or grpc:// address, or local", "local")
     precision: str = flag(
-        "matrix products in training; tf32: float32 with rounded factors, on GPUs and TPUs",
+        "precision of matrix products in training; tf32 rounds float32 factors, on GPUs and TPUs",
         "float32",
         choices=("float32", "tf32", "bfloat16"),
     )
     do_lower_case: bool | None = flag(
-        "lower-case the text; by default what the weights' source says", None
+        "lower-casing of the text; by default as in the pretrained weights' configuration", None
     )
-    save_every: int = flag("steps between checkpoints, beside those after each epoch", 1000)
-    log_every: int = flag("steps between lines of progress", 10)
+    save_every: int = flag("steps between checkpoints, in addition to one per epoch", 1000)
+    log_every: int = flag("steps between progress lines", 10)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, value in {**registry.DEFAULTS, **self.task_type.defaults}.items():
             if getattr(self, name) is None:
+                # The dataclass is frozen, and its defaults depend on the task type.
                 object.__setattr__(self, name, value)
         for name, minimum in (
             ("max_seq_length", 4),
@@ -135,46 +147,53 @@ class FinetuneSettings:
         ):
             value = getattr(self, name)
             if value is not None and value < minimum:
-                raise UserError(f"--{name}={value}: wanted at least {minimum}")
+                raise UserError(f"--{name}={value}: expected an integer >= {minimum}")
         if self.seed >= 2**32:
-            raise UserError(f"--seed={self.seed}: wanted less than 2**32")
+            raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
         if not self.learning_rate > 0:
-            raise UserError(f"--learning_rate={self.learning_rate}: wanted a number over 0")
+            raise UserError(f"--learning_rate={self.learning_rate}: expected a number > 0")
         if not 0 <= self.warmup_proportion < 1:
             raise UserError(
-                f"--warmup_proportion={self.warmup_proportion}: wanted a share from 0 up to 1"
+                f"--warmup_proportion={self.warmup_proportion}: expected a number >= 0 and < 1"
             )
         if not 0 < self.layer_decay <= 1:
-            raise UserError(f"--layer_decay={self.layer_decay}: wanted a share over 0 up to 1")
+            raise UserError(f"--layer_decay={self.layer_decay}: expected a number > 0 and <= 1")
         if not 0 < self.false_alarm_rate < 1:
             raise UserError(
-                f"--false_alarm_rate={self.false_alarm_rate}: wanted a share between 0 and 1"
+                f"--false_alarm_rate={self.false_alarm_rate}: expected a number > 0 and < 1"
             )
         for name in ("weight_decay_rate", "focal_gamma"):
             if not getattr(self, name) >= 0:
-                raise UserError(f"--{name}={getattr(self, name)}: wanted 0 or more")
+                raise UserError(f"--{name}={getattr(self, name)}: expected a number >= 0")
         if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
             raise UserError(
-                f"--labels={','.join(self.labels)}: wanted two or more different labels"
+                f"--labels={','.join(self.labels)}: expected at least two different labels"
             )
         for name, given in (("train", [self.train]), ("dev", self.dev)):
             for path in given:
                 paths.check_local_file(name, path)
+        # A flag that the task type does not use would be ignored silently.
         for name in registry.OPTIONS:
             if self._is_given(name) and name not in self.task_type.options:
-                raise UserError(f"--{name}: not for --task={self.task}")
+                raise UserError(f"--{name}: not supported by --task={self.task}")
         for name in ("text_column", "text_b_column", "label_column"):
             if self._is_given(name) and "file_format" in self._dataset.options:
-                raise UserError(f"--{name}: the files of {self.task} have columns of their own")
+                raise UserError(
+                    f"--{name}: not supported, since the files of {self.task} have fixed columns"
+                )
         class_imbalance.check_options(**vars(self))
         for name in ("threshold_objective", "calibrate", "rare_label", "patience"):
             if self._is_given(name) and not self.dev:
-                raise UserError(f"--{name}: wants --dev, on which it is decided")
+                raise UserError(f"--{name}: requires --dev")
         if self.task_type.needs_dev and not self.dev:
-            raise UserError(f"--task={self.task}: wants --dev, on which its threshold is decided")
+            raise UserError(f"--task={self.task}: requires --dev, on which its threshold is tuned")
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow: data, weights, output."""
+    def check(self) -> None:
+        """Check data files, weights and the output directory before TensorFlow is imported.
+
+        Raises:
+            UserError: If a file, the weights or the output directory cannot be used.
+        """
         self.data_hashes()
         kind, options = self.task_options()
         for path in (self.train, *self.dev):
@@ -187,77 +206,97 @@ class FinetuneSettings:
             if config is not None:
                 self.check_fits(config, self.init_from)
 
-    def check_fits(self, config, origin):
-        """Raises UserError where weights have too few positions or layers."""
+    def check_fits(self, config: BertConfig, origin: str) -> None:
+        """Check that pretrained weights have enough positions and layers.
+
+        Args:
+            config: Configuration of the weights.
+            origin: Where the weights come from, for the message.
+
+        Raises:
+            UserError: If they do not.
+        """
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
-                f"--max_seq_length={self.max_seq_length}: {origin} has "
-                f"{config.max_position_embeddings} positions"
+                f"--max_seq_length={self.max_seq_length}: expected at most "
+                f"{config.max_position_embeddings}, the number of positions of {origin}"
             )
         if (self.frozen_layers or 0) > config.num_hidden_layers:
             raise UserError(
-                f"--frozen_layers={self.frozen_layers}: {origin} has {config.num_hidden_layers} "
-                "layers"
+                f"--frozen_layers={self.frozen_layers}: expected at most "
+                f"{config.num_hidden_layers}, the number of layers of {origin}"
             )
 
-    def data_hashes(self):
-        """{path: sha256} of the data files. Raises UserError where dev is the training file."""
+    def data_hashes(self) -> dict[str, str]:
+        """Return {path: sha256} of the data files.
+
+        Raises:
+            UserError: If a dev file has the content of the training file.
+        """
         hashes = {path: files.sha256(path) for path in (self.train, *self.dev)}
         for path in self.dev:
             if hashes[path] == hashes[self.train]:
                 raise UserError(
-                    f"--dev={path}: holds what --train={self.train} holds; name rows that training "
-                    "does not see"
+                    f"--dev={path}: same content as --train={self.train}; expected rows that "
+                    "training does not use"
                 )
         return hashes
 
-    def recorded(self):
-        """The settings that train.json keeps: all but where the run lies."""
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings saved in train.json: all but the output directory."""
         fields = (field.name for field in dataclasses.fields(FinetuneSettings))
         return {name: getattr(self, name) for name in fields if name != "output_dir"}
 
     @property
-    def task_type(self):
-        """The registry's entry."""
+    def task_type(self) -> registry.TaskType:
+        """The registry entry of the task type."""
         return registry.TASK_TYPES[self._dataset.kind]
 
     @property
     def _dataset(self):
         return registry.DATASETS.get(self.task, registry.Dataset(self.task, {}))
 
-    def task_options(self):
-        """The kind's name, and what its `from_data` takes beside the path: flags and data set."""
+    def task_options(self) -> tuple[str, dict[str, Any]]:
+        """Return the task type's name and the keyword arguments of its `from_data`.
+
+        The arguments come from the flags that were given and from the dataset.
+        """
         options = {"max_seq_length": self.max_seq_length, **self._dataset.options}
         for name in self.task_type.options:
             if self._is_given(name):
                 options[name] = getattr(self, name)
+        # Flags name one or two columns; the task has a tuple of them.
         columns = [options.pop(name, None) for name in ("text_column", "text_b_column")]
         if any(columns):
             options["text_columns"] = (columns[0] or "text", *columns[1:][: columns[1] is not None])
         return self._dataset.kind, options
 
     def _is_given(self, name):
+        # A flag that is set to its default counts as not given.
         default = {field.name: field.default for field in dataclasses.fields(self)}[name]
         return getattr(self, name) != default
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings(FinetuneSettings):
-    """What tasks.finetune takes: one run's settings, or of one each for `seeds`, `learning_rates`.
+    """Settings of tasks.finetune: one run, or a sweep over `seeds` and `learning_rates`.
 
-    The runs of a sweep lie in folders of `output_dir`, named after what differs.
+    The runs of a sweep are subdirectories of `output_dir`, named after the values that differ.
     """
 
     seeds: tuple[str, ...] = flag(
-        "a sweep: a run each, and the mean and standard deviation of their scores on dev", ()
+        "seeds of a sweep: one run per seed, with mean and standard deviation of the dev scores", ()
     )
-    learning_rates: tuple[str, ...] = flag("a sweep: with each of the seeds, or --seed", ())
+    learning_rates: tuple[str, ...] = flag(
+        "learning rates of a sweep, each combined with every seed", ()
+    )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
+        # Values that the flags have if they are not given.
         usual = {"seed": 0, **registry.DEFAULTS, **self.task_type.defaults}
         for name, of_one, number, expected in (
-            ("seeds", "seed", int, "whole numbers"),
+            ("seeds", "seed", int, "integers"),
             ("learning_rates", "learning_rate", float, "numbers"),
         ):
             given = getattr(self, name)
@@ -267,16 +306,16 @@ class SweepSettings(FinetuneSettings):
                 values = tuple(number(value) for value in given)
             except ValueError:
                 raise UserError(
-                    f"--{name}={','.join(map(str, given))}: wanted {expected}, joined by commas"
+                    f"--{name}={','.join(map(str, given))}: expected {expected}, joined by commas"
                 ) from None
             if len(set(values)) < len(values):
-                raise UserError(f"--{name}={','.join(map(str, given))}: holds one of them twice")
+                raise UserError(f"--{name}={','.join(map(str, given))}: expected distinct values")
             if getattr(self, of_one) != usual[of_one]:
-                raise UserError(f"--{of_one}: not together with --{name}")
+                raise UserError(f"--{of_one}: cannot be combined with --{name}")
             if not self.dev:
-                raise UserError(f"--{name}: wants --dev, on which the runs are compared")
+                raise UserError(f"--{name}: requires --dev, on which the runs are compared")
             object.__setattr__(self, name, values)
-        self.runs()  # A value that no run can have is told now.
+        self.runs()  # Reports a value that is invalid for a run now, not when its turn comes.
 
     def _check_output(self):
         if self.is_sweep:
@@ -284,19 +323,27 @@ class SweepSettings(FinetuneSettings):
         for settings in self.runs().values():
             FinetuneSettings._check_output(settings)
 
-    def check_is_no_run(self):
-        """Raises UserError where the directory of the sweep is that of a single run."""
+    def check_is_no_run(self) -> None:
+        """Check the output directory of a sweep.
+
+        Raises:
+            UserError: If it contains a single run.
+        """
         if Run.exists(self.output_dir):
             raise UserError(
-                f"--output_dir={self.output_dir}: a single run is there; name a new directory"
+                f"--output_dir={self.output_dir}: contains a single run; choose a new directory"
             )
 
     @property
-    def is_sweep(self):
+    def is_sweep(self) -> bool:
+        """Whether the flags ask for several runs."""
         return bool(self.seeds or self.learning_rates)
 
-    def runs(self):
-        """{name of a run: its FinetuneSettings}, in the order of the flags, rates first."""
+    def runs(self) -> dict[str, FinetuneSettings]:
+        """Return the settings per run, by the run's name.
+
+        They are in the order of the flags, learning rates first. A single run has the name "".
+        """
         of_one = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(FinetuneSettings)
         }
@@ -314,6 +361,6 @@ class SweepSettings(FinetuneSettings):
         return runs
 
 
-def rate_name(rate):
-    """2e-5 as one writes it: Python has 2e-05."""
+def rate_name(rate: float) -> str:
+    """Format a learning rate for a directory name: "2e-5", where Python writes "2e-05"."""
     return repr(rate).replace("e-0", "e-")

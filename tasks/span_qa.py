@@ -1,14 +1,19 @@
-"""Questions answered by a span of a context: SQuAD 1.1 and 2.0 (Devlin et al. 2019, 4.2 and 4.3).
+"""Question answering by a span of a context: SQuAD 1.1 and 2.0 (Devlin et al. 2019, 4.2 and 4.3).
 
-A context of any length goes through the model in overlapping windows; [CLS] stands for "no answer".
-Training follows google-research/bert's run_squad.py: a window that does not hold the whole answer
-has none. Unlike there an answer's tokens are found by their offsets, and answered text is cut from
-the context as it was sent.
+A context of any length is split into overlapping windows; [CLS] represents "no answer". Training
+follows google-research/bert's run_squad.py: a window that does not contain the complete answer is
+trained as unanswerable. Unlike there, an answer's tokens are found by their character offsets, and
+the answer's text is cut from the context as it was sent.
 
-Legend: N questions, W windows of all of them, T tokens of all windows, L tokens of a window.
+Shape suffixes: N questions, W windows of all of them, T tokens of all windows, L tokens of a
+window.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -26,18 +31,29 @@ from tasks.readers.squad import read_questions
 from tasks.task import Task
 from tasks.windows import pack_windows
 
+if TYPE_CHECKING:
+    from bert_tf.config import BertConfig
+    from bert_tf.text.tokenizer import Tokens
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.examples import EncodedExamples, Examples
+    from tasks.windows import Windows
+
 RELEASED_THRESHOLD = 0.0
-N_BEST = 20  # Answers in a served one, as released.
-QUESTIONS_PER_BATCH = 256  # Questions, so that the memory of their spans is bounded.
+N_BEST = 20  # Candidate answers in a served prediction, as in google-research/bert.
+QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanQA(Task):
-    """One task of this kind. A label is the tuple of answers (text, start), () if there is none.
+    """Extractive question answering; a label is a tuple of answers (text, start).
 
-    A question is cut to `max_query_length` tokens, windows begin `doc_stride` tokens apart. With
-    `may_be_impossible` there is no answer where the no-answer score is above `null_threshold`,
-    which until it is decided is the released one.
+    Attributes:
+        doc_stride: Tokens between the starts of two windows.
+        max_query_length: Maximum tokens per question.
+        max_answer_length: Maximum tokens per answer.
+        may_be_impossible: Whether questions may have no answer; their label is ().
+        null_threshold: No-answer scores above it mean "no answer". `None` until tuned; then the
+            threshold is 0, as in google-research/bert.
     """
 
     doc_stride: int = 128
@@ -53,11 +69,17 @@ class SpanQA(Task):
     has_windows = True
     needs_offsets = True
     tunes_without_request = True  # 0 is the published threshold.
-    unused = "whose answer does not stand in its context, not learned from"
+    unused = "whose answer is not in the context, not used for training"
 
     @classmethod
-    def from_data(cls, path, *, may_be_impossible=None, **options):
-        """The task of a training file; None: there may be no answer if a question has none."""
+    def from_data(cls, path: str, *, may_be_impossible: bool | None = None, **options: Any) -> Self:
+        """Create the task from a training file.
+
+        Args:
+            path: Training file.
+            may_be_impossible: Whether questions may have no answer; `None` reads it off the file.
+            **options: Other fields of the task.
+        """
         task = cls(may_be_impossible=bool(may_be_impossible), **options)
         if may_be_impossible is None:
             questions = raise_bad_rows(read_questions(path))
@@ -66,23 +88,26 @@ class SpanQA(Task):
             )
         return task
 
-    def __post_init__(self):
-        room = self.max_query_length + 3
-        if self.max_seq_length <= room:
+    def __post_init__(self) -> None:
+        num_others = self.max_query_length + 3
+        if self.max_seq_length <= num_others:
             raise UserError(
-                f"--max_seq_length={self.max_seq_length}: holds no token of a context beside "
-                f"--max_query_length={self.max_query_length} and 3 of [CLS] and [SEP]; wanted at "
-                f"least {room + 1}"
+                f"--max_seq_length={self.max_seq_length}: expected at least {num_others + 1}, for "
+                f"--max_query_length={self.max_query_length}, 3 special tokens and 1 token of a "
+                "context"
             )
 
     @property
-    def tunable_fields(self):
+    def tunable_fields(self) -> tuple[str, ...]:
+        """The no-answer threshold, if questions may have no answer."""
         return ("null_threshold",) if self.may_be_impossible else ()
 
-    def description(self):
+    def description(self) -> str:
+        """Return whether questions may have no answer, for the log."""
         return "; a question may have no answer" if self.may_be_impossible else ""
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the questions of a SQuAD file or of rows."""
         for question in read_questions(path, labelled):
             if isinstance(question, BadRow):
                 yield question
@@ -90,22 +115,34 @@ class SpanQA(Task):
             if question.is_impossible and not self.may_be_impossible:
                 yield BadRow(
                     question.location,
-                    "has no answer, but the task is one where each question has; for such data "
-                    "train with --task=squad2",
+                    "expected an answer, since this task has one per question; for questions "
+                    "without an answer train with --task=squad2",
                 )
                 continue
             texts = {"question": question.question, "context": question.context}
             yield Example(texts, tuple(question.answers), question.location, question.id)
 
-    def select_training_examples(self, examples):
-        """Questions whose first answer stands where it is said to, or that have none."""
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the questions without an answer, or whose first answer is at its offset.
+
+        Raises:
+            UserError: If none is left.
+        """
         spans = _spans(examples)
         kept = examples.filter(lambda number: spans[number] or not examples.labels[number])
         if not kept:
-            raise UserError("no answer of the training questions stands in its context")
+            raise UserError(
+                "training answers: expected text in its context at answer_start, received none"
+            )
         return kept
 
-    def encode(self, texts, tokenize, vocabulary):
+    def encode(
+        self,
+        texts: Mapping[str, tf.Tensor],
+        tokenize: Callable[[tf.Tensor], Tokens],
+        vocabulary: Vocabulary,
+    ) -> Windows:
+        """Tokenize questions and contexts into overlapping windows."""
         return pack_windows(
             tokenize_ends(tokenize, texts["question"], self.max_query_length),
             tokenize(texts["context"]),
@@ -115,11 +152,18 @@ class SpanQA(Task):
             self.max_query_length,
         )
 
-    def targets(self, examples, windows):
-        """Where in each window the first answer's first and last token stand, or [CLS].
+    def targets(
+        self, examples: Examples, windows: Windows
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the position per window of the first answer's first and last token.
 
-        These are the tokens that hold a character of it.
+        The tokens of an answer are those that contain at least one character of it. A window
+        without the complete answer has position 0, [CLS].
+
+        Returns:
+            Labels {"start", "end"}: int32 `(W,)`; weights: float32 `(W,)` of ones.
         """
+        # A question without a usable answer gets the span (0, 0), which contains no character.
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
         example_W, packed = windows.example_W.numpy(), windows.packed
         example_T = example_W[packed.input_ids.value_rowids().numpy()]
@@ -127,12 +171,14 @@ class SpanQA(Task):
         is_answer_T &= packed.starts.flat_values.numpy() < end_N[example_T]
         is_answer_T &= packed.ends.flat_values.numpy() > start_N[example_T]
 
-        # How many tokens an answer has: each is the best of its kind in one window.
+        # Tokens per answer. Windows overlap, so each token is counted only in its window of most
+        # context. A window has the complete answer if it has as many of its tokens.
         is_counted_T = is_answer_T & windows.is_max_context.flat_values.numpy()
         size_N = np.bincount(example_T[is_counted_T], minlength=len(examples))
         splits = packed.input_ids.row_splits.numpy()
         answered_W = np.diff(np.concatenate([[0], np.cumsum(is_answer_T)])[splits])
         is_complete_W = (answered_W == size_N[example_W]) & (answered_W > 0)
+        # Positions in the packed sequence: flat positions minus the start of the window.
         first_W = np.zeros(len(example_W), np.int32)
         positions_A = np.flatnonzero(is_answer_T)
         first_W[is_complete_W] = (
@@ -143,15 +189,16 @@ class SpanQA(Task):
         ones_W = np.ones(len(example_W), np.float32)
         return {"start": first_W, "end": last_W}, {"start": ones_W, "end": ones_W}
 
-    def label_warnings(self, data):
-        """How many first answers no window holds, and how many are longer than an answer may be."""
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Count first answers that are in no window, and those longer than `max_answer_length`."""
         first_W, last_W = data.labels["start"], data.labels["end"]
         holders = data.windows.example_W.numpy()[first_W > 0]
         size_N = np.zeros(len(data.examples), np.int32)
         size_N[holders] = (last_W - first_W + 1)[first_W > 0]
+        # Questions without an answer are not counted.
         size_N = size_N[[bool(answers) for answers in data.examples.labels]]
         counts = {
-            "answers are in no window, or not where they are said to be": size_N == 0,
+            "answers are not complete in any window, or not at their offset": size_N == 0,
             f"answers have over {self.max_answer_length} tokens": size_N > self.max_answer_length,
         }
         return [
@@ -160,16 +207,19 @@ class SpanQA(Task):
             if is_so_N.any()
         ]
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> SpanModel:
+        """Build the encoder with a span head."""
         model = SpanModel(config, name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def metrics(self, data, outputs):
-        """Exact match and F1 of evaluate-v1.1 or, where there may be no answer, v2.0.
+    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
 
-        The latter apart for questions that have an answer and that have none, with the best
-        threshold for this very data (best_f1), and once decided with the released one (f1_at_0).
+        Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
+        and without an answer, `best_f1` with the best threshold for this data
+        (`best_null_threshold`) and, if a threshold is tuned, the metrics with the threshold 0
+        (`exact_match_at_0`, `f1_at_0`).
         """
         golds, best = _golds(data.examples), self._best(data, outputs)
         if not self.may_be_impossible:
@@ -186,25 +236,38 @@ class SpanQA(Task):
             result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
         return result
 
-    def tune(self, data, outputs):
+    def tune(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> Self:
+        """Return the task with the no-answer threshold of the best F1 on this data."""
         if not self.may_be_impossible:
             return self
         threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
         return dataclasses.replace(self, null_threshold=threshold)
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(
+        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Select the answer and the N_BEST candidates per question (`select_answer`)."""
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
         return select_answer(best, self._threshold)
 
-    def margin(self, predictions, windows, outputs):
+    def margin(
+        self,
+        predictions: Mapping[str, tf.Tensor],
+        windows: Windows,
+        outputs: Mapping[str, tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
+        # The zero column lets a single candidate have a margin.
         margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
         if not self.may_be_impossible:
             return margin_N
-        # Of no answer beside the best one, were the threshold 0 of their difference.
+        # The margin between no answer and the best span: sigmoid(x) - sigmoid(-x) = tanh(x / 2) of
+        # the score's distance to the threshold.
         is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
         return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
 
-    def strip_padding(self, row):
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the candidates that are padding, whose start is -1."""
         count = sum(start >= 0 for start in row["nbest_start"])
         return {
             name: value[:count] if isinstance(value, list) else value for name, value in row.items()
@@ -222,8 +285,9 @@ class SpanQA(Task):
         )
 
     def _best(self, data, outputs):
-        """The best span of each question of a data set, as `best_spans` has it; n_best is 1."""
+        """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
         parts, first = [], 0
+        # Windows are ordered by example, so a slice of examples is a slice of windows.
         for texts in data.examples.slices(QUESTIONS_PER_BATCH):
             last = first + len(texts["context"])
             windows, rows = data.windows.of_examples(first, last)
@@ -234,10 +298,11 @@ class SpanQA(Task):
 
 
 def _spans(examples):
-    """Of each question the first answer's (start, end) in characters, None if not as it says."""
+    """Return the first answer's (start, end) per question, None if it is not at its offset."""
     spans = []
     for context, answers in zip(examples.texts["context"], examples.labels, strict=True):
         text, start = answers[0] if answers else ("", 0)
+        # Some published answers have a wrong offset; training on them would teach wrong spans.
         is_there = text and start >= 0 and context[start : start + len(text)] == text
         spans.append((start, start + len(text)) if is_there else None)
     return spans
@@ -252,6 +317,7 @@ def _texts(strings_N):
 
 
 def _tuned_threshold(best, golds):
-    """(threshold, the figures that come with it), of what `best_spans` found for each question."""
+    """Return (threshold, its metrics) for the output of `best_spans`."""
+    # The no-answer score does not depend on the threshold that is passed here.
     scores_N = select_answer(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
     return best_null_threshold(dict(enumerate(scores_N)), _texts(best["text"][:, 0]), golds)

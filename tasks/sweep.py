@@ -1,18 +1,22 @@
-"""A sweep: one fine-tuning with several seeds and learning rates, and what came of each.
+"""Sweeps: fine-tuning with several seeds and learning rates, and a report of the results.
 
-Results on small data sets differ by seed, and now and then a run learns nothing at all (Devlin et
-al. 2019, 4.1; Mosbach et al. 2021): one run says little.
+Results on small datasets vary by seed, and occasionally a run learns nothing (Devlin et al. 2019,
+4.1; Mosbach et al. 2021), so one run says little.
 
     SWEEP/seed-1/                       a run, or with several learning rates
     SWEEP/learning_rate-2e-5-seed-1/
-    SWEEP/sweep.json                    written once all runs are over
+    SWEEP/sweep.json                    the report, written after the last run
     SWEEP/.bert_tf.lock                 marker, and lock of the writing process
 """
+
+from __future__ import annotations
 
 import gc
 import json
 import os
 import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from bert_tf import files, ownership
 from bert_tf.errors import DivergenceError, UserError
@@ -22,18 +26,39 @@ from tasks.finetuning import finetune
 from tasks.registry import task_from_dict
 from tasks.settings import rate_name
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tasks.settings import SweepSettings
+
 
 @names_lost_worker
-def sweep(settings, log=lambda line: None, strategy=None):
-    """Fine-tunes what SweepSettings say, run after run; returns what sweep.json holds.
+def sweep(
+    settings: SweepSettings,
+    log: Callable[[str], None] = lambda line: None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> dict[str, Any]:
+    """Fine-tune one run after the other and write sweep.json.
 
-    Called again it goes on: each run is resumed, or found finished. A run that diverges counts as
-    failed and the others go on; one that learned nothing ("degenerate") counts as any other, and
-    is named. Otherwise as `finetune`.
+    A second call resumes: finished runs are kept, others continue. A run that diverges is reported
+    as failed and the sweep continues. A run that learned nothing ("degenerate") counts like any
+    other, and is reported.
+
+    Args:
+        settings: Settings of all runs.
+        log: Called with progress lines.
+        strategy: Strategy of all runs; by default made from the settings.
+
+    Returns:
+        The content of sweep.json.
+
+    Raises:
+        UserError: If the output directory contains something else, and as `finetune`.
     """
     settings.check_is_no_run()
-    # One for all: strategies of one process share the keys of their reductions.
+    # One strategy for all runs, since those of a process share the keys of their reductions.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    # Only the chief writes; the other processes take part in training.
     if not is_chief(strategy):
         return _sweep(settings, log, strategy)
     _check_free(settings)
@@ -42,47 +67,49 @@ def sweep(settings, log=lambda line: None, strategy=None):
 
 
 def _check_free(settings):
-    """Raise UserError unless a sweep can start or resume here."""
+    """Raise UserError unless a sweep can start or resume in the output directory."""
     directory = settings.output_dir
     if files.exists(directory) and not files.isdir(directory):
-        raise UserError(f"--output_dir={directory}: is a file; expected a directory")
+        raise UserError(f"--output_dir={directory}: expected a directory, received a file")
     found = files.listdir(directory)
     if found and not ownership.is_ours(directory):  # Sweeps of earlier versions have no marker.
         if not any(Run.exists(run.output_dir) for run in settings.runs().values()):
             raise UserError(
-                f"--output_dir={directory}: there is something else there; name a new directory "
-                f"(found {', '.join(found[:3])}, but no sweep)"
+                f"--output_dir={directory}: expected a sweep or no directory, received "
+                f"{', '.join(found[:3])}; choose a new directory"
             )
 
 
 def _sweep(settings, log, strategy):
-    """Run the sweep; the caller holds its directory."""
+    """Run the sweep; the caller holds the lock of its directory."""
     chief = is_chief(strategy)
-    tell = log if chief else lambda line: None
+    log_on_chief = log if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None
     for number, (name, of_run) in enumerate(runs.items(), start=1):
-        tell(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
+        log_on_chief(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
         try:
+            # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy)
             metric = task_from_dict(run.task).best_metric
             results[name] = _result(run)
         except DivergenceError as error:
             results[name] = {"failed": str(error)}
-            tell(f"sweep: {of_run.output_dir} failed: {error}")
+            log_on_chief(f"sweep: {of_run.output_dir} failed: {error}")
         run = None
-        gc.collect()  # Models and graphs hold themselves: without it each run's would stay.
+        # Models and graphs are in reference cycles; without this each run's would stay in memory.
+        gc.collect()
     report = _report(runs, results, metric)
     path = os.path.join(settings.output_dir, "sweep.json")
     if chief:
         files.atomic_write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     for line in _table(report, settings.output_dir):
-        tell(line)
-    tell(f"finished: {path}")
+        log_on_chief(line)
+    log_on_chief(f"finished: {path}")
     return report
 
 
 def _result(run):
-    """What the best checkpoint of a run scored on the first dev file."""
+    """Return the score of a run's best checkpoint on the first dev file."""
     step = run.checkpoints.best_step()
     info = run.checkpoints.info(step)
     return {
@@ -94,7 +121,7 @@ def _result(run):
 
 
 def _report(runs, results, metric):
-    """{"metric", "best": a run's name, "settings": a dict for each learning rate}."""
+    """Return the content of sweep.json."""
     rates = dict.fromkeys(settings.learning_rate for settings in runs.values())
     settings = [
         _setting(rate, {name: results[name] for name in runs if runs[name].learning_rate == rate})
@@ -104,7 +131,7 @@ def _report(runs, results, metric):
 
 
 def _setting(rate, results):
-    """The runs of one learning rate together; those that failed have no score to count."""
+    """Summarize the runs of one learning rate; failed runs have no score and are not counted."""
     scores = [result["score"] for result in results.values() if "score" in result]
     return {
         "learning_rate": rate,
@@ -118,13 +145,13 @@ def _setting(rate, results):
 
 
 def _best(results):
-    """The name of the run of the highest score, the first of equals; None if all failed."""
+    """Return the name of the run with the highest score, the first of equals, or None."""
     scores = {name: result["score"] for name, result in results.items() if "score" in result}
     return max(scores, key=scores.get, default=None)
 
 
 def _table(report, output_dir):
-    """A line for each learning rate."""
+    """Yield one line per learning rate."""
     for setting in report["settings"]:
         rate = f"learning rate {rate_name(setting['learning_rate'])}"
         count = len(setting["runs"])

@@ -1,12 +1,16 @@
-"""Tagging: entities of a text, a BIO label a token (Devlin et al. 2019, 5.3; no CRF).
+"""Tagging: entities of a text, one BIO label per token (Devlin et al. 2019, 5.3; no CRF).
 
-What carries a label is said in entity_labels.py. A text that is too long goes through windows, and
-each of its tokens is learned, measured and answered in the one that shows most around it.
+Which tokens have a label is defined in entity_labels.py. A text that is too long is split into
+windows; each of its tokens is trained, scored and predicted in the window with most context.
 
-Legend: B texts, W windows of them, (L) tokens of a window, C labels, T tokens of all texts.
+Shape suffixes: B texts, W windows of them, (L) tokens of a window, C labels, T tokens of all texts.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -31,15 +35,24 @@ from tasks.readers.tagged import TaggedSentence, read_tagged
 from tasks.task import Task
 from tasks.windows import pack_windows
 
-FEW_TYPES = 20  # So many have a figure each among the metrics.
+if TYPE_CHECKING:
+    from bert_tf.config import BertConfig
+    from bert_tf.text.tokenizer import Tokens
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.examples import EncodedExamples, Examples
+    from tasks.windows import Windows
+
+FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tagging(Task):
-    """One tagging task. `labels` are its BIO tags, O first; `doc_stride` tokens lie between
-    windows.
+    """Entity tagging; an example's label is a `TaggedSentence` or a `TaggedText`.
 
-    An example's label is what the file's form gives: a TaggedSentence or a TaggedText.
+    Attributes:
+        labels: BIO tags, O first.
+        doc_stride: Tokens between the starts of two windows.
+        text_column: Name of the text in tables.
     """
 
     labels: tuple[str, ...]
@@ -54,18 +67,35 @@ class Tagging(Task):
     losses = {"tag": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path, *, max_seq_length, labels=(), doc_stride=None, text_columns=("text",)):
-        """The task that a training file shows: its types in order, or the types or tags given.
+    def from_data(
+        cls,
+        path: str,
+        *,
+        max_seq_length: int,
+        labels: Sequence[str] = (),
+        doc_stride: int | None = None,
+        text_columns: Sequence[str] = ("text",),
+    ) -> Self:
+        """Create the task from a training file.
 
-        By default windows overlap by half. Raises UserError if the file holds no entity.
+        Args:
+            path: Training file.
+            max_seq_length: Maximum tokens per window.
+            labels: Entity types, or BIO tags with O; by default the types of the file, sorted.
+            doc_stride: Tokens between the starts of two windows; by default half a window.
+            text_columns: Name of the text in tables.
+
+        Raises:
+            UserError: If the file contains no entity.
         """
         (text_column,) = text_columns
         found = set()
         for item in raise_bad_rows(read_tagged(path, text_column=text_column)):
             found |= _types(item)
         if not found:
-            raise UserError(f"{path}: not one entity in it; there is nothing to learn")
+            raise UserError(f"{path}: expected at least one entity to train on, received none")
         labels = tuple(map(as_label, labels))
+        # With O the labels are complete BIO tags, otherwise entity types.
         bio = BioLabels(labels, "--labels") if "O" in labels else None
         bio = bio or BioLabels.of_types(labels or sorted(found))
         return cls(
@@ -76,13 +106,16 @@ class Tagging(Task):
         )
 
     @property
-    def bio(self):
+    def bio(self) -> BioLabels:
+        """The labels as `BioLabels`."""
         return BioLabels(self.labels)
 
-    def description(self):
+    def description(self) -> str:
+        """Return the entity types, for the log."""
         return f"; entities {', '.join(self.bio.types)}"
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the texts of a column file or of rows; words are joined by spaces."""
         types = self.bio.types
         for item in read_tagged(path, labelled, self.text_column):
             if isinstance(item, BadRow):
@@ -92,44 +125,68 @@ class Tagging(Task):
             if unknown:
                 yield BadRow(
                     item.location,
-                    f"entity type {unknown[0]!r:.80} is none of the task's: {', '.join(types)}",
+                    f"entity type {unknown[0]!r:.80}: expected one of {', '.join(types)}",
                 )
                 continue
             text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
             yield Example({"text": text}, item if labelled else None, item.location)
 
-    def encode(self, texts, tokenize, vocabulary):
+    def encode(
+        self,
+        texts: Mapping[str, tf.Tensor],
+        tokenize: Callable[[tf.Tensor], Tokens],
+        vocabulary: Vocabulary,
+    ) -> Windows:
+        """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
         tokens = tokenize(texts["text"])
         windows = pack_windows(None, tokens, vocabulary, self.max_seq_length, self.doc_stride)
         ids = windows.packed.input_ids
         is_first = tf.gather(tf.constant(first_pieces(vocabulary)), ids.flat_values)
         return windows._replace(is_first=ids.with_flat_values(is_first))
 
-    def targets(self, examples, windows):
+    def targets(
+        self, examples: Examples, windows: Windows
+    ) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.RaggedTensor]]:
+        """Return label ids and weights per token, ragged `(W, (L))`.
+
+        The weight is 1 at labelled tokens in their window of most context, otherwise 0.
+        """
+        # Labels are negative at tokens without a label and outside the window of most context.
         labels = in_windows(windows, self._labelled(examples, windows)[0].labels)
         return (
             {"tag": tf.maximum(labels, 0)},
             {"tag": labels.with_flat_values(tf.cast(labels.flat_values >= 0, tf.float32))},
         )
 
-    def build_model(self, config, dtype="float32"):
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> TokenClassifier:
+        """Build the encoder with a token classification head."""
         model = TokenClassifier(config, len(self.labels), name=self.kind, dtype=dtype)
         model.build()
         return model
 
-    def metric_inputs(self, outputs):
-        """The likeliest labels [W, L]: the logits of a million windows would be gigabytes."""
+    def metric_inputs(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the most likely labels `(W, L)`, int16 if possible.
+
+        The logits of a million windows would take gigabytes.
+        """
         is_few = len(self.labels) < 2**15
         return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
 
-    def metrics(self, data, outputs):
+    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return entity-level F1, precision and recall, and the accuracy of tags.
+
+        Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
+        types.
+        """
         bio, sentences = self.bio, data.examples.labels
         labelled, _ = self._labelled(data.examples, data.windows)
         predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
         predicted = word_predictions(bio, predictions_T, labelled)
         if isinstance(sentences[0], TaggedSentence):
+            # The file's own tags, so that entities of words without a token count as missed.
             gold = [sentence.tags for sentence in sentences]
         else:
+            # Spans are compared at token borders, since the model cannot predict others.
             gold = word_predictions(bio, labelled.labels, labelled)
 
         scores = entity_scores(gold, predicted)
@@ -146,23 +203,34 @@ class Tagging(Task):
             **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
         }
 
-    def label_warnings(self, data):
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Count words and entities that tokens cannot represent."""
         return self._labelled(data.examples, data.windows)[1]
 
-    def serving_outputs(self, texts, windows, outputs):
+    def serving_outputs(
+        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Return the entities per text (`tasks.entity_spans.entities`)."""
         return entities(texts["text"], windows, outputs["tag"], self.bio)
 
-    def margin(self, predictions, windows, outputs):
+    def margin(
+        self,
+        predictions: Mapping[str, tf.Tensor],
+        windows: Windows,
+        outputs: Mapping[str, tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the smallest margin of any token of a text, `(B,)`."""
         return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 
-    def strip_padding(self, row):
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Keep the first `num_entities` entries of each list."""
         return {
             name: value[: row["num_entities"]] if isinstance(value, list) else value
             for name, value in row.items()
         }
 
     def _labelled(self, examples, windows):
-        """TokenLabels of the texts' tokens, and in lines what of the file they do not hold."""
+        """Return the texts' TokenLabels, and warnings about labels that tokens cannot represent."""
         bio, texts, items = self.bio, examples.texts["text"], examples.labels
         tokens, is_first_T = texts_tokens(windows, len(texts))
         is_first_T = is_first_T.numpy()
@@ -172,23 +240,23 @@ class Tagging(Task):
             ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
             labelled = label_words(bio, words, tokens, ids_N, is_first_T)
             missing = labelled.num_without_token
-            counts = {"words leave no token; they are answered with O": missing}
+            counts = {"words have no token; they are predicted as O": missing}
             count = len(ids_N)
         else:
             spans = [item.entities for item in items]
             labelled, num_widened, num_lost = label_spans(bio, texts, tokens, spans, is_first_T)
             counts = {
-                "entities begin or end inside a token; they are taken to hold all of it": (
+                "entities begin or end inside a token; they are extended to all of it": (
                     num_widened
                 ),
-                "entities hold no token of their own; they are left out": num_lost,
+                "entities have no token of their own; they are skipped": num_lost,
             }
             count = sum(map(len, spans))
         return labelled, [f"{n} of {count} {what}" for what, n in counts.items() if n]
 
 
 def _types(item):
-    """The entity types of a TaggedSentence or TaggedText."""
+    """Return the entity types of a TaggedSentence or TaggedText."""
     if isinstance(item, TaggedSentence):
         return {entity_type(tag, item.location) for tag in item.tags} - {None}
     return {name for _, _, name in item.entities}

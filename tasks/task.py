@@ -1,172 +1,219 @@
-"""What every kind of task has in common; a kind is a module with a subclass, and a registry entry.
+"""The base class of all task types.
 
-Legend: N examples, W token sequences (windows) made of them, B of either in a batch.
+A task type is a module with a subclass of `Task`, and an entry in tasks/registry.py.
+
+Shape suffixes: N examples, W windows (token sequences made of the examples).
 """
+
+from __future__ import annotations
 
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
 from tasks.readers.records import BadRow, raise_bad_rows
 
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+    from tasks.examples import EncodedExamples
+    from tasks.windows import Windows
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A frozen dataclass of what task.json holds, and what follows from it. A subclass gives:
+    """Base class of fine-tuning tasks.
 
-        kind, best_metric   its name, and the metric that chooses the best checkpoint
-        input_names         what the inputs of a served request are called
-        losses              {output: (labels, output) -> a loss an element}, as TrainStep takes them
-        from_data(path, **options)          the task that a training file shows
-        iter_examples(path, labelled)       yields Example or BadRow, streaming
-        encode(texts, tokenize, vocabulary)  {input: [N] strings} -> Windows, in the graph
-        targets(examples, windows)          (labels, weights), each {output: an element a sample}
-        build_model(config, dtype)          the Keras model, built
-        metrics(data, outputs)              {name: figure} over a whole EncodedExamples
-        serving_outputs(texts, windows, outputs)  what is served, in the graph, {name: [N, ...]}
-        margin(predictions, windows, outputs)  [N]: how much of probability another answer was short
+    Its fields are saved in task.json. Subclasses define:
 
-    A sample is what a batch counts: a window, or where windows are choices an example with all of
-    them. What is decided after training, on the first dev file, are the fields `tunable_fields`.
-    They belong to one checkpoint (tasks/tuning.py) and are None in task.json.
+        kind, best_metric: Name of the task type; metric that selects the best checkpoint.
+        input_names: Names of the inputs of a served request.
+        losses: `{output: function}` from (labels, output) to one loss per element (`TrainStep`).
+        from_data(path, **options): Create the task from a training file.
+        iter_examples(path, labelled): Yield an `Example` or a `BadRow` per row, streaming.
+        encode(texts, tokenize, vocabulary): Map `{input: strings (N,)}` to `Windows`, in the graph.
+        targets(examples, windows): Return (labels, weights), each `{output: one entry per sample}`.
+        build_model(config, dtype): Return the Keras model, built.
+        metrics(data, outputs): Return `{name: value}` of a complete `EncodedExamples`.
+        serving_outputs(texts, windows, outputs): Return what is served, `{name: (N, ...)}`, in the
+            graph.
+        margin(predictions, windows, outputs): Return `(N,)`, the probability by which the
+            prediction leads the second best one.
+
+    A sample is the unit of a batch: a window or, in multiple choice, an example with all its
+    choices. The fields named in `tunable_fields` are tuned after training, on the first dev file.
+    They belong to one checkpoint (tasks/tuning.py) and are `None` in task.json.
     """
 
     max_seq_length: int
 
     tunable_fields = ()
-    predicts_untuned = True  # Whether there are answers while the fields `tunable_fields` are None.
-    tunes_without_request = (
-        False  # Whether those fields are only tuned because there is a dev file.
-    )
-    INPUT_RANKS = {}  # Of inputs that are not [N] strings but [N, C].
-    has_windows = False  # Whether an example may be several, with outputs of every token.
-    trains_on_vectors = False  # Whether the encoder is frozen, and read once (FeatureExamples).
-    needs_offsets = False  # Whether answers name characters of the text.
-    unused = (
-        "not learned from"  # What is said of the rows that `select_training_examples` leaves out.
-    )
+    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
+    # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
+    tunes_without_request = False
+    INPUT_RANKS = {}  # {input name: 2} of inputs of shape (N, C); all others are (N,).
+    has_windows = False  # Whether an example may become several windows, with outputs per token.
+    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
+    needs_offsets = False  # Whether predictions refer to characters of the text.
+    # Ends the log line about the rows that `select_training_examples` drops.
+    unused = "not used for training"
 
     @classmethod
-    def from_dict(cls, values):
-        """The task of a task.json. Raises UserError where a field is missing or too many."""
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Create the task from the values of task.json, without "kind".
+
+        Raises:
+            UserError: If a field is missing, unknown or of a wrong type.
+        """
+        # Fields have to match exactly: a default for a missing field would change the task.
         expected = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != expected:
             found = ", ".join(values)
-            raise UserError(f"task.json: holds {found:.200}, wanted {', '.join(expected)}")
+            raise UserError(
+                f"task.json: expected the fields {', '.join(expected)}, received {found:.200}"
+            )
         return cls(**cls._checked(values, "task.json"))
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values of task.json, with "kind"."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
-    def load_examples(self, path, labelled=True):
-        """All rows of a file as Examples, less bad ones that are known.
+    def load_examples(self, path: str, labelled: bool = True) -> Examples:
+        """Read a complete file into memory.
 
-        Raises UserError at the first other bad one, or if none is left.
+        Args:
+            path: A file in a format of the task.
+            labelled: Whether the rows have labels.
+
+        Returns:
+            The good rows; known bad rows of a published dataset are in `skipped_rows`.
+
+        Raises:
+            UserError: At the first bad row that is not known, or if no row is left.
         """
         everything = list(self.iter_examples(path, labelled))
+        # Known bad rows are kept apart to be reported; any other bad row raises here.
         rows = list(raise_bad_rows(everything))
         skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
         if not rows:
-            raise UserError(f"{path}: no rows but bad ones, the first {skipped_rows[0]}")
+            raise UserError(
+                f"{path}: expected at least one good row. First bad row: {skipped_rows[0]}"
+            )
         texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
         return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
 
-    def select_training_examples(self, examples):
-        """Those of the training examples that training takes."""
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the examples that training uses; by default all of them."""
         return examples
 
-    def sample_weights(self, examples, windows):
-        """[samples] float32: how much each counts in training, or None if all count the same."""
+    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the loss weight per sample, float32 `(samples,)`, or `None` if all are 1."""
         return None
 
-    def sampling_weights(self, examples, windows):
-        """[samples]: how often each is drawn in training, or None if each once an epoch."""
+    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the sampling weight per sample in training, `(samples,)`.
+
+        `None` means that each sample is drawn once per epoch.
+        """
         return None
 
-    def init_head(self, model, encoded):
-        """Sets what of a new head follows from the training examples, an EncodedExamples."""
+    def init_head(self, model: tf.keras.Model, encoded: EncodedExamples) -> None:
+        """Initialize weights of a new head from the training examples."""
 
-    def metric_inputs(self, outputs):
-        """What metrics need of a batch's outputs, {name: array}: it is kept of all batches."""
+    def metric_inputs(self, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Reduce the outputs of a batch to the arrays that `metrics` needs.
+
+        They are kept for all batches of an evaluation, so they should be small.
+        """
         return outputs
 
-    def report(self, data, outputs):
-        """What an evaluation has to tell beside its metrics: tables, as lists, by name."""
+    def report(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return tables that an evaluation reports in addition to metrics, as lists by name."""
         return {}
 
-    def tune(self, data, outputs):
-        """The task with its fields `tunable_fields` decided on dev data."""
+    def tune(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> Self:
+        """Return the task with the fields of `tunable_fields` fitted to dev data."""
         return self
 
-    def check_dev(self, examples):
-        """Return what the first dev file cannot tell of the fields `tunable_fields`, a line each.
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Check the labels of the first dev file before anything is tokenized.
 
-        Raises UserError if it can tell nothing of one. Labels alone decide that: it is asked before
-        anything is tokenized.
+        Returns:
+            One warning per field of `tunable_fields` that these labels cannot tune well.
+
+        Raises:
+            UserError: If they cannot tune a field at all.
         """
         return []
 
-    def tuning_warnings(self, data, outputs):
-        """Return a line for each of the fields `tunable_fields` that this dev data
-        cannot decide.
-        """
+    def tuning_warnings(
+        self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]
+    ) -> list[str]:
+        """Return one warning per field of `tunable_fields` that this dev data cannot tune."""
         return []
 
-    def with_tuned(self, values):
-        """Return the task with these values of its fields `tunable_fields`, `None` for
-        the others.
+    def with_tuned(self, values: Mapping[str, Any]) -> Self:
+        """Return the task with these values of tunable fields; the other tunable fields are `None`.
+
+        Raises:
+            UserError: If `values` has a field that is not tunable, or a value of a wrong type.
         """
         unknown = sorted(set(values) - set(self.tunable_fields))
         if unknown:
             raise UserError(
-                f"checkpoint.json: tuned holds {', '.join(unknown)}; expected only "
-                f"{', '.join(self.tunable_fields) or 'nothing'}"
+                f"checkpoint.json: expected tuned values of "
+                f"{', '.join(self.tunable_fields) or 'no field'}, received {', '.join(unknown)}"
             )
+        # Values of another checkpoint must not remain, hence None for all that are not given.
         fields = {**dict.fromkeys(self.tunable_fields), **self._checked(values, "checkpoint.json")}
         return dataclasses.replace(self, **fields)
 
     @classmethod
     def _checked(cls, values, location):
-        """Fields as JSON has them, with tuples for lists. Raises UserError on a wrong type."""
+        """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
         hints = typing.get_type_hints(cls)
         for name, value in values.items():
             if not _fits(value, hints[name]):
                 expected = getattr(hints[name], "__name__", hints[name])
-                raise UserError(f"{location}: {name} is {value!r:.80}, expected {expected}")
+                raise UserError(f"{location}: {name}: expected {expected}, received {value!r:.80}")
         return {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
         }
 
     @property
-    def untuned_fields(self):
-        """The fields `tunable_fields` that have no value."""
+    def untuned_fields(self) -> tuple[str, ...]:
+        """The fields of `tunable_fields` without a value."""
         return tuple(name for name in self.tunable_fields if getattr(self, name) is None)
 
-    def strip_padding(self, row):
-        """A row of the answer, {name: JSON value}, less the padding that a batch brings along."""
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
         return row
 
-    def label_warnings(self, data):
-        """What of an EncodedExamples' labels the task cannot say or measure, a line each."""
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return one warning per kind of label that cannot be encoded or scored."""
         return []
 
-    def description(self):
-        """What is worth saying of the task beside the number of its rows."""
+    def description(self) -> str:
+        """Return a suffix for the log line with the number of rows, such as "; 3 labels"."""
         return ""
 
-    def warning(self, metrics):
-        """What a reader of these metrics has to know, as a line, or None."""
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a one-line warning about how to read these metrics, or `None`."""
         return None
 
 
 def _fits(value, hint):
-    """Whether a JSON value is of a field's type; a tuple's is a list."""
+    """Return whether a JSON value has a field's type; a tuple's value is a list."""
     kinds = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return any(_fits(value, kind) for kind in kinds)
     if typing.get_origin(hint) is tuple:
         return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
     return type(value) is hint or (hint is float and type(value) is int)

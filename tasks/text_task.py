@@ -1,6 +1,10 @@
-"""What the tasks on a whole text or pair share: their columns, and how long texts are cut."""
+"""Base class of the tasks on a text or pair: their columns and truncation."""
+
+from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
@@ -11,14 +15,29 @@ from tasks.readers.tables import read_rows
 from tasks.task import Task
 from tasks.windows import one_window_each
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from bert_tf.text.tokenizer import Tokens
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.readers.tables import Row
+    from tasks.windows import Windows
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
-    """A label or value for a text, or for a pair of texts.
+    """Base class of tasks with a label or value per text or pair of texts.
 
-    `file_format` is "rows", with named columns, or the name of a GLUE data set, whose files have
-    their own. A subclass gives `label_of(value)` of the label column, which raises ValueError
-    saying what was wanted.
+    Subclasses define `label_of(value)`, which converts a string of the label column, or raises
+    `ValueError` with what was expected.
+
+    Attributes:
+        file_format: "rows", with named columns, or the name of a GLUE dataset, whose files have
+            fixed columns.
+        text_columns: One or two columns of text.
+        label_column: Column of the label.
+        unescape_html: Whether to convert HTML entities in texts.
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
     """
 
     file_format: str = "rows"
@@ -28,20 +47,21 @@ class TextTask(Task):
     truncation: str = "head"
 
     @property
-    def input_names(self):
-        """What the texts are called in a served request."""
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the texts in a served request."""
         return _input_names(self._columns)
 
     @property
-    def list_columns(self):
-        """The columns that may hold lists in .jsonl."""
+    def list_columns(self) -> tuple[str, ...]:
+        """Columns that may contain lists in .jsonl."""
         return ()
 
     @property
     def _columns(self):
         return GLUE[self.file_format].keys if self.file_format in GLUE else self.text_columns
 
-    def iter_examples(self, path, labelled):
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the rows of a file."""
         for row in raw_rows(self, path, labelled):
             if isinstance(row, BadRow):
                 yield row
@@ -57,15 +77,22 @@ class TextTask(Task):
             texts = dict(zip(self.input_names, texts, strict=True))
             yield Example(texts, label, row.location, row.values.get("index"))
 
-    def encode(self, texts, tokenize, vocabulary):
+    def encode(
+        self,
+        texts: Mapping[str, tf.Tensor],
+        tokenize: Callable[[tf.Tensor], Tokens],
+        vocabulary: Vocabulary,
+    ) -> Windows:
+        """Tokenize and truncate texts to one window each."""
         names = self.input_names
-        room = token_budget(len(names), self.max_seq_length)
-        segments = [tokenize_ends(tokenize, texts[name], room, self.truncation) for name in names]
+        budget = token_budget(len(names), self.max_seq_length)
+        # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
+        segments = [tokenize_ends(tokenize, texts[name], budget, self.truncation) for name in names]
         return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 
 
-def raw_rows(task, path, labelled):
-    """The rows of a file in a task's form, labels as they stand there."""
+def raw_rows(task: TextTask, path: str, labelled: bool) -> Iterable[Row | BadRow]:
+    """Return the rows of a file in a task's format, labels as they are written."""
     if task.file_format in GLUE:
         return read_glue(task.file_format, path, labelled)
     columns = (*task.text_columns, *([task.label_column] if labelled else []))

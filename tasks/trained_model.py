@@ -1,7 +1,10 @@
-"""A fine-tuned run, opened for use."""
+"""Fine-tuned runs, opened for use."""
+
+from __future__ import annotations
 
 import dataclasses
 import os
+from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
@@ -13,27 +16,42 @@ from tasks.masked_lm import MaskedLm, MaskedLmPipeline
 from tasks.pipeline import Pipeline
 from tasks.tuning import task_at, tuned_at
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from bert_tf.weights.sources import PretrainedWeights
+    from tasks.task import Task
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A run with its task, and the pipeline of its model under the chosen checkpoint's weights.
+    """A run with its task and the pipeline of one checkpoint.
 
-    `task` has the values that were tuned for this checkpoint, of which `tuned` tells the rest
-    (tasks/tuning.py), or None.
+    Attributes:
+        run: The run.
+        task: The task, with the values that were tuned for this checkpoint.
+        pipeline: The pipeline of the model with the checkpoint's weights.
+        checkpoint: Path of the checkpoint.
+        tuned: The record of tuning (tasks/tuning.py), or `None`.
     """
 
     run: Run
-    task: object
+    task: Task
     pipeline: Pipeline
     checkpoint: str
-    tuned: dict | None = None
+    tuned: dict[str, Any] | None = None
 
     @classmethod
-    def open(cls, path, checkpoint=None):
-        """Opens a run; `checkpoint`, a folder's name, overrides best or newest.
+    def open(cls, path: str, checkpoint: str | None = None) -> Self:
+        """Open a run. A run that was only pretrained becomes a `MaskedLm` task.
 
-        One without a task, which was only pretrained, is MaskedLm: it has the pretraining heads.
-        Raises UserError if it is no run.
+        Args:
+            path: Run directory.
+            checkpoint: Name of a directory in its checkpoints; by default the best, else the
+                latest.
+
+        Raises:
+            UserError: If it is not a run, or cannot be used with its checkpoint.
         """
         run = Run.open(path)
         step = (
@@ -49,18 +67,20 @@ class TrainedModel:
             task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
         directory = run.checkpoints.path(step)
         values = checkpoints.read(directory)
-        # Before a model of another size is built, which might not fit into memory.
+        # Checked before the model is built, since one of another size might not fit into memory.
         checkpoints.check_shapes(name_map.weight_shapes(run.config), values, directory)
         if task.max_seq_length > run.config.max_position_embeddings:
             raise UserError(
-                f"{run.path}: task.json has max_seq_length {task.max_seq_length}, config.json "
-                f"{run.config.max_position_embeddings} positions"
+                f"{run.path}: task.json: expected max_seq_length of at most "
+                f"{run.config.max_position_embeddings}, the number of positions in config.json, "
+                f"received {task.max_seq_length}"
             )
         model = task.build_model(run.config, use_precision("float32"))
+        # A run without a task may be a converted checkpoint that has no pretraining heads.
         if run.task is None and not any(name.startswith("masked_lm/") for name in values):
             raise UserError(
-                f"{run.path}: neither fine-tuned for a task nor with the heads of pretraining; run "
-                f"tasks.finetune --init_from={run.path}"
+                f"{run.path}: expected a fine-tuned run or one with pretraining heads, received "
+                f"neither; run tasks.finetune --init_from={run.path}"
             )
         checkpoints.assign(
             checkpoints.model_variables(model),
@@ -72,11 +92,16 @@ class TrainedModel:
         return cls(run, task, make_pipeline(task, tokenizer, model), directory, tuned)
 
     @classmethod
-    def create(cls, path, pretrained, task, model):
-        """Writes a model trained elsewhere, under `fit` say, as a run directory, and opens it.
+    def create(
+        cls, path: str, pretrained: PretrainedWeights, task: Task, model: tf.keras.Model
+    ) -> Self:
+        """Write a model that was trained elsewhere, such as by `fit`, as a run, and open it.
 
-        `pretrained` is the PretrainedWeights that it began with: configuration, vocabulary and
-        origin come from there.
+        Args:
+            path: Run directory to create.
+            pretrained: The initial weights, for configuration, vocabulary and origin.
+            task: The task; values of its tunable fields are saved with the checkpoint.
+            model: The trained model.
         """
         with Run.writing(path):
             run = Run.create(
@@ -84,6 +109,7 @@ class TrainedModel:
                 pretrained.config,
                 pretrained.vocabulary,
                 train={"origin": pretrained.origin_in(model)},
+                # task.json has no tuned values; they are saved with the checkpoint below.
                 task=task.with_tuned({}).to_dict(),
             )
             run.checkpoints.save(0, checkpoints.model_variables(model))
@@ -94,7 +120,7 @@ class TrainedModel:
 
     @property
     def untuned(self) -> str | None:
-        """What was to be tuned and is not for this checkpoint, and what to do, as a line."""
+        """One line naming requested fields that are not tuned here, and the remedy; or `None`."""
         if not self.task.untuned_fields or not self._asks_for_tuning():
             return None
         names, best = (
@@ -103,16 +129,18 @@ class TrainedModel:
         )
         if tuned_at(self.run, best):
             directory = os.path.basename(self.run.checkpoints.path(best))
-            remedy = f"was fitted to {directory} only; leave out --checkpoint to use that"
+            remedy = f"was fitted to {directory} only; omit --checkpoint to use that checkpoint"
         elif "settings" in self.run.train:
             remedy = (
-                "was never fitted, since the run stopped before; the same tasks.finetune command "
-                f"(its flags are in {self.run.file('train.json')}) tunes the best checkpoint"
+                "was never fitted, since the run stopped earlier; run the same tasks.finetune "
+                f"command again (its flags are in {self.run.file('train.json')}) to tune the best "
+                "checkpoint"
             )
         else:
             remedy = "was never fitted; call Task.tune before TrainedModel.create"
         return f"{self.checkpoint}: untuned: {names} {remedy}"
 
     def _asks_for_tuning(self):
+        # Without a dev file, values that are only tuned because there is one were never requested.
         has_dev = bool(self.run.train.get("settings", {}).get("dev"))
         return has_dev or not self.task.tunes_without_request

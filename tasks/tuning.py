@@ -1,27 +1,35 @@
 """Tuned values: thresholds and temperatures, which belong to the checkpoint they were fitted to.
 
-task.json holds what was asked for and does not change. The values are in checkpoint.json, written
-at once with all that is said of them:
+task.json describes the requested task and does not change. The values are in checkpoint.json,
+written atomically with their record:
 
-    "tuned": {"values": {field of the task: value}, "metrics": {name: value, measured with them},
-              "file": path of the dev file, "sha256": of that file, "warnings": [line]}
+    "tuned": {"values": {field of the task: value}, "metrics": {name: value with the tuned values},
+              "file": path of the dev file, "sha256": hash of that file, "warnings": [line]}
 
-Earlier versions wrote the values to task.json; there they belong to the best checkpoint.
+Earlier versions wrote the values to task.json; those belong to the best checkpoint.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from tasks.registry import task_from_dict
 
+if TYPE_CHECKING:
+    from bert_tf.run import Run
+    from tasks.task import Task
 
-def tuned_at(run, step):
-    """Return what was tuned for a checkpoint, as the module's docstring has it, or `None`."""
+
+def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
+    """Return the record of tuning of the checkpoint at a step, or `None`."""
     tuned = run.checkpoints.info(step).get("tuned")
     if tuned is None and step == run.checkpoints.best_or_latest_step():
         return _of_earlier_versions(run, step)
     return tuned
 
 
-def task_at(run, step):
-    """Return the task of a run with the values that were tuned for a checkpoint, or without any."""
+def task_at(run: Run, step: int) -> Task:
+    """Return the run's task with the values tuned for the checkpoint at a step, if any."""
     task = task_from_dict(run.task)
     return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))
 
@@ -32,6 +40,7 @@ def _of_earlier_versions(run, step):
     if not values or None in values.values():
         return None
     file, *_ = run.train.get("settings", {}).get("dev") or [None]
+    # Earlier versions wrote the metrics of tuning to metrics.jsonl, with the prefix tuned_.
     metrics = {
         name.removeprefix("tuned_"): value
         for record in run.metrics()

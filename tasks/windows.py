@@ -1,13 +1,16 @@
-"""Windows: a text of any length as overlapping sequences that the model can take.
+"""Split texts of any length into overlapping windows that fit the model.
 
-The windows and the choice of the one with the most context are those of google-research/bert's
-run_squad.py (Devlin et al. 2019, 4.2 and 4.3), without a loop.
+The windows, and the choice of the one with the most context, are those of google-research/bert's
+run_squad.py (Devlin et al. 2019, 4.2 and 4.3), computed without a loop.
 
-Legend: B examples, W windows of all of them, (T) tokens of a text or of a window's part of it,
-(L) tokens of a packed window, all ragged; C choices of an example.
+Shape suffixes: B examples, W windows of all of them, (T) tokens of a text or of a window's part of
+it, (L) tokens of a packed window, all ragged; C choices of an example.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,19 +19,28 @@ from bert_tf.errors import UserError
 from bert_tf.text.packing import Packed, concat_segments, interleave, truncate
 from bert_tf.text.tokenizer import Tokens
 
-# Tokens of all windows of a text: windows beyond are left out, as bytes beyond the limit are.
+if TYPE_CHECKING:
+    from bert_tf.text.vocabulary import Vocabulary
+
+# Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
+# string is bounded, as bytes beyond the byte limit are.
 MAX_WINDOW_TOKENS = 2**20
 
 
 class Windows(NamedTuple):
-    """Packed sequences [W, (L)] of N examples, ordered by example, and where they are from.
+    """Packed windows of N examples, ordered by example, and where they come from.
 
-    example_W int32, the example that a window is of. Where texts of any length go through several:
-    begin_W int32, the number in the long text of the window's first token; offset_W int32, where in
-    the sequence that token stands; is_max_context ragged bool, true at the tokens of the long text
-    of which no other window shows more context, so at each token once. Where windows are choices,
-    choice_W int32 is the choice's number. Where tokens have labels, is_first ragged bool is true at
-    those that begin a basic token.
+    Attributes:
+        packed: The token sequences, ragged `(W, (L))`.
+        example_W: Index of the source example, int32 `(W,)`.
+        begin_W: Index in the long text of the window's first token, int32 `(W,)`. This and the
+            next two are `None` unless texts are split.
+        offset_W: Position of that token in the packed sequence, int32 `(W,)`.
+        is_max_context: Ragged bool `(W, (L))`, true once per token of the long text, in the window
+            with the most context around it.
+        choice_W: Index of the choice, int32 `(W,)`, if windows are choices.
+        is_first: Ragged bool `(W, (L))`, true at tokens that begin a basic token, if tokens have
+            labels.
     """
 
     packed: Packed
@@ -39,8 +51,8 @@ class Windows(NamedTuple):
     choice_W: tf.Tensor | None = None
     is_first: tf.RaggedTensor | None = None
 
-    def by_example(self, of_windows, num_examples):
-        """What belongs to each window -> ragged [N, (windows of it), ...]."""
+    def by_example(self, of_windows: tf.Tensor, num_examples: int | tf.Tensor) -> tf.RaggedTensor:
+        """Group values `(W, ...)` by example: ragged `(N, (windows), ...)`."""
         return tf.RaggedTensor.from_value_rowids(
             of_windows,
             tf.cast(self.example_W, tf.int64),
@@ -48,8 +60,8 @@ class Windows(NamedTuple):
             validate=False,
         )
 
-    def of_examples(self, first, last):
-        """(the Windows of examples first up to last, and which ones they are as a slice)."""
+    def of_examples(self, first: int, last: int) -> tuple[Windows, slice]:
+        """Return the windows of examples `first` up to `last`, and their slice of all windows."""
         rows = slice(*np.searchsorted(self.example_W, [first, last]))
 
         def of_rows(values):
@@ -58,8 +70,9 @@ class Windows(NamedTuple):
         example_W, *others = map(of_rows, self[1:])
         return Windows(Packed(*map(of_rows, self.packed)), example_W - first, *others), rows
 
-    def choice_grid(self, num_examples, num_choices):
-        """Which window is which choice of an example, int32 [N, C]; -1 where there is none."""
+    def choice_grid(self, num_examples: int | tf.Tensor, num_choices: int | tf.Tensor) -> tf.Tensor:
+        """Return the window index per choice of an example, int32 `(N, C)`; -1 if there is none."""
+        # Cells that no window scatters to keep the -1.
         count = tf.size(self.choice_W)
         indices = tf.stack([tf.cast(self.example_W, tf.int32), self.choice_W], axis=1)
         return tf.tensor_scatter_nd_update(
@@ -67,13 +80,14 @@ class Windows(NamedTuple):
         )
 
 
-def one_window_each(packed):
-    """The Windows of texts that are one sequence each."""
+def one_window_each(packed: Packed) -> Windows:
+    """Return the windows of texts that are one sequence each."""
     return Windows(packed, tf.range(tf.cast(packed.input_ids.nrows(), tf.int32)))
 
 
-def concat(parts, counts):
-    """Windows of several slices of a data set, of `counts` examples each, as those of all of it."""
+def concat(parts: Sequence[Windows], counts: Sequence[int]) -> Windows:
+    """Concatenate the windows of consecutive slices of a dataset with `counts` examples each."""
+    # Each part counts its examples from 0.
     firsts = [sum(counts[:number]) for number in range(len(counts))]
     parts = [
         part._replace(example_W=part.example_W + first)
@@ -87,18 +101,36 @@ def concat(parts, counts):
     return Windows(packed, *map(joined, zip(*(part[1:] for part in parts), strict=True)))
 
 
-def pack_windows(first, long, vocabulary, max_seq_length, doc_stride, max_first=None):
-    """Tokens [B, (T)] of a question, or None, and of a long text -> Windows.
+def pack_windows(
+    first: Tokens | None,
+    long: Tokens,
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+    doc_stride: int,
+    max_first: int | None = None,
+) -> Windows:
+    """Split a long text into overlapping windows and pack them.
 
-    Each is [CLS] first [SEP] window [SEP], or [CLS] window [SEP]; they begin `doc_stride` tokens
-    apart, or a window's length where that is less. An empty text has one window, a very long one as
-    many as hold MAX_WINDOW_TOKENS. `first` is cut to
-    `max_first` tokens (released: 64), by default to what leaves one place for the text. Offsets are
-    packed along where both Tokens have them.
+    A window is [CLS] first [SEP] window [SEP] or, without `first`, [CLS] window [SEP]. For example,
+    the text 5 6 7 8 9 with max_seq_length 5 and doc_stride 2 becomes two windows,
+    [CLS] 5 6 7 [SEP] and [CLS] 7 8 9 [SEP].
 
-    Text 5 6 7 8 9, max_seq_length 5, stride 2 -> [CLS 5 6 7 SEP], [CLS 7 8 9 SEP].
+    Args:
+        first: Tokens of the question, ragged `(B, (T))`, or `None`.
+        long: Tokens of the text, ragged `(B, (T))`. An empty text has one window, a very long one
+            as many as hold MAX_WINDOW_TOKENS.
+        vocabulary: Source of the ids of [CLS] and [SEP].
+        max_seq_length: Maximum tokens per window, special tokens included.
+        doc_stride: Tokens between the starts of two windows; a window's text length if that is
+            less.
+        max_first: Maximum tokens of `first` (google-research/bert: 64). By default all but one
+            token for the text.
 
-    Raises UserError where no place is left for the text, or the stride is none.
+    Returns:
+        The windows, with offsets if both `Tokens` have them.
+
+    Raises:
+        UserError: If no token of the text fits, or `doc_stride` is not positive.
     """
     if first is None:
         num_special_tokens, max_first = 2, 0
@@ -106,35 +138,42 @@ def pack_windows(first, long, vocabulary, max_seq_length, doc_stride, max_first=
         num_special_tokens = 3
         max_first = max(max_seq_length - 4, 0) if max_first is None else max_first
     if max_seq_length <= max_first + num_special_tokens:
-        question_part = f"{max_first} of a question and " if max_first else ""
+        question_part = f"{max_first} question tokens, " if max_first else ""
         raise UserError(
-            f"max_seq_length {max_seq_length}: leaves no place for tokens of the text beside "
-            f"{question_part}{num_special_tokens} of [CLS] and [SEP]; wanted "
-            f"{max_first + num_special_tokens + 1} or more"
+            f"max_seq_length {max_seq_length}: expected at least "
+            f"{max_first + num_special_tokens + 1}, for "
+            f"{question_part}{num_special_tokens} special tokens and 1 token of the text"
         )
     if doc_stride < 1:
-        raise UserError(f"doc_stride {doc_stride}: windows would not move on, wanted 1 or more")
+        raise UserError(f"doc_stride {doc_stride}: expected an integer >= 1")
 
+    # The token budget of a window's text is what special tokens and the question leave.
     length_B = long.ids.row_lengths()
-    room_B = tf.fill(tf.shape(length_B), tf.constant(max_seq_length - num_special_tokens, tf.int64))
+    budget_B = tf.fill(
+        tf.shape(length_B), tf.constant(max_seq_length - num_special_tokens, tf.int64)
+    )
     if first is not None:
         first = truncate(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
-        room_B -= first.ids.row_lengths()
-    step_B = tf.minimum(room_B, doc_stride)
+        budget_B -= first.ids.row_lengths()
+    # A stride longer than a window would skip tokens.
+    step_B = tf.minimum(budget_B, doc_stride)
 
-    # The first window, and one more for each step that is begun to reach the tail.
-    count_B = 1 - tf.minimum(room_B - length_B, 0) // step_B
+    # One window, plus one per stride that is needed, even in part, to reach the end of the text.
+    count_B = 1 - tf.minimum(budget_B - length_B, 0) // step_B
     numbers = tf.ragged.range(tf.minimum(count_B, max(MAX_WINDOW_TOKENS // max_seq_length, 1)))
     example_W = numbers.value_rowids()
     begin_W = numbers.flat_values * tf.gather(step_B, example_W)
-    length_W = tf.minimum(tf.gather(length_B, example_W) - begin_W, tf.gather(room_B, example_W))
+    length_W = tf.minimum(tf.gather(length_B, example_W) - begin_W, tf.gather(budget_B, example_W))
+    # Windows are ragged ranges of indices into the flat tokens of all texts, gathered at once.
     begin_in_all_W = tf.gather(long.ids.row_starts(), example_W) + begin_W
     indices = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
 
     segments = [] if first is None else [_each(first, lambda ragged: tf.gather(ragged, example_W))]
     segments.append(_each(long, lambda ragged: tf.gather(ragged.flat_values, indices)))
+    # Only tokens of the long text are candidates, neither the question nor special tokens.
     is_max_context = [tf.zeros_like(segment.ids, tf.bool) for segment in segments[:-1]]
     is_max_context.append(_has_most_context(indices, tf.size(long.ids.flat_values, tf.int64)))
+    # The text follows [CLS], or [CLS] question [SEP].
     offset_W = 1 if first is None else 2 + segments[0].ids.row_lengths()
     return Windows(
         concat_segments(segments, vocabulary),
@@ -150,19 +189,21 @@ def _each(tokens, function):
 
 
 def _has_most_context(indices, num_tokens):
-    """Ragged [W, (T)] numbers of tokens -> bool: is a token's context in no window more?
+    """Return whether a token has more context in its window than in any other, bool `(W, (T))`.
 
-    The context is what stands on its shorter side, and a little for the window's length; the first
-    window of equals has it.
+    The context is the shorter side's length plus 0.01 times the window's length, as in
+    run_squad.py; of equal windows the first counts. `indices` are ragged token indices `(W, (T))`.
     """
+    # All arrays are flat over the tokens of all windows; `token` names a token of the text.
     token, window = indices.flat_values, indices.value_rowids()
     all_of_windows = tf.range(tf.size(token, tf.int64))
     length = tf.gather(indices.row_lengths(), window)
     left = all_of_windows - tf.gather(indices.row_starts(), window)
     shorter = tf.minimum(left, length - 1 - left)
-    # In double precision, so that what is equal there is equal here.
+    # float64 as in run_squad.py's Python floats, so that ties are the same.
     context = tf.cast(shorter, tf.float64) + 0.01 * tf.cast(length, tf.float64)
     largest = tf.math.unsorted_segment_max(context, token, num_tokens)
+    # Of the windows with the largest context the first one counts: the smallest flat index.
     candidates = tf.where(context == tf.gather(largest, token), all_of_windows, tf.int64.max)
     chosen = tf.math.unsorted_segment_min(candidates, token, num_tokens)
     return indices.with_flat_values(tf.gather(chosen, token) == all_of_windows)

@@ -1,4 +1,4 @@
-"""Metrics and what is fitted to a dev set, in numpy: pure functions over a whole data set.
+"""Metrics of complete datasets and values fitted to dev sets, as pure NumPy functions.
 
-None of them returns NaN: each docstring says what stands for what is undefined.
+No metric is NaN: the docstrings give the value of undefined cases.
 """

@@ -1,25 +1,38 @@
-"""What every metric asks of its arrays, so that a wrong one cannot pass as a figure."""
+"""Checks of metric inputs, so that a wrong array raises instead of giving a wrong metric."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 
 
-def same_shape(first, second):
-    """The two as arrays. Raises ValueError where numpy would have broadcast them."""
+def same_shape(first: ArrayLike, second: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return both as arrays.
+
+    Raises:
+        ValueError: If the shapes differ, where NumPy would broadcast.
+    """
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:
-        raise ValueError(f"shapes {first.shape} and {second.shape}, wanted the same")
+        raise ValueError(f"shapes {first.shape} and {second.shape}: expected equal shapes")
     return first, second
 
 
-def finite(values, what="scores"):
-    """`values` in float64. Raises UserError at NaN and infinity: no order, no mean holds there."""
+def finite(values: ArrayLike, what: str = "scores") -> np.ndarray:
+    """Return the values as float64.
+
+    Args:
+        values: Array of any shape.
+        what: Name of the values for the message.
+
+    Raises:
+        UserError: At NaN or infinity, which have no order and no mean.
+    """
     values = np.asarray(values, np.float64)
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
         raise UserError(
-            f"{what}: {bad} of {values.size} are NaN or infinite, wanted numbers; "
-            "if a model gave them, it has diverged: train it with a lower --learning_rate"
+            f"{what}: expected finite numbers, received {bad} of {values.size} that are NaN or "
+            "infinite; if a model predicted them, train it with a lower --learning_rate"
         )
     return values

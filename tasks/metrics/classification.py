@@ -1,23 +1,40 @@
-"""All figures of a classification at once: of chosen labels, rankings and probabilities.
+"""All metrics of classification: of predicted labels, rankings and probabilities.
 
-Figures are {name: float}; tables hold lists, in the order of the labels, for whoever reads them.
+Metrics are `{name: float}`; tables contain lists in the order of the labels, for reports.
 
-Legend: N examples, C labels, of which `names` are the names.
+Shape suffixes: N examples, C labels, named by `names`.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tasks.metrics import labels as of_labels
 from tasks.metrics.calibration import expected_calibration_error
 from tasks.metrics.ranking import pr_auc, roc_auc
 
-MAX_NAMED = 20  # Of more labels none has a figure of its own: nobody reads so many curves.
+MAX_NAMED = 20  # With more labels there are no metrics per label, since nobody reads so many.
 
 
-def single_label_metrics(labels_N, predictions_N, probabilities_NC, names):
-    """One label an example.
+def single_label_metrics(
+    labels_N: np.ndarray,
+    predictions_N: np.ndarray,
+    probabilities_NC: np.ndarray,
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Return the metrics of one label per example.
 
-    "degenerate" is 1 where all examples were given the same label, though theirs differ, else 0.
+    Args:
+        labels_N: Label ids, int `(N,)`.
+        predictions_N: Predicted ids, int `(N,)`.
+        probabilities_NC: float `(N, C)`.
+        names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
+
+    Returns:
+        accuracy, macro_f1, matthews, f1_NAME, ece (expected calibration error), and degenerate: 1
+        if all predictions are equal although the labels are not, otherwise 0.
     """
     f1_C = of_labels.per_class_f1(labels_N, predictions_N, len(names))["f1"]
     return {
@@ -30,8 +47,19 @@ def single_label_metrics(labels_N, predictions_N, probabilities_NC, names):
     }
 
 
-def positive_class_metrics(is_positive_N, is_chosen_N, scores_N):
-    """One class against the rest: whether it was chosen, and how its scores rank the examples."""
+def positive_class_metrics(
+    is_positive_N: ArrayLike, is_chosen_N: ArrayLike, scores_N: ArrayLike
+) -> dict[str, float]:
+    """Return the metrics of one class against all others.
+
+    Args:
+        is_positive_N: Whether an example is labelled with the class, bool `(N,)`.
+        is_chosen_N: Whether the class is predicted, bool `(N,)`.
+        scores_N: Scores that rank the examples, float `(N,)`.
+
+    Returns:
+        f1, precision, recall, pr_auc and roc_auc.
+    """
     metrics = of_labels.per_class_f1(np.int64(is_positive_N), np.int64(is_chosen_N), 2)
     return {
         **{name: float(metrics[name][1]) for name in ("f1", "precision", "recall")},
@@ -40,11 +68,23 @@ def positive_class_metrics(is_positive_N, is_chosen_N, scores_N):
     }
 
 
-def multi_label_metrics(labels_NC, selected_NC, probabilities_NC, names):
-    """Each label on its own, bool or 0 and 1.
+def multi_label_metrics(
+    labels_NC: ArrayLike,
+    selected_NC: np.ndarray,
+    probabilities_NC: np.ndarray,
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Return the metrics of any number of labels per example.
 
-    "pr_auc" is the mean over the labels that stand there, 0 if none does; "ece" looks at all N x C
-    decisions.
+    Args:
+        labels_NC: bool, or 0 and 1, `(N, C)`.
+        selected_NC: Predicted labels, bool `(N, C)`.
+        probabilities_NC: float `(N, C)`.
+        names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
+
+    Returns:
+        micro_f1, macro_f1, exact_match, f1_NAME, degenerate as in `single_label_metrics`, pr_auc,
+        the mean over labels that occur (0 if none does), and ece over all N x C decisions.
     """
     labels_NC = np.asarray(labels_NC, bool)
     pr_auc_C = _pr_auc_of_each(labels_NC, probabilities_NC)
@@ -52,9 +92,11 @@ def multi_label_metrics(labels_NC, selected_NC, probabilities_NC, names):
         "micro_f1": of_labels.multi_label_micro_f1(labels_NC, selected_NC),
         "macro_f1": of_labels.multi_label_macro_f1(labels_NC, selected_NC),
         "exact_match": of_labels.exact_match_ratio(labels_NC, selected_NC),
+        # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
         "pr_auc": float(of_labels.ratio(np.sum(pr_auc_C), labels_NC.any(0).sum())),
         **_named("f1", multi_label_table(labels_NC, selected_NC, names)["per_label"]["f1"], names),
         "ece": expected_calibration_error(
+            # Each of the N x C decisions is a binary example with the classes no and yes.
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
             np.int64(labels_NC.ravel()),
         ),
@@ -62,12 +104,18 @@ def multi_label_metrics(labels_NC, selected_NC, probabilities_NC, names):
     }
 
 
-def single_label_table(labels_N, predictions_N, probabilities_NC, names):
-    """{"labels", "per_label": {figure: a list}, "confusion_matrix"}.
+def single_label_table(
+    labels_N: np.ndarray,
+    predictions_N: np.ndarray,
+    probabilities_NC: np.ndarray,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return metrics per label, as lists; arguments as in `single_label_metrics`.
 
-    The figures are precision, recall, f1, support and pr_auc, that of the label's probability
-    against all others, 0 where the label does not stand. A row of the matrix is a label, its
-    columns what that was taken for.
+    Returns:
+        "labels": the names. "per_label": precision, recall, f1, support and pr_auc (of the label's
+        probability against all others; 0 if the label does not occur). "confusion_matrix": rows
+        are labels, columns predictions.
     """
     metrics = of_labels.per_class_f1(labels_N, predictions_N, len(names))
     matrix_CC = of_labels.confusion_matrix(labels_N, predictions_N, len(names))
@@ -82,10 +130,14 @@ def single_label_table(labels_N, predictions_N, probabilities_NC, names):
     }
 
 
-def multi_label_table(labels_NC, selected_NC, names):
-    """The same without pr_auc.
+def multi_label_table(
+    labels_NC: ArrayLike, selected_NC: np.ndarray, names: Sequence[str]
+) -> dict[str, Any]:
+    """Return metrics per label, as lists; arguments as in `multi_label_metrics`.
 
-    A label's own matrix is [[neither, selected only], [labelled only, both]].
+    Returns:
+        As `single_label_table` without pr_auc. "confusion_matrix" has one matrix per label,
+        [[neither, selected only], [labelled only, both]].
     """
     pairs = [
         (np.int64(labels_N), np.int64(selected_N))

@@ -1,24 +1,31 @@
-"""F1 of entities, type and both borders being right, from tags "O", "B-TYPE" and "I-TYPE".
+"""Entity-level F1 of tags "O", "B-TYPE" and "I-TYPE"; type and both borders have to match.
 
-Two readings of tags that are no IOB2, both seqeval's; on tags that are, they agree:
-default   as in CoNLL's script: an I- that continues nothing begins an entity
-strict    it belongs to none
+There are two readings of tags that are not IOB2, both of seqeval; on IOB2 they agree:
+
+default: an I- that continues no entity begins one, as in CoNLL's conlleval.
+strict: it belongs to no entity.
 """
 
 import collections
+from collections.abc import Sequence
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.metrics.labels import ratio
 
 
-def entities_of(tags, strict=False):
-    """[(type, start, end)] of one sentence's tags, in order; tags[start:end] are the entity's.
+def entities_of(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
+    """Return the entities of one sentence in order, as (type, start, end) of tags[start:end].
 
-    A bare "B" or "I" is of the type "_". Raises UserError at any other tag.
+    A bare "B" or "I" has the type "_".
+
+    Raises:
+        UserError: At any other tag.
     """
     entities, open_type = [], None
     for index, tag in enumerate(tags):
         prefix, kind = _parse(tag)
+        # An I- of the open entity's type extends it; any other tag closes it.
         if prefix == "I" and kind == open_type:
             entities[-1] = (kind, entities[-1][1], index + 1)
         elif prefix == "B" or (prefix == "I" and not strict):
@@ -29,16 +36,32 @@ def entities_of(tags, strict=False):
     return entities
 
 
-def entity_scores(gold_sentences, predicted_sentences, strict=False):
-    """{"precision", "recall", "f1", "types": {type: {"precision", "recall", "f1", "support"}}}.
+def entity_scores(
+    gold_sentences: Sequence[Sequence[str]],
+    predicted_sentences: Sequence[Sequence[str]],
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Return micro-averaged precision, recall and F1 of entities, and those per type.
 
-    Both are lists of lists of tags, as many and as long. The first three figures count all entities
-    alike (micro). 0 where undefined: no entity predicted, none there. Types are those of either.
+    Args:
+        gold_sentences: Tags per sentence.
+        predicted_sentences: Tags per sentence, as many and as long.
+        strict: Reading of tags that are not IOB2.
+
+    Returns:
+        {"precision", "recall", "f1", "types": {type: {"precision", "recall", "f1", "support"}}},
+        with the types that occur in either. Undefined ratios are 0.
+
+    Raises:
+        ValueError: If numbers of sentences or tags differ.
+        UserError: At an invalid tag.
     """
     gold, predicted, hits = collections.Counter(), collections.Counter(), collections.Counter()
     for gold_tags, predicted_tags in zip(gold_sentences, predicted_sentences, strict=True):
         if len(gold_tags) != len(predicted_tags):
-            raise ValueError(f"{len(predicted_tags)} tags of a sentence of {len(gold_tags)}")
+            raise ValueError(
+                f"expected {len(gold_tags)} tags of a sentence, received {len(predicted_tags)}"
+            )
         gold_entities = set(entities_of(gold_tags, strict))
         predicted_entities = set(entities_of(predicted_tags, strict))
         for counter, entities in (
@@ -61,7 +84,7 @@ def _parse(tag):
         return "O", None
     prefix, _, kind = tag.partition("-")
     if prefix not in ("B", "I"):
-        raise UserError(f"tag {tag!r}, wanted O, or B- or I- and a type")
+        raise UserError(f"tag {tag!r}: expected O, or B- or I- and a type")
     return prefix, kind or "_"
 
 

@@ -1,17 +1,27 @@
-"""How well scores put positives above the rest, without a threshold. Legend: N examples.
+"""Metrics of rankings: areas under the ROC curve and the precision-recall curve.
 
-Equal scores are one step of the ranking, whatever the order of the examples.
+Equal scores are one step of the ranking, so the order of examples does not matter.
+
+Shape suffixes: N examples.
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tasks.metrics.checks import finite, same_shape
 
 
-def roc_auc(is_positive_N, scores_N):
-    """Area under the ROC curve: how often a positive scores above another, half where they tie.
+def roc_auc(is_positive_N: ArrayLike, scores_N: ArrayLike) -> float:
+    """Return the area under the ROC curve.
 
-    0.5 where there are only positives, none, or no examples: nothing was ranked.
+    It is the probability that a positive example scores above a negative one; ties count half.
+
+    Args:
+        is_positive_N: bool `(N,)`.
+        scores_N: Finite float `(N,)`.
+
+    Returns:
+        The area; 0.5 without a positive or without a negative example.
     """
     is_positive_N, scores_N = _ranked(is_positive_N, scores_N)
     positives = np.count_nonzero(is_positive_N)
@@ -22,10 +32,15 @@ def roc_auc(is_positive_N, scores_N):
     return float(wins / positives / others)
 
 
-def pr_auc(is_positive_N, scores_N):
-    """Area under precision and recall as steps, without interpolation: average precision.
+def pr_auc(is_positive_N: ArrayLike, scores_N: ArrayLike) -> float:
+    """Return the area under the precision-recall curve in steps, that is, average precision.
 
-    The share of positives, 1 or 0, where all examples are of one kind; 0 without examples.
+    Args:
+        is_positive_N: bool `(N,)`.
+        scores_N: Finite float `(N,)`.
+
+    Returns:
+        The area; 1 without a negative example, 0 without a positive one.
     """
     is_positive_N, scores_N = _ranked(is_positive_N, scores_N)
     positives = np.count_nonzero(is_positive_N)
@@ -37,8 +52,8 @@ def pr_auc(is_positive_N, scores_N):
     return float(np.sum(hits_K * precision_K) / positives)
 
 
-def average_ranks(values_N):
-    """Ranks float64 [N], the smallest 1; equal values share the mean of theirs."""
+def average_ranks(values_N: ArrayLike) -> np.ndarray:
+    """Return ranks from 1, ascending, float64 `(N,)`; equal values have their mean rank."""
     _, group_N, sizes_K = np.unique(values_N, return_inverse=True, return_counts=True)
     return (np.cumsum(sizes_K) - (sizes_K - 1) / 2)[group_N]
 

@@ -1,11 +1,12 @@
-"""SQuAD's exact match and F1, as its evaluate-v1.1 and evaluate-v2.0 scripts define them.
+"""SQuAD's exact match and F1, as defined by its evaluate-v1.1 and evaluate-v2.0 scripts.
 
-From 0 to 1, as all metrics here; the scripts print percents. Texts that mean "no answer" are "".
+They are from 0 to 1, as all metrics here; the scripts print percentages. "" means "no answer".
 """
 
 import collections
 import re
 import string
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,36 +15,53 @@ from tasks.metrics.labels import ratio
 from tasks.metrics.thresholds import cut
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII alone, as in the scripts.
+PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only, as in the scripts.
 
 
-def normalize_answer(text):
-    """In lower case, without punctuation and English articles, one space between words."""
+def normalize_answer(text: str) -> str:
+    """Lower-case a text and remove punctuation, English articles and extra white space."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-def exact_match(prediction, golds):
-    """1.0 if the prediction, normalized, is one of the gold answers; else 0.0."""
+def exact_match(prediction: str, golds: Iterable[str]) -> float:
+    """Return 1.0 if the normalized prediction equals a gold answer, otherwise 0.0."""
     return float(normalize_answer(prediction) in map(normalize_answer, golds))
 
 
-def f1(prediction, golds, version=2):
-    """The F1 of the bags of words, of the gold answer that it fits best; 0 without gold answers.
+def f1(prediction: str, golds: Iterable[str], version: int = 2) -> float:
+    """Return the highest F1 of bags of words of a prediction and a gold answer.
 
-    Where one of the two has no words: version 2, whether both have none; version 1, 0.
+    Args:
+        prediction: Predicted text.
+        golds: Gold answers.
+        version: 1 or 2. If the prediction or the gold answer has no words, the F1 is 0 in version
+            1; in version 2 it is 1 if neither has words, otherwise 0.
+
+    Returns:
+        The F1; 0 without gold answers.
     """
     words = normalize_answer(prediction).split()
     return max((_f1(words, normalize_answer(gold).split(), version) for gold in golds), default=0.0)
 
 
-def squad_scores(predictions, golds, version):
-    """{"exact_match", "f1"}: means over the questions; 0 where there are none.
+def squad_scores(
+    predictions: Mapping[Hashable, str],
+    golds: Mapping[Hashable, Sequence[str]],
+    version: int,
+) -> dict[str, float]:
+    """Return the mean exact match and F1 over questions; 0 without questions.
 
-    predictions: {id: text}. golds: {id: [texts]}; [] and [""] mean that there is no answer.
-    Version 2 passes over gold answers without words, and tells the questions that have an answer
-    from those that have not: has_answer_exact_match, has_answer_f1, no_answer_exact_match,
-    no_answer_f1, each pair only if there are such. Raises KeyError at a question without a
-    prediction.
+    Args:
+        predictions: `{id: text}`.
+        golds: `{id: texts}`; [] and [""] mean "no answer".
+        version: 1 or 2. Version 2 skips gold answers without words.
+
+    Returns:
+        {"exact_match", "f1"}. In version 2 also has_answer_exact_match, has_answer_f1,
+        no_answer_exact_match and no_answer_f1, each pair if there are such questions.
+
+    Raises:
+        KeyError: At a question without a prediction.
     """
     each = _each_question(predictions, golds, version)
     scores = _means("", each.values())
@@ -54,26 +72,41 @@ def squad_scores(predictions, golds, version):
     return scores
 
 
-def best_null_threshold(no_answer_scores, predictions, golds):
-    """(threshold, {"exact_match", "f1"}): the best F1 of version 2, and the exact match with it.
+def best_null_threshold(
+    no_answer_scores: Mapping[Hashable, float],
+    predictions: Mapping[Hashable, str],
+    golds: Mapping[Hashable, Sequence[str]],
+) -> tuple[float, dict[str, float]]:
+    """Return the no-answer threshold with the best F1 of version 2.
 
-    The rule: where the no-answer score (higher: likelier that there is none) is above the
-    threshold, the answer is "", else the prediction, which should be the best text, not "".
-    Of equals the lowest threshold. Unlike the script's search it does not part equal scores, and
-    knows a threshold below all of them. Raises UserError without questions, at NaN and infinity.
+    A question is predicted as unanswerable if its no-answer score is above the threshold. Unlike
+    the search of evaluate-v2.0, this one never separates equal scores, and includes a threshold
+    below all scores. Of equally good thresholds the lowest is returned.
+
+    Args:
+        no_answer_scores: `{id: score}`, higher if an answer is less likely.
+        predictions: `{id: text}`, the best text that is not "".
+        golds: `{id: texts}`; [] and [""] mean "no answer".
+
+    Returns:
+        (threshold, {"exact_match", "f1"}).
+
+    Raises:
+        UserError: Without questions, at NaN and infinity.
     """
     scores_N = finite([no_answer_scores[name] for name in golds], "no-answer scores")
     answered = _each_question(predictions, golds, version=2)
     unanswered = _each_question(dict.fromkeys(golds, ""), golds, version=2)
     answered_N2 = np.reshape(list(answered.values()), (-1, 2))
     unanswered_N2 = np.reshape(list(unanswered.values()), (-1, 2))
-    # In order of falling confidence in an answer: which k of K are given.
+    # Row k of the totals: scores if the questions with the k lowest no-answer scores are answered.
     ascending_K, group_N = np.unique(scores_N, return_inverse=True)
     gains_K2 = np.zeros((len(ascending_K) + 1, 2))
     np.add.at(gains_K2, group_N + 1, answered_N2 - unanswered_N2)
     totals_K2 = unanswered_N2.sum(0) + np.cumsum(gains_K2, 0)
     best = int(totals_K2[:, 1].argmax())
     exact, best_f1 = (float(ratio(total, len(scores_N))) for total in totals_K2[best])
+    # `cut` expects descending scores, hence the negation.
     return -cut(-ascending_K, best), {"exact_match": exact, "f1": best_f1}
 
 
@@ -85,10 +118,11 @@ def _f1(words, gold_words, version):
 
 
 def _each_question(predictions, golds, version):
-    """{id: (exact match, F1)}."""
+    """Return {id: (exact match, F1)}."""
     result = {}
     for name, texts in golds.items():
         if version == 2:
+            # As in evaluate-v2.0: answers without words are dropped; none left means no answer.
             texts = [text for text in texts if normalize_answer(text)] or [""]
         result[name] = exact_match(predictions[name], texts), f1(predictions[name], texts, version)
     return result

@@ -1,1 +1,1 @@
-"""Readers of the forms that labelled text comes in. Free of TensorFlow."""
+"""Readers of the file formats of labelled text, free of TensorFlow."""

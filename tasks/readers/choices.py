@@ -1,7 +1,12 @@
-"""Multiple choice: SWAG's columns (Zellers et al. 2018), ARC's (Clark et al. 2018), JSON lines."""
+"""Readers of multiple choice: SWAG's columns, ARC's columns and JSON lines.
+
+SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
+"""
 
 import dataclasses
+import os
 import string
+from collections.abc import Iterator
 
 from bert_tf.errors import UserError
 from tasks.readers.records import (
@@ -22,7 +27,12 @@ _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A prompt, its choices, and which of them is right, from 0; None if unlabelled."""
+    """A prompt and its choices.
+
+    Attributes:
+        label: Index of the right choice, from 0; `None` if unlabelled.
+        location: File and line, for messages.
+    """
 
     prompt: str
     choices: list[str]
@@ -30,22 +40,35 @@ class Choice:
     location: str
 
 
-def read_choices(path, file_format, labelled=True):
-    """Yields a Choice, or a BadRow, a row. The caller says which form the file has:
+def read_choices(
+    path: str | os.PathLike, file_format: str, labelled: bool = True
+) -> Iterator[Choice | BadRow]:
+    """Yield the rows of a multiple choice file.
 
-    "swag"  .csv, .tsv or .jsonl with columns sent1, sent2, ending0 to ending3 and label, from 0;
-            the prompt is sent1, a choice is sent2 and an ending
-    "arc"   .csv without a header: the question, two or more choices, the answer as a letter or as a
-            number from 1; a row with fewer choices than others has empty fields behind them;
-            unlabelled, the last field is there and is not looked at. It is known that some rows
-            have no choices at all, and that some are answered by one that there is not
-    "rows"  .jsonl: "prompt" or "question", "choices": two or more, and either "label", a number
-            from 0 or a letter, or "answerKey", a letter or a number from 1; also ARC's own, with
-            "question": {"stem", "choices": [{"label", "text"}, ...]}
+    Args:
+        path: The file.
+        file_format: One of
+
+            - "swag": .csv, .tsv or .jsonl with the columns sent1, sent2, ending0 to ending3 and
+              label, from 0. The prompt is sent1, a choice is sent2 followed by an ending.
+            - "arc": .csv without a header: question, two or more choices, answer as a letter or as
+              a number from 1. Rows with fewer choices are padded with empty fields. Unlabelled,
+              the last field exists and is ignored. Published rows without choices, or with an
+              answer that is not among the choices, are known bad rows.
+            - "rows": .jsonl with "prompt" or "question", "choices" (two or more) and either
+              "label", a number from 0 or a letter, or "answerKey", a letter or a number from 1.
+              ARC's own "question": {"stem", "choices": [{"label", "text"}, ...]} is read too.
+        labelled: Whether to read the answers.
+
+    Yields:
+        A `Choice`, or a `BadRow` for a row that cannot be used.
+
+    Raises:
+        UserError: If the format is unknown or the file cannot be read.
     """
     if file_format not in _READERS:
         raise UserError(
-            f"form {file_format!r} of multiple choice: wanted one of {', '.join(_READERS)}"
+            f"multiple choice file format {file_format!r}: expected one of {', '.join(_READERS)}"
         )
     read, suffixes = _READERS[file_format]
     path = checked_path(path, suffixes)
@@ -54,7 +77,7 @@ def read_choices(path, file_format, labelled=True):
         is_empty = False
         yield item
     if is_empty:
-        raise UserError(f"{path}: no rows in it")
+        raise UserError(f"{path}: expected at least one row, received none")
 
 
 def _read_swag(path, labelled):
@@ -67,8 +90,8 @@ def _read_swag(path, labelled):
 def _swag_choice(values, labelled, location):
     for ending in _ENDINGS:
         if not values[ending].strip():
-            raise RecordError(f"column {ending!r} is empty, wanted a choice")
-    # HellaSwag's rows may have an empty sent2.
+            raise RecordError(f"column {ending!r}: expected a choice, received an empty string")
+    # Rows of HellaSwag may have an empty sent2, which would leave a leading space.
     choices = [f"{values['sent2']} {values[ending]}".lstrip(" ") for ending in _ENDINGS]
     return _choice(values["sent1"], choices, values["label"] if labelled else None, 0, location)
 
@@ -83,18 +106,20 @@ def _read_arc(path, labelled):
 def _arc_choice(fields, labelled, location):
     if len(fields) < 4:
         raise RecordError(
-            f"{len(fields)} fields, wanted a question, two or more choices and the answer"
+            f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
         )
     prompt, *choices, answer = fields
+    # Rows with fewer choices are padded with empty fields to the width of the file.
     while choices and not choices[-1].strip():
         choices.pop()
     if labelled and not choices:
-        raise KnownRecordError("no choices, wanted two or more")
+        raise KnownRecordError("expected at least two choices, received none")
     row = _choice(prompt, choices, None, 1, location)
     if labelled:
         try:
             row = dataclasses.replace(row, label=_choice_index(answer, len(choices), 1))
         except RecordError as error:
+            # A letter beyond the last choice occurs in published files; all else is a user error.
             is_known = as_label(answer) in tuple(string.ascii_uppercase)
             raise (KnownRecordError if is_known else RecordError)(str(error)) from None
     return row
@@ -107,58 +132,63 @@ def _read_rows(path, labelled):
 
 def _json_choice(values, labelled, location):
     prompt, choices = values.get("prompt", values.get("question")), values.get("choices")
+    # ARC nests the choices: "question": {"stem": ..., "choices": [...]}.
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
-        raise RecordError(f"no 'prompt' and no 'question', there are: {', '.join(values):.200}")
+        raise RecordError(f"expected 'prompt' or 'question', received {', '.join(values):.200}")
     if not isinstance(choices, list):
-        raise RecordError(f"'choices' holds {choices!r:.80}, wanted a list of texts")
+        raise RecordError(f"'choices': expected a list of texts, received {choices!r:.80}")
     choices = [_text(choice, index) for index, choice in enumerate(choices)]
     if not labelled:
         return _choice(prompt, choices, None, 0, location)
     keys = [key for key in ("label", "answerKey") if key in values]
     if len(keys) != 1:
         raise RecordError(
-            f"wanted either 'label' or 'answerKey', there are: {', '.join(values):.200}"
+            f"expected either 'label' or 'answerKey', received {', '.join(values):.200}"
         )
     answer = values[keys[0]]
     if not isinstance(answer, str | int) or isinstance(answer, bool):
-        raise RecordError(f"{keys[0]!r} holds {answer!r:.80}, wanted a letter or a whole number")
+        raise RecordError(f"{keys[0]!r}: expected a letter or an integer, received {answer!r:.80}")
     return _choice(prompt, choices, str(answer), int(keys[0] == "answerKey"), location)
 
 
 def _text(choice, index):
-    """The text of a choice; one with a label has to stand in its place, for the answer's sake."""
+    """Return the text of a choice.
+
+    A label has to agree with the choice's index, since answers refer to choices by index.
+    """
     if not isinstance(choice, dict):
         return choice
     label = choice.get("label")
     names = (string.ascii_uppercase[index : index + 1], str(index + 1))
     if not isinstance(label, str) or as_label(label) not in names:
         raise RecordError(
-            f"choice {index + 1} has the label {label!r:.80}, wanted A, B, ... in order"
+            f"choice {index + 1}: expected the labels A, B, ... in order, received {label!r:.80}"
         )
     return choice.get("text")
 
 
 def _choice(prompt, choices, answer, first_number, location):
-    """A Choice of what was read; numbers count the choices from `first_number`."""
+    """Create a Choice; numbers count the choices from `first_number`."""
     if len(choices) < 2:
-        raise RecordError(f"{len(choices)} choices, wanted two or more")
+        raise RecordError(f"expected at least two choices, received {len(choices)}")
     named = {"the prompt": prompt}
     named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
     for what, text in named.items():
         if not isinstance(text, str):
-            raise RecordError(f"{what} holds {text!r:.80}, wanted text")
+            raise RecordError(f"{what}: expected text, received {text!r:.80}")
         if not text.strip():
-            raise RecordError(f"{what} is empty, wanted text")
+            raise RecordError(f"{what}: expected text, received an empty string")
         check_text(text, what)
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
     return Choice(prompt, choices, label, location)
 
 
 def _choice_index(answer, count, first_number):
-    """The place of an answer, a letter or a number, among `count` choices, from 0."""
+    """Return the index from 0 of an answer, a letter or a number, among `count` choices."""
     answer = as_label(answer)
+    # The length limit keeps int() from parsing thousands of digits.
     if answer.isascii() and answer.isdecimal() and len(answer) < 10:
         index = int(answer) - first_number
     elif len(answer) == 1:
@@ -167,8 +197,8 @@ def _choice_index(answer, count, first_number):
         index = -1
     if not 0 <= index < count:
         raise RecordError(
-            f"the answer is {answer!r:.80}, wanted one of the {count} choices: a letter from A, or "
-            f"a number from {first_number}"
+            f"the answer {answer!r:.80}: expected one of the {count} choices, as a letter from A "
+            f"or a number from {first_number}"
         )
     return index
 

@@ -1,14 +1,19 @@
-"""The published files of GLUE (Wang et al. 2019, arXiv:1804.07461), by task name.
+"""Readers of the published files of GLUE (Wang et al. 2019, arXiv:1804.07461), by task name.
 
-Columns are found by their published names, so that train, dev and test files of a task, whose
-columns differ, are read alike. Fields are separated by tabs; quotes are data.
+Columns are found by their published names, since they differ between the train, dev and test files
+of a task. Fields are separated by tabs; quotes are data.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
+import os
+from collections.abc import Iterable, Iterator
 
 from bert_tf.errors import UserError
 from tasks.readers.records import (
+    BadRow,
     KnownRecordError,
     RecordError,
     as_label,
@@ -22,24 +27,36 @@ from tasks.readers.tables import Row
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
-    """What GLUE says of one task; a task without labels is regression."""
+    """Definition of one GLUE task.
 
-    columns: tuple[str, ...]  # The texts'.
+    Attributes:
+        columns: Names of the text columns.
+        label_column: Name of the label column; `None` if no labels are published.
+        labels: Labels in their published order; empty for regression.
+        metrics: Published metrics.
+        submissions: Submission file per test set.
+        columns_without_header: All columns of train and dev files without a header.
+        has_malformed: Whether the labelled files contain malformed lines.
+        counts_from_end: Whether the number of columns before the texts may vary.
+    """
+
+    columns: tuple[str, ...]
     label_column: str | None
-    labels: tuple[str, ...]  # In their published order.
+    labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    submissions: tuple[str, ...]  # A file a test set.
-    columns_without_header: tuple[str, ...] = ()  # Of train and dev files that have none.
-    has_malformed: bool = False  # Its labelled files hold broken lines.
-    counts_from_end: bool = False  # The number of columns in front of the texts may vary.
+    submissions: tuple[str, ...]
+    columns_without_header: tuple[str, ...] = ()
+    has_malformed: bool = False
+    counts_from_end: bool = False
 
     @property
-    def kind(self):
+    def kind(self) -> str:
+        """The task type: "classification", or "regression" if there are no labels."""
         return "classification" if self.labels else "regression"
 
     @property
-    def keys(self):
-        """What a Row calls the texts."""
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the texts in `Row.values`."""
         return ("text",) if len(self.columns) == 1 else ("text_a", "text_b")
 
 
@@ -76,33 +93,42 @@ GLUE = {
     "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), ("QNLI.tsv",)),
     "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",), ("RTE.tsv",)),
     "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",), ("WNLI.tsv",)),
-    # The diagnostic set: no labels, answered by a model of MNLI.
+    # The diagnostic set has no labels; a model of MNLI predicts it.
     "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",), ("AX.tsv",)),
 }
 _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
 
 
-def read_glue(name, path, labelled):
-    """The rows of a published file -> GlueRows."""
+def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> GlueRows:
+    """Return the rows of a published file."""
     return GlueRows(name, path, labelled)
 
 
 class GlueRows:
-    """Yields a Row, or a BadRow, a line; malformed lines of QQP are known, if labelled.
+    """Iterable of the rows of a published file.
 
-    Row.values: "text" or "text_a" and "text_b"; with `labelled`, "label" as it is written; from
-    a test file, which is one that has no labels, "index".
-    Raises UserError, when iterated, if a column is missing or the file cannot be read.
+    Yields a `Row` per line, or a `BadRow`; malformed lines of labelled QQP files are known ones.
+    `Row.values` has "text", or "text_a" and "text_b"; with labels "label", as it is written; and
+    "index" in a test file, which is a file without labels.
+
+    Args:
+        name: GLUE task, a key of GLUE.
+        path: The file, .tsv or .txt.
+        labelled: Whether to read labels.
+
+    Raises:
+        UserError: If the task is unknown; when iterated, if a column is missing or the file cannot
+            be read.
     """
 
-    def __init__(self, name, path, labelled):
+    def __init__(self, name: str, path: str | os.PathLike, labelled: bool) -> None:
         if name not in GLUE:
-            raise UserError(f"GLUE task {name!r}: wanted one of {', '.join(GLUE)}")
+            raise UserError(f"GLUE task {name!r}: expected one of {', '.join(GLUE)}")
         self.name, self.task, self.labelled = name, GLUE[name], labelled
         self.path = checked_path(path, (".tsv", ".txt"))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Row | BadRow]:
         header = None
         is_empty = True
         for number, fields in tsv_records(self.path):
@@ -110,6 +136,7 @@ class GlueRows:
                 continue
             if header is None:
                 header = fields
+                # CoLA's train and dev files have no header: their first line is a row.
                 if self.task.columns[0] not in fields and self.task.columns_without_header:
                     header = self.task.columns_without_header
                 columns = self._column_indices(header)
@@ -119,27 +146,30 @@ class GlueRows:
             if self._is_malformed(fields, header):
                 is_known = self.task.has_malformed and self.labelled
                 fields = (KnownRecordError if is_known else RecordError)(
-                    f"{len(fields)} fields, wanted {len(header)}: {', '.join(header):.200}"
+                    f"expected {len(header)} fields, received {len(fields)}. Columns: "
+                    f"{', '.join(header):.200}"
                 )
             yield good_or_bad(f"{self.path}:{number}", fields, self._row, columns)
         if is_empty:
-            raise UserError(f"{self.path}: no rows in it")
+            raise UserError(f"{self.path}: expected at least one row, received none")
 
     def _column_indices(self, header):
-        """{key of Row.values: place in the fields}."""
+        """Return {key of Row.values: index of the field}."""
         keys = dict(zip(self.task.keys, self.task.columns, strict=True))
         if self.labelled:
             if self.task.label_column is None:
-                raise UserError(f"{self.path}: {self.name} has no published labels")
+                raise UserError(f"{self.path}: {self.name} has no published labels to read")
             keys["label"] = self.task.label_column
         for column in keys.values():
             if column not in header:
                 raise UserError(
-                    f"{self.path}:1: no column {column!r} of {self.name}, there are: "
+                    f"{self.path}:1: no column {column!r} of {self.name}; the columns are "
                     f"{', '.join(header):.200}"
                 )
+        # Negative indices count from the end of a row, whose length may vary.
         from_end = len(header) if self.task.counts_from_end else 0
         columns = {key: header.index(column) - from_end for key, column in keys.items()}
+        # Only test files need an index, for submissions.
         if self.task.label_column not in header:
             for column in _INDEX_COLUMNS:
                 if column in header:
@@ -161,31 +191,47 @@ class GlueRows:
         return Row(values, location)
 
 
-def check_submission(path, file_format, run):
-    """Raises UserError unless rows of a form are answered as a submission."""
+def check_submission(path: str, file_format: str | None, run: str) -> None:
+    """Check that a run can write a GLUE submission.
+
+    Args:
+        path: The submission file, for the message.
+        file_format: File format of the run's task.
+        run: The run, for the message.
+
+    Raises:
+        UserError: If the format is not a GLUE task.
+    """
     if file_format not in GLUE:
         raise UserError(
-            f"--output={path}: .tsv is a submission to GLUE, but {run} is of "
-            "none of its data sets; wanted .jsonl"
+            f"--output={path}: expected .jsonl, since .tsv is a GLUE submission and {run} is not "
+            "trained on a GLUE dataset"
         )
 
 
-def submission_lines(name, predictions):
-    """Yields the lines of a submission's file, its header first, without line ends.
+def submission_lines(name: str, predictions: Iterable[tuple[str, str | float]]) -> Iterator[str]:
+    """Yield the lines of a submission file without line ends, the header first.
 
-    `predictions` are pairs of a test row's index and its label's name, or its value for stsb, which
-    is cut to 0..5. Raises UserError at what the task cannot answer.
+    Args:
+        name: GLUE task.
+        predictions: (index of the test row, label name). For stsb a value, which is clipped to
+            0..5.
+
+    Raises:
+        UserError: If a prediction is not one of the task.
     """
     yield "index\tprediction"
     for index, prediction in predictions:
         if GLUE[name].kind == "regression":
             if not math.isfinite(prediction):
-                raise UserError(f"{name}: row {index} is answered {prediction}, wanted a number")
+                raise UserError(
+                    f"{name}: row {index}: expected a finite number, received {prediction}"
+                )
             prediction = f"{min(max(prediction, 0.0), _HIGHEST_SCORE):.3f}"
         elif prediction not in GLUE[name].labels:
             raise UserError(
-                f"{name}: row {index} is answered {prediction!r}, wanted one of "
-                f"{', '.join(GLUE[name].labels)}"
+                f"{name}: row {index}: expected one of {', '.join(GLUE[name].labels)}, received "
+                f"{prediction!r}"
             )
         yield f"{index}\t{prediction}"
 
@@ -194,11 +240,13 @@ def _check_label(name, label):
     labels = GLUE[name].labels
     if labels:
         if label not in labels:
-            raise RecordError(f"label {label!r:.80} is none of {name}'s: {', '.join(labels)}")
+            raise RecordError(
+                f"label {label!r:.80}: expected a label of {name}: {', '.join(labels)}"
+            )
         return
     try:
         is_score = 0 <= float(label) <= _HIGHEST_SCORE
     except ValueError:
         is_score = False
     if not is_score:
-        raise RecordError(f"label {label!r:.80}, wanted a number from 0 to {_HIGHEST_SCORE:g}")
+        raise RecordError(f"label {label!r:.80}: expected a number from 0 to {_HIGHEST_SCORE:g}")

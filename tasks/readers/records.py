@@ -1,49 +1,63 @@
-"""Records of text files (.csv, .tsv, .jsonl) with their line numbers, and what becomes of bad ones.
+"""Records of text files (.csv, .tsv, .jsonl) with their line numbers.
 
-A reader yields a BadRow in a bad row's place and goes on; what stops it is a UserError.
-A line ends at LF or CR LF, in .csv also at CR. A byte order mark is no text. An empty line of .csv
-or .tsv has no fields: where a text is the only column it is an empty text, so that rows keep the
-order of lines; elsewhere, and in .jsonl, it is no record.
+A reader yields a `BadRow` for a record that cannot be used and continues; a `UserError` stops it.
+A line ends at LF or CR LF, in .csv also at CR. A byte order mark is ignored. An empty line of .csv
+or .tsv has no fields: if a text is the only column, it is an empty text, so that rows keep the
+order of lines; otherwise, and in .jsonl, it is not a record.
 """
+
+from __future__ import annotations
 
 import csv
 import dataclasses
 import json
+import os
 import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
 
 from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
-MAX_LINE_LENGTH = 2**27  # Characters. More is no text, but a line end or a quote left out.
+MAX_LINE_LENGTH = (
+    2**27
+)  # Characters. Longer lines come from missing line ends or an unclosed quote.
+
+_Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used: where it stood ("train.csv:17"), and what is wrong with it.
+    """A row that cannot be used.
 
-    `is_known`: its published data set is known to hold such rows, and everybody leaves them out.
+    Attributes:
+        location: File and line, such as "train.csv:17".
+        message: The reason.
+        is_known: Whether the published dataset is known to contain such rows, which are then
+            skipped in training.
     """
 
     location: str
     message: str
     is_known: bool = False
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.location}: {self.message}"
 
 
 class RecordError(Exception):
-    """What is wrong with one record. Its reader makes a BadRow of it."""
+    """Error in one record; its reader turns it into a `BadRow`."""
 
 
 class KnownRecordError(RecordError):
-    """One that a published data set is known to have."""
+    """Error that a published dataset is known to contain."""
 
 
-def raise_bad_rows(items):
-    """The items of a reader, for training, less BadRows that are known.
+def raise_bad_rows(items: Iterable[_Item | BadRow]) -> Iterator[_Item]:
+    """Yield the good items of a reader, for training; known bad rows are skipped.
 
-    Raises UserError at the first other BadRow.
+    Raises:
+        UserError: At the first bad row that is not known.
     """
     for item in items:
         if not isinstance(item, BadRow):
@@ -52,9 +66,12 @@ def raise_bad_rows(items):
             raise UserError(str(item))
 
 
-def good_or_bad(location, record, make, *arguments):
-    """make(record, *arguments, location); a BadRow if the record is a RecordError, or
-    `make` raises one.
+def good_or_bad(
+    location: str, record: Any, make: Callable[..., _Item], *arguments: Any
+) -> _Item | BadRow:
+    """Return make(record, *arguments, location), or a `BadRow` if there is a `RecordError`.
+
+    The error may be the record itself, or raised by `make`.
     """
     try:
         if isinstance(record, RecordError):
@@ -64,42 +81,67 @@ def good_or_bad(location, record, make, *arguments):
         return BadRow(location, str(error), isinstance(error, KnownRecordError))
 
 
-def checked_path(path, suffixes=None):
-    """The pathlib.Path. Raises UserError if there is no such file, or it ends in something else."""
+def checked_path(path: str | os.PathLike, suffixes: Collection[str] | None = None) -> pathlib.Path:
+    """Check that a path is a local file.
+
+    Args:
+        path: The file.
+        suffixes: Accepted suffixes, such as ".csv"; by default all.
+
+    Raises:
+        UserError: If it is remote, missing or has another suffix.
+    """
     if files.is_remote(path):
         raise UserError(f"{path}: expected a local file; copy it to this machine")
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     if suffixes and path.suffix not in suffixes:
-        raise UserError(f"{path}: wanted a file that ends in {', '.join(suffixes)}")
+        raise UserError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     return path
 
 
-def as_label(text):
-    """Return a label as all readers and flags take it: without the white space around it."""
+def as_label(text: str) -> str:
+    """Normalize a label, in files as in flags: strip surrounding white space."""
     return text.strip()
 
 
-def check_text(text, what):
-    """Raises RecordError if the text, which is `what` ("column 'text'"), holds what no
-    text holds.
+def check_text(text: str, what: str) -> None:
+    """Check that a text contains neither NUL nor lone surrogates, which no tokenizer accepts.
+
+    Args:
+        text: The text.
+        what: Name of the text for the message, such as "column 'text'".
+
+    Raises:
+        RecordError: If it does.
     """
     if "\0" in text:
-        raise RecordError(f"{what} holds a NUL, which is no character of a text")
+        raise RecordError(f"{what}: expected text, received a NUL character")
     if _surrogate_at(text) is not None:
-        raise RecordError(f"{what} holds half of a surrogate pair, which is no character")
+        raise RecordError(f"{what}: expected text, received half of a surrogate pair")
 
 
-def read_lines(path, newline="\n"):
-    """Yields (number, line with its end) of a UTF-8 file; `newline` is that of `open`."""
-    # Bytes that are not UTF-8 come as surrogates, so that their line can be named.
+def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line with its end) of a UTF-8 file.
+
+    Args:
+        path: The file.
+        newline: As in `open`.
+
+    Raises:
+        UserError: At a byte that is not UTF-8, or a line that is too long.
+    """
+    # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         number = 0
+        # readline with a limit bounds the memory of a file without line ends.
         while line := file.readline(MAX_LINE_LENGTH + 1):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
-                raise UserError(f"{path}:{number}: a line of over {MAX_LINE_LENGTH} characters")
+                raise UserError(
+                    f"{path}:{number}: expected a line of at most {MAX_LINE_LENGTH} characters"
+                )
             if (index := _surrogate_at(line)) is not None:
                 raise UserError(
                     f"{path}: not UTF-8: byte 0x{ord(line[index]) - 0xDC00:02x} in line {number}; "
@@ -108,11 +150,13 @@ def read_lines(path, newline="\n"):
             yield number, line
 
 
-def csv_records(path):
-    """Yields (number of the first line, fields); a RecordError for fields where quotes are
-    misplaced.
+def csv_records(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RecordError]]:
+    """Yield (number of the first line, fields) of .csv.
 
-    An empty line has none.
+    Fields are [] for an empty line, and a `RecordError` if quotes are misplaced.
+
+    Raises:
+        UserError: If the last quote is not closed.
     """
     csv.field_size_limit(MAX_LINE_LENGTH)
     reader = csv.reader((line for _, line in read_lines(path, newline="")), strict=True)
@@ -123,23 +167,28 @@ def csv_records(path):
         except StopIteration:
             return
         except csv.Error as error:
-            # Text behind a closing quote spoils one row; a quote left open has eaten the file.
+            # Text after a closing quote breaks one row only; an unclosed quote consumes the file.
             if "expected after" not in str(error):
                 raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
-            fields = RecordError(f"{error}; a quote in a quoted field is written twice")
+            fields = RecordError(f"{error}; a quote in a quoted field has to be doubled")
         yield number, fields
 
 
-def tsv_records(path):
-    """Yields (line number, fields), none of an empty line. Quotes are data."""
+def tsv_records(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, fields) of .tsv, [] for an empty line. Quotes are data."""
     for number, line in read_lines(path):
         line = line.removesuffix("\n").removesuffix("\r")
         yield number, line.split("\t") if line else []
 
 
-def json_records(path, **parsers):
-    """Yields (line number, dict or RecordError) of JSON lines; `parsers` are those of
-    json.loads.
+def json_records(
+    path: str | os.PathLike, **parsers: Callable[[str], Any]
+) -> Iterator[tuple[int, dict[str, Any] | RecordError]]:
+    """Yield (line number, object or `RecordError`) of JSON lines.
+
+    Args:
+        path: The file.
+        **parsers: As in `json.loads`, such as `parse_float`.
     """
     for number, line in read_lines(path):
         if line.strip():
@@ -154,11 +203,12 @@ def _json_object(line, parsers):
     except ValueError as error:
         return RecordError(f"not JSON: {error}")
     if not isinstance(values, dict):
-        return RecordError(f"holds a JSON {type(values).__name__}, wanted an object")
+        return RecordError(f"expected a JSON object, received a {type(values).__name__}")
     return values
 
 
 def _surrogate_at(text):
+    # A fast path: most lines are ASCII.
     if text.isascii():
         return None
     try:

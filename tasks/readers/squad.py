@@ -1,7 +1,14 @@
-"""Questions on contexts: SQuAD's JSON (Rajpurkar et al. 2016; version 2.0, 2018), and rows."""
+"""Reader of questions on contexts: SQuAD's JSON and tables.
+
+SQuAD 1.1 is Rajpurkar et al. 2016, version 2.0 Rajpurkar et al. 2018.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Iterator
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
@@ -12,9 +19,13 @@ from tasks.readers.tables import SUFFIXES, read_rows
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question, the context it is asked of, and the answers as (text, start in characters).
+    """A question, its context and its answers.
 
-    A start of -1 stands for an answer of a row that its context does not hold.
+    Attributes:
+        answers: (text, start in characters of the context). The start is -1 if a row gives none
+            and the context does not contain the text.
+        is_impossible: Whether the question is labelled as having no answer.
+        location: File and question or line, for messages.
     """
 
     id: str
@@ -26,21 +37,30 @@ class Question:
     location: str
 
     @property
-    def is_exact(self):
-        """Whether the context holds each answer where it is said to stand."""
+    def is_exact(self) -> bool:
+        """Whether the context contains each answer at its start."""
         return all(
             start >= 0 and self.context[start : start + len(text)] == text
             for text, start in self.answers
         )
 
 
-def read_questions(path, labelled=True):
-    """Yields a Question, or a BadRow, for each question of a file; unlabelled without its answers.
+def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Question | BadRow]:
+    """Yield the questions of a file.
 
-    .json: SQuAD 1.1 or 2.0. Rows of .csv, .tsv and .jsonl: columns "question", "context", and if
-    there "id" (else the number of the row's line) and "title"; labelled also "answer", empty for a
-    question that has none, and if there "answer_start" (else the first place that holds it).
-    Raises UserError if the file cannot be read; in JSON, naming the place inside.
+    Args:
+        path: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv or .jsonl. Rows have
+            the columns "question", "context" and, if labelled, "answer", which is empty if there
+            is none. Optional are "id" (default: the line number), "title" and, if labelled,
+            "answer_start" (default: the first occurrence in the context).
+        labelled: Whether to read the answers.
+
+    Yields:
+        A `Question`, or a `BadRow` for a question that cannot be used.
+
+    Raises:
+        UserError: If the file cannot be read (in JSON the message names the path inside), or two
+            questions have one id.
     """
     path = checked_path(path, (".json", *SUFFIXES))
     read = _squad_questions if path.suffix == ".json" else _row_questions
@@ -49,7 +69,8 @@ def read_questions(path, labelled=True):
         if isinstance(item, Question):
             if item.id in ids:
                 raise UserError(
-                    f"{item.location}: its id {item.id!r:.80} stands twice; answers go by id"
+                    f"{item.location}: expected a unique id, received {item.id!r:.80} again; "
+                    "predictions are matched by id"
                 )
             ids.add(item.id)
         yield item
@@ -66,11 +87,12 @@ def _squad_questions(path, labelled):
                 question = _question(entry, context, title, labelled, path, location)
                 yield good_or_bad(question.location, question, _checked, labelled)
     if is_empty:
-        raise UserError(f"{path}: no questions in it")
+        raise UserError(f"{path}: expected at least one question, received none")
 
 
 def _load(path):
     try:
+        # utf-8-sig drops a byte order mark.
         return strict_json.parse(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
@@ -88,6 +110,7 @@ def _question(entry, context, title, labelled, path, location):
             (field(answer, "text", str, inner), field(answer, "answer_start", int, inner))
             for answer, inner in _entries(entry, "answers", location)
         ]
+        # Version 1.1 does not have this key.
         if "is_impossible" in entry:
             is_impossible = field(entry, "is_impossible", bool, location)
     return Question(
@@ -102,11 +125,11 @@ def _question(entry, context, title, labelled, path, location):
 
 
 def _entries(node, key, location, inner=None):
-    """Yields (object, its place) for those in the list node[key]."""
+    """Yield (object, its location) for the entries of the list node[key]."""
     inner = inner or f"{location}.{key}"
     for number, entry in enumerate(field(node, key, list, location)):
         if not isinstance(entry, dict):
-            raise UserError(f"{inner}[{number}]: holds {entry!r:.40}, wanted an object")
+            raise UserError(f"{inner}[{number}]: expected an object, received {entry!r:.40}")
         yield entry, f"{inner}[{number}]"
 
 
@@ -126,7 +149,7 @@ def _row_question(values, labelled, location):
             answers = [(answer, int(start) if start else context.find(answer))]
         except ValueError:
             raise RecordError(
-                f"column 'answer_start' holds {start!r:.80}, wanted a whole number"
+                f"column 'answer_start': expected an integer, received {start!r:.80}"
             ) from None
     question = Question(
         values.get("id") or location.rpartition(":")[2],
@@ -145,10 +168,10 @@ def _checked(question, labelled, location):
         check_text(getattr(question, name), f'"{name}"')
     for text, _ in question.answers:
         if not text:
-            raise RecordError("an answer is empty, wanted text")
+            raise RecordError("an answer: expected text, received an empty string")
         check_text(text, "an answer")
     if labelled and not question.answers and not question.is_impossible:
-        raise RecordError('no answer, though "is_impossible" is not true')
+        raise RecordError('expected an answer, or "is_impossible": true')
     if question.answers and question.is_impossible:
-        raise RecordError('answers, though "is_impossible" is true')
+        raise RecordError('expected no answers, since "is_impossible" is true')
     return question

@@ -1,10 +1,16 @@
-"""Labelled text in files: .csv, .tsv (quotes are data) and .jsonl, by column name."""
+"""Reader of labelled text by column name: .csv, .tsv (quotes are data) and .jsonl."""
+
+from __future__ import annotations
 
 import dataclasses
 import html
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Sequence
 
 from bert_tf.errors import UserError
 from tasks.readers.records import (
+    BadRow,
     RecordError,
     check_text,
     checked_path,
@@ -17,21 +23,42 @@ from tasks.readers.records import (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The named columns of one row, and where it stood: "train.csv:17", the row's first line."""
+    """The named columns of one row.
 
-    values: dict
+    Attributes:
+        values: `{column: string}`, or a list of strings if the reader accepts lists.
+        location: File and first line of the row, such as "train.csv:17".
+    """
+
+    values: dict[str, str | list[str]]
     location: str
 
 
-def read_rows(path, columns, unescape_html=False, lists=(), optional=()):
-    """Yields a Row, or a BadRow, a row of a file, with `columns` as strings.
+def read_rows(
+    path: str | os.PathLike,
+    columns: Sequence[str],
+    unescape_html: bool = False,
+    lists: Collection[str] = (),
+    optional: Sequence[str] = (),
+) -> Iterator[Row | BadRow]:
+    """Yield the rows of a file.
 
-    Numbers of .jsonl come as they are written there ("1.50"). A column that is also in `lists`
-    may hold a list of strings in .jsonl; those in `optional` are left out where the file, or the
-    JSON object, has none. Where a .csv or .tsv has one column alone, a blank line is an empty text;
-    else it is no row. `unescape_html` makes "&amp;" of every column but `lists` a "&".
-    Raises UserError if the file is missing, empty, of another extension or not UTF-8, if its header
-    lacks a column, or if its last quote is left open.
+    If a .csv or .tsv has one column only, a blank line is an empty text; otherwise it is not a row.
+
+    Args:
+        path: .csv, .tsv or .jsonl.
+        columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
+            ("1.50").
+        unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
+        lists: Those of `columns` that may be a list of strings in .jsonl.
+        optional: Further columns, read if the file or the JSON object has them.
+
+    Yields:
+        A `Row`, or a `BadRow` for a row that cannot be used.
+
+    Raises:
+        UserError: If the file is missing, empty, not UTF-8 or has another suffix, if its header
+            lacks a column, or if its last quote is not closed.
     """
     path = checked_path(path, SUFFIXES)
     is_empty = True
@@ -39,11 +66,11 @@ def read_rows(path, columns, unescape_html=False, lists=(), optional=()):
         is_empty = False
         yield good_or_bad(f"{path}:{number}", record, _row, columns, unescape_html, lists, optional)
     if is_empty:
-        raise UserError(f"{path}: no rows in it")
+        raise UserError(f"{path}: expected at least one row, received none")
 
 
-def header_of(path):
-    """The column names of a .csv or .tsv file, [] if it is empty."""
+def header_of(path: pathlib.Path) -> list[str]:
+    """Return the column names of a .csv or .tsv file, [] if it is empty."""
     for _, fields in _TABLES[path.suffix](path):
         if fields:
             return [] if isinstance(fields, RecordError) else fields
@@ -51,8 +78,9 @@ def header_of(path):
 
 
 def _records(path, columns):
-    """Yields (line number, {column: value} or RecordError)."""
+    """Yield (line number, {column: value} or RecordError)."""
     if path.suffix == ".jsonl":
+        # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
         return json_records(path, parse_int=str, parse_float=str)
     return _table(path, _TABLES[path.suffix](path), columns)
 
@@ -61,6 +89,7 @@ def _table(path, records, columns):
     header = None
     for number, fields in records:
         if not fields:
+            # A blank line is an empty text if there is one column, otherwise no row.
             if header is None or len(header) > 1:
                 continue
             fields = [""]
@@ -69,7 +98,9 @@ def _table(path, records, columns):
             if isinstance(header, RecordError):
                 raise UserError(f"{path}:{number}: {header}")
             if len(set(header)) < len(header):
-                raise UserError(f"{path}: two columns have one name: {', '.join(header):.200}")
+                raise UserError(
+                    f"{path}: expected distinct column names, received {', '.join(header):.200}"
+                )
             continue
         for column in columns:
             if column not in header:
@@ -78,18 +109,19 @@ def _table(path, records, columns):
 
 
 def _named(header, fields):
-    """{column: field}, or a RecordError, whichever columns are wanted.
+    """Return {column: field}, or a RecordError if the numbers differ.
 
-    A line end in a text makes two short rows of one: neither may pass.
+    All columns are checked, not only the requested ones: an unescaped line end in a text splits a
+    row into two short ones, and neither may be used.
     """
     if len(fields) > len(header):
         return RecordError(
-            f"{len(fields) - len(header)} more fields than the header's {len(header)}"
+            f"expected {len(header)} fields as in the header, received {len(fields)}"
         )
     if len(fields) < len(header):
         return RecordError(
-            f"column {header[len(fields)]!r:.80} holds None: {len(fields)} fields, but the header "
-            f"has {len(header)}"
+            f"expected {len(header)} fields as in the header, received {len(fields)}; the first "
+            f"missing column is {header[len(fields)]!r:.80}"
         )
     return dict(zip(header, fields, strict=True))
 
@@ -104,7 +136,7 @@ def _row(values, columns, unescape_html, lists, optional, location):
         texts = value if column in lists and isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             expected = "text or a list of texts" if column in lists else "text"
-            raise RecordError(f"column {column!r} holds {value!r:.80}, wanted {expected}")
+            raise RecordError(f"column {column!r}: expected {expected}, received {value!r:.80}")
         for text in texts:
             check_text(text, f"column {column!r}")
         if unescape_html and column not in lists:
@@ -114,7 +146,7 @@ def _row(values, columns, unescape_html, lists, optional, location):
 
 
 def _no_column(column, columns):
-    return f"no column {column!r}, there are: {', '.join(columns):.200}"
+    return f"no column {column!r}; the columns are {', '.join(columns):.200}"
 
 
 _TABLES = {".csv": csv_records, ".tsv": tsv_records}

@@ -1,22 +1,27 @@
-"""Text with tagged words or spans: CoNLL's columns (Tjong Kim Sang & De Meulder 2003), JSON lines.
+"""Readers of text with tagged words or spans: column files and JSON lines.
 
-A column file has a word a line, its tag in the last column, and a blank or -DOCSTART- line between
-sentences. Five schemes of tags are read, all into BIO (IOB2: B- begins each entity, I- goes on):
+A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, its tag
+in the last column, and a blank or -DOCSTART- line between sentences. Five tagging schemes are read
+and converted to BIO (IOB2: B- begins each entity, I- continues it):
 
-    IO      I- only: touching entities of one type are one
-    IOB1    B- only where an entity begins right behind another of its type
-    BIO     B- at every beginning
-    BIOES   also E- at the end, and S- for an entity of one word
-    BILOU   the same with L- and U-
+    IO      I- only; adjacent entities of one type are merged.
+    IOB1    B- only if an entity directly follows another one of its type.
+    BIO     B- at every beginning.
+    BIOES   Also E- at the end, and S- for an entity of one word.
+    BILOU   The same with L- and U-.
 
-One rule reads them all: B-, S- and U- begin an entity, and so does any tag of a type other than the
-word's before, or behind E-, S-, L- or U-. In BIO an I- without its B- thus begins one too, as in
-the scorer of CoNLL 2000 (conlleval).
+One rule covers all of them: B-, S- and U- begin an entity, and so does any tag whose type differs
+from the previous word's, or that follows E-, S-, L- or U-. In BIO, an I- without a B- thus begins
+an entity too, as in the scorer of CoNLL 2000 (conlleval).
 """
+
+from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import re
+from collections.abc import Iterable, Iterator
 
 from bert_tf.errors import UserError
 from tasks.readers.records import (
@@ -35,7 +40,7 @@ from tasks.readers.tables import header_of, read_rows
 
 @dataclasses.dataclass(frozen=True)
 class TaggedSentence:
-    """Words and their BIO tags, which are None if unlabelled. `location` is its first line."""
+    """Words of a sentence, their BIO tags (`None` if unlabelled), and its first line."""
 
     words: list[str]
     tags: list[str] | None
@@ -44,18 +49,36 @@ class TaggedSentence:
 
 @dataclasses.dataclass(frozen=True)
 class TaggedText:
-    """A text and its (start, end, type), characters, end exclusive; None if unlabelled."""
+    """A text and its entities.
+
+    Attributes:
+        entities: (start, end, type), in characters, the end exclusive; `None` if unlabelled.
+        location: File and line.
+    """
 
     text: str
     entities: list[tuple[int, int, str]] | None
     location: str
 
 
-def read_tagged(path, labelled=True, text_column="text"):
-    """Yields TaggedText from .jsonl, TaggedSentence from column files, a BadRow for a bad one.
+def read_tagged(
+    path: str | os.PathLike, labelled: bool = True, text_column: str = "text"
+) -> Iterator[TaggedText | TaggedSentence | BadRow]:
+    """Yield the texts of a file.
 
-    .jsonl: {"text": ..., "entities": [{"start", "end", "type"}, ...]}, in the order of their start.
-    Unlabelled, also .csv and .tsv with a `text_column`; of a column file the first column is read.
+    Args:
+        path: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, or a column
+            file. Unlabelled, also .csv and .tsv with a `text_column`; of a column file only the
+            first column is read.
+        labelled: Whether to read tags or entities.
+        text_column: Name of the text.
+
+    Yields:
+        `TaggedText`, entities sorted by start, from .jsonl, .csv and .tsv; `TaggedSentence` from
+        column files; `BadRow` for a text that cannot be used.
+
+    Raises:
+        UserError: If the file cannot be read or is empty.
     """
     path = checked_path(path)
     if path.suffix == ".jsonl" and labelled:
@@ -63,7 +86,7 @@ def read_tagged(path, labelled=True, text_column="text"):
     elif not labelled and _has_text_column(path, text_column):
         items = _plain_texts(path, text_column)
     elif path.suffix == ".csv":
-        raise UserError(f"{path}: tags come in a column file or in .jsonl, not in .csv")
+        raise UserError(f"{path}: expected tags in a column file or in .jsonl, received .csv")
     else:
         items = _sentences(path, labelled, to_bio)
     is_empty = True
@@ -71,29 +94,39 @@ def read_tagged(path, labelled=True, text_column="text"):
         is_empty = False
         yield item
     if is_empty:
-        raise UserError(f"{path}: no rows in it")
+        raise UserError(f"{path}: expected at least one row, received none")
 
 
-def to_bio(tags):
-    """The BIO tags of a sentence in any of the schemes. Raises RecordError at what is no tag."""
+def to_bio(tags: Iterable[str]) -> list[str]:
+    """Convert the tags of one sentence from any of the schemes to BIO.
+
+    Raises:
+        RecordError: At a string that is not a tag.
+    """
     result, before, type_before = [], "O", ""
     for tag in tags:
         prefix, kind = _split(tag)
         if prefix == "O":
             result.append("O")
         else:
+            # The one rule of the module's docstring, which covers all schemes.
             begins = prefix in "BSU" or kind != type_before or before in "ESLU"
             result.append(f"{'B' if begins else 'I'}-{kind}")
         before, type_before = prefix, kind
     return result
 
 
-def scheme_of(path):
-    """The scheme of a column file's tags: "IO", "IOB1", "BIO", "BIOES" or "BILOU".
+def scheme_of(path: str | os.PathLike) -> str:
+    """Detect the scheme of a column file's tags; `read_tagged` does not depend on it.
 
-    By all its tags: E- or S- is BIOES, L- or U- is BILOU; no B- is IO (also a file of IOB1 in which
-    no entities of one type touch); where each B- stands right behind its own type, IOB1; else BIO.
-    Reading does not depend on it. Raises UserError at a bad line or at tags of two schemes.
+    E- or S- means BIOES, L- or U- means BILOU. Without B- it is IO (as is IOB1 without adjacent
+    entities of one type). If each B- directly follows its own type it is IOB1, otherwise BIO.
+
+    Returns:
+        "IO", "IOB1", "BIO", "BIOES" or "BILOU".
+
+    Raises:
+        UserError: At a bad line, or if there are tags of two schemes.
     """
     path = checked_path(path)
     prefixes, begins_elsewhere = set(), False
@@ -101,10 +134,13 @@ def scheme_of(path):
         type_before = ""
         for prefix, kind in map(_split, sentence.tags):
             prefixes.add(prefix)
+            # In IOB1 a B- only occurs directly after its own type.
             begins_elsewhere |= prefix == "B" and kind != type_before
             type_before = kind
     if prefixes & {"E", "S"} and prefixes & {"L", "U"}:
-        raise UserError(f"{path}: tags of two schemes, E- or S- (BIOES) and L- or U- (BILOU)")
+        raise UserError(
+            f"{path}: expected tags of one scheme, received E- or S- (BIOES) and L- or U- (BILOU)"
+        )
     if prefixes & {"E", "S"}:
         return "BIOES"
     if prefixes & {"L", "U"}:
@@ -115,17 +151,20 @@ def scheme_of(path):
 
 
 def _sentences(path, labelled, convert):
-    """Yields TaggedSentence or BadRow; `convert` makes the sentence's tags of those in the file."""
+    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
     width = is_tabbed = None
-    block = []  # (line number, columns) of one sentence.
+    block = []  # (line number, columns) per word of the current sentence.
     for number, line in read_lines(path):
         line = line.strip(" \t\r\n")
         if line and not line.startswith("-DOCSTART-"):
             if width is None:
+                # The first line decides the separator: with tabs, words may contain spaces.
                 is_tabbed = "\t" in line
                 width = len(_columns(line, is_tabbed))
                 if labelled and width < 2:
-                    raise UserError(f"{path}:{number}: one column, wanted a word and its tag")
+                    raise UserError(
+                        f"{path}:{number}: expected a word and its tag, received one column"
+                    )
             block.append((number, _columns(line, is_tabbed)))
         elif block:
             yield _sentence(path, block, width, labelled, convert)
@@ -135,7 +174,7 @@ def _sentences(path, labelled, convert):
 
 
 def _columns(line, is_tabbed):
-    # Not str.split() alone: a word may be one of Unicode's spaces.
+    # Not str.split(): it also splits at Unicode spaces, and those may be words.
     if is_tabbed:
         return [column.strip(" ") for column in line.split("\t")]
     return re.split(" +", line)
@@ -154,19 +193,19 @@ def _sentence(path, block, width, labelled, convert):
 
 def _check_columns(columns, width, labelled):
     if len(columns) != width:
-        raise RecordError(f"{len(columns)} columns, but the file's first line has {width}")
+        raise RecordError(f"expected {width} columns as in the first line, received {len(columns)}")
     check_text(columns[0], "the first column")
     if labelled:
         _split(columns[-1])
 
 
 def _split(tag):
-    """ "B-creative-work" -> ("B", "creative-work"), "O" -> ("O", "")."""
+    """Split "B-creative-work" into ("B", "creative-work"); "O" becomes ("O", "")."""
     tag = as_label(tag)
     prefix, _, kind = tag.partition("-")
     if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
         raise RecordError(
-            f"tag {tag!r:.80}, wanted O or one of B-, I-, E-, S-, L-, U- and one type without a "
+            f"tag {tag!r:.80}: expected O, or one of B-, I-, E-, S-, L-, U- and a type without a "
             "comma"
         )
     check_text(tag, "the tag")
@@ -181,29 +220,31 @@ def _tagged_texts(path, text_column):
 def _tagged_text(values, text_column, location):
     text, entities = values.get(text_column), values.get("entities")
     if not isinstance(text, str):
-        raise RecordError(f"column {text_column!r} holds {text!r:.80}, wanted text")
+        raise RecordError(f"column {text_column!r}: expected text, received {text!r:.80}")
     check_text(text, f"column {text_column!r}")
     if not isinstance(entities, list):
-        raise RecordError(f"column 'entities' holds {entities!r:.80}, wanted a list")
+        raise RecordError(f"column 'entities': expected a list, received {entities!r:.80}")
     spans = sorted(_span(entity, len(text)) for entity in entities)
+    # Spans are sorted, so any overlap is one of neighbors.
     for span, following in itertools.pairwise(spans):
         if following[0] < span[1]:
-            raise RecordError(f"entities {span} and {following} overlap")
+            raise RecordError(f"entities {span} and {following}: expected no overlap")
     return TaggedText(text, spans, location)
 
 
 def _span(entity, length):
     if not isinstance(entity, dict):
-        raise RecordError(f'entity {entity!r:.80}, wanted {{"start", "end", "type"}}')
+        raise RecordError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
     start, end, kind = (entity.get(key) for key in ("start", "end", "type"))
+    # Not isinstance: true and false would count as integers.
     if type(start) is not int or type(end) is not int:
-        raise RecordError(f"entity {entity!r:.80}, wanted whole numbers for start and end")
+        raise RecordError(f"entity {entity!r:.80}: expected integers as start and end")
     if not isinstance(kind, str) or not as_label(kind):
-        raise RecordError(f"entity {entity!r:.80}, wanted a name for its type")
+        raise RecordError(f"entity {entity!r:.80}: expected a name as type")
     check_text(kind, "the entity's type")
     if not 0 <= start < end <= length:
         raise RecordError(
-            f"entity {start}..{end} {kind}: wanted 0 <= start < end <= {length}, the text's"
+            f"entity {start}..{end} {kind}: expected 0 <= start < end <= {length}, the text length"
         )
     return start, end, as_label(kind)
 
@@ -215,7 +256,7 @@ def _plain_texts(path, text_column):
 
 
 def _has_text_column(path, text_column):
-    """Whether unlabelled text comes in rows: in .tsv it may be a column file as well."""
+    """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
     return path.suffix in (".jsonl", ".csv") or (
         path.suffix == ".tsv" and text_column in header_of(path)
     )

@@ -43,7 +43,7 @@ def test_help_is_status_0_and_a_wrong_flag_status_2_in_one_line(
         ),
         (
             ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "--epochs=0"],
-            "--epochs=0: wanted at least 1",
+            "--epochs=0: expected an integer >= 1",
         ),
         (
             ["--task=sst2", "--train=setup.py", "--init_from=x", "--output_dir=y", "--epochs=many"],

@@ -359,5 +359,5 @@ def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):
     from bert_tf import read_pretrained
 
     read_pretrained(huggingface_dir).save(tmp_path / "pretrained")
-    with pytest.raises(UserError, match="neither fine-tuned for a task nor with the heads"):
+    with pytest.raises(UserError, match="expected a fine-tuned run or one with pretraining heads"):
         TrainedModel.open(tmp_path / "pretrained")

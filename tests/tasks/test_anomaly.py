@@ -87,7 +87,7 @@ MISTAKES = {
     "no such column": (
         [("t", "a")],
         {"label_column": "class"},
-        "train.csv:2: no column 'class', there are: text, label",
+        "train.csv:2: no column 'class'; the columns are text, label",
     ),
     "empty": (
         [("t", "a"), ("u", " ")],
@@ -199,7 +199,7 @@ def run(settings, said):
 def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
     assert any(
         line.startswith(
-            "anomaly: 7 rows, 1 more not learned from, 13 dev rows; normal labels billing"
+            "anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing"
         )
         for line in said
     )
@@ -268,7 +268,7 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
 
 
 def test_settings_want_dev_and_have_defaults_of_their_own(settings):
-    with pytest.raises(UserError, match="--task=anomaly: wants --dev, on which its threshold"):
+    with pytest.raises(UserError, match="--task=anomaly: requires --dev, on which its threshold"):
         dataclasses.replace(settings, dev=())
     unset = {"epochs": None, "learning_rate": None, "global_batch_size": None}
     changed = dataclasses.replace(settings, **unset)

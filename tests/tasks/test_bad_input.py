@@ -41,10 +41,10 @@ MISTAKES = {
         lambda s, d: {"train": str(d / "absent.csv")},
         "--train=.*absent.csv: no such file",
     ),
-    "empty file": (lambda s, d: open(s.train, "w").close(), "train.csv: no rows in it"),
+    "empty file": (lambda s, d: open(s.train, "w").close(), "train.csv: expected at least one row"),
     "unknown column": (
         lambda s, d: {"text_column": "words"},
-        "no column 'words', there are: text, label",
+        "no column 'words'; the columns are text, label",
     ),
     "strange dev label": (
         lambda s, d: replace_rows(s.dev[0], [("a", "billing"), ("b", "garden")]),
@@ -65,7 +65,7 @@ MISTAKES = {
     ),
     "too long": (
         lambda s, d: {"max_seq_length": 17},
-        "--max_seq_length=17: .* has 16 positions",
+        "--max_seq_length=17: expected at most 16, the number of positions",
     ),
     "no label": (
         lambda s, d: replace_rows(s.train, [("a", "x"), ("b", "")]),

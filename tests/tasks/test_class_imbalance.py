@@ -141,7 +141,7 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
         ),
         (
             {"threshold_objective": "f2", "rare_label": "c"},
-            "--threshold_objective: got 'f2', wanted f1, precision=P or recall=R",
+            "--threshold_objective=f2: expected f1, precision=P or recall=R",
         ),
         (
             {"multi_label": True, "class_weights": ("balanced",)},
@@ -180,13 +180,13 @@ def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, 
         ({"class_weights": ("1", "x")}, "'x': expected a number > 0"),
         (
             {"threshold_objective": "precision=2", "rare_label": "billing"},
-            "--threshold_objective: got 'precision=2'",
+            "--threshold_objective=precision=2",
         ),
         (
             {"multi_label": True, "rare_label": "billing"},
             "--rare_label: not supported with --multi_label",
         ),
-        ({"rare_label": "billing", "dev": ()}, "--rare_label: wants --dev"),
+        ({"rare_label": "billing", "dev": ()}, "--rare_label: requires --dev"),
     ):
         with pytest.raises(UserError, match=message):
             small.settings(huggingface_dir, complaints, tmp_path / "run", **changes)

@@ -71,7 +71,7 @@ def test_a_task_is_read_back_from_its_json():
         task = Classification(text_columns=columns, labels=("x", "y", "z"), max_seq_length=12)
         assert task_from_dict(task.to_dict()) == task
     assert task.input_names == ("text_a", "text_b")
-    with pytest.raises(UserError, match="task kind 'dancing': wanted one of classification"):
+    with pytest.raises(UserError, match="task type 'dancing': expected one of classification"):
         task_from_dict({"kind": "dancing"})
 
 
@@ -313,5 +313,5 @@ def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path
         "labels": ("y", "x"),
         "max_seq_length": 12,
     }
-    with pytest.raises(UserError, match="--labels: not for --task=regression"):
+    with pytest.raises(UserError, match="--labels: not supported by --task=regression"):
         dataclasses.replace(settings, task="regression")

@@ -184,12 +184,16 @@ def test_a_submission_is_whole_or_is_not_there(tmp_path):
     path, output = write_test(tmp_path / "in.tsv", "rte"), tmp_path / "RTE.tsv"
     with open(path, "a") as file:
         file.write("12\tno second text\n")
-    with pytest.raises(UserError, match="in.tsv:4: 2 fields, wanted 3: .*has to answer every row"):
+    with pytest.raises(
+        UserError, match="in.tsv:4: expected 3 fields, .*a prediction for every row"
+    ):
         write_submission(trained, path, output)
-    with pytest.raises(UserError, match="dev.tsv:2: no index; a submission answers a test file"):
+    with pytest.raises(UserError, match="dev.tsv:2: expected a test file with the column index"):
         write_submission(answering(task, {"label": tf.ones([6, 1])}), tmp_path / "dev.tsv", output)
     task = task_class("classification")(labels=("a", "b"), max_seq_length=12)
-    with pytest.raises(UserError, match=".tsv is a submission to GLUE, but run is of none of its"):
+    with pytest.raises(
+        UserError, match=".tsv is a GLUE submission and run is not trained on a GLUE"
+    ):
         write_submission(answering(task, None), path, output)
     assert not output.exists()
 

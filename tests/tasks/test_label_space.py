@@ -78,7 +78,7 @@ def test_of_choices(tmp_path):
 
 
 def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, complaints):
-    with pytest.raises(UserError, match="wanted two or more different labels"):
+    with pytest.raises(UserError, match="expected at least two different labels"):
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
     with pytest.raises(UserError, match="expected two or more labels. Received: 'x'"):
         Classification.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)

@@ -243,7 +243,9 @@ def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir
         label for *_, label in reversed_ones
     ]
     assert set(predictions[0]) == {"choice", "probabilities"}
-    assert predictions[-1] == {"error": f"{files['dev']}:9: 1 choices, wanted two or more"}
+    assert predictions[-1] == {
+        "error": f"{files['dev']}:9: expected at least two choices, received 1"
+    }
 
 
 @pytest.mark.slow
@@ -262,7 +264,7 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     examples = task.load_examples(path)
     assert examples.labels == [0, 1]
     assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
-    line = f"2 bad rows skipped, first: {path}:2: no choices, wanted two or more"
+    line = f"2 bad rows left out, the first {path}:2: expected at least two choices, received none"
     assert examples.skipped_rows_message() == examples.filter(bool).skipped_rows_message() == line
     assert [len(choices) for choices in examples.texts["choices"]] == [4, 3]
 
@@ -273,12 +275,14 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     of_dev = line.replace(str(path), settings.dev[0])
     assert said[:3] == [line, of_dev, "multiple_choice: 2 rows, 2 dev rows"]
     path.write_text("Q,a,b,C\n")
-    with pytest.raises(UserError, match=r"arc.csv: no rows but bad ones, the first .*:1: the ans"):
+    with pytest.raises(
+        UserError, match=r"arc.csv: expected at least one good row. First bad row: .*:1: the ans"
+    ):
         task.load_examples(path)
     path.write_text("Q,a,b,A\nQ,a,b,A or B\n")
-    with pytest.raises(UserError, match="arc.csv:2: the answer is 'A or B', wanted one of the 2"):
+    with pytest.raises(UserError, match="arc.csv:2: the answer 'A or B': expected one of the 2"):
         task.load_examples(path)
-    with pytest.raises(UserError, match="arc.csv: wanted a file that ends in .jsonl"):
+    with pytest.raises(UserError, match="arc.csv: expected a file that ends in .jsonl"):
         MultipleChoice(max_seq_length=12).load_examples(path)
 
 
@@ -289,7 +293,9 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
 def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path, flag):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
     for name in ("multiple_choice", "swag"):
-        with pytest.raises(UserError, match=f"--{next(iter(flag))}: not for --task={name}"):
+        with pytest.raises(
+            UserError, match=f"--{next(iter(flag))}: not supported by --task={name}"
+        ):
             dataclasses.replace(settings, task=name, **flag)
 
 

@@ -66,11 +66,12 @@ def test_a_bad_row_has_its_error_in_its_place(tmp_path, batch_size):
     first, *bad, good, last = predictions(output)
     assert (first["text"], good["text"]) == ("a", "cc")
     for number, (line, message) in enumerate(
-        zip(bad, ("not JSON", "no column 'text'", "holds None, wanted text"), strict=True), start=2
+        zip(bad, ("not JSON", "no column 'text'", "expected text, received None"), strict=True),
+        start=2,
     ):
         assert list(line) == ["error"]
         assert line["error"].startswith(f"{path}:{number}: ") and message in line["error"], line
-    assert last == {"error": f"{path}:6: holds a JSON list, wanted an object"}
+    assert last == {"error": f"{path}:6: expected a JSON object, received a list"}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -137,7 +138,7 @@ def test_a_failed_or_killed_one_leaves_no_half_file(tmp_path, error, before):
 def test_a_file_without_rows_is_refused_and_nothing_written(tmp_path, content):
     path = tmp_path / "in.csv"
     path.write_text(content)
-    with pytest.raises(UserError, match="in.csv: no rows in it"):
+    with pytest.raises(UserError, match="in.csv: expected at least one row"):
         predict(stub(lengths), path, tmp_path / "out.jsonl", 999, lambda line: None)
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]
 

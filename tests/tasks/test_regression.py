@@ -28,7 +28,7 @@ def test_labels_are_numbers(text, value):
 def test_what_is_no_number_is_refused_with_its_line(tmp_path, text):
     path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
     task = Regression.from_data(path, max_seq_length=12)
-    with pytest.raises(UserError, match=f"train.csv:3: label '{text}', wanted a number"):
+    with pytest.raises(UserError, match=f"train.csv:3: label '{text}': expected a number"):
         task.load_examples(path)
 
 

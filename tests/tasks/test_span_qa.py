@@ -123,7 +123,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     assert encoded.labels["end"].tolist() == [0, 7, 0, 6, 7, 0, 0]
     short = dataclasses.replace(pipeline.task, max_answer_length=2)
     assert short.label_warnings(encoded) == [
-        "1 of 4 answers are in no window, or not where they are said to be",
+        "1 of 4 answers are not complete in any window, or not at their offset",
         "1 of 4 answers have over 2 tokens",
     ]
     assert encoded.weights["start"].tolist() == encoded.weights["end"].tolist() == [1.0] * 7
@@ -228,7 +228,7 @@ def test_answers_that_no_window_holds_are_told(pipeline):
         ("a", " ".join(PLAIN), [" ".join(PLAIN)]),
     ]
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
-    logged = ["2 of 3 answers are in no window, or not where they are said to be"]
+    logged = ["2 of 3 answers are not complete in any window, or not at their offset"]
     assert pipeline.task.label_warnings(encoded) == logged
 
 
@@ -273,7 +273,9 @@ def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
     assert task.may_be_impossible and not SpanQA.from_data(none, **SIZES).may_be_impossible
     assert SpanQA.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
     assert task.load_examples(some).labels == [(("b", 2),), ()]
-    with pytest.raises(UserError, match="some.json: question q1: has no answer, .*--task=squad2"):
+    with pytest.raises(
+        UserError, match="some.json: question q1: expected an answer, .*--task=squad2"
+    ):
         SpanQA.from_data(some, may_be_impossible=False, **SIZES).load_examples(some)
     decided = SpanQA(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
@@ -281,7 +283,7 @@ def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
 
 
 def test_no_place_for_the_context_is_told():
-    with pytest.raises(UserError, match="--max_seq_length=67: .*--max_query_length=64 .* least 68"):
+    with pytest.raises(UserError, match="--max_seq_length=67: .* at least 68, .*_query_length=64"):
         SpanQA(max_seq_length=67)
     assert SpanQA(max_seq_length=68).doc_stride == 128
 
@@ -296,7 +298,7 @@ def test_only_answers_that_stand_in_the_context_are_learned_from():
     ]
     assert task.select_training_examples(examples_of(*rows)).labels == [(), (("b", 0),)]
     with pytest.raises(
-        UserError, match="no answer of the training questions stands in its context"
+        UserError, match="training answers: expected text in its context at answer_start"
     ):
         task.select_training_examples(examples_of(rows[0]))
 

@@ -223,18 +223,18 @@ def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": ("1", "x")}, "--seeds=1,x: wanted whole numbers, joined by commas"),
-        ({"seeds": ("1", "1")}, "--seeds=1,1: holds one of them twice"),
-        ({"seeds": ("-1",)}, "--seed=-1: wanted at least 0"),
-        ({"learning_rates": ("0",)}, "--learning_rate=0.0: wanted a number over 0"),
-        ({"learning_rates": ("high",)}, "--learning_rates=high: wanted numbers"),
-        ({"learning_rates": ("2e-5", "0.00002")}, "--learning_rates=.*: holds one of them twice"),
-        ({"seed": 3}, "--seed: not together with --seeds"),
+        ({"seeds": ("1", "x")}, "--seeds=1,x: expected integers, joined by commas"),
+        ({"seeds": ("1", "1")}, "--seeds=1,1: expected distinct values"),
+        ({"seeds": ("-1",)}, "--seed=-1: expected an integer >= 0"),
+        ({"learning_rates": ("0",)}, "--learning_rate=0.0: expected a number > 0"),
+        ({"learning_rates": ("high",)}, "--learning_rates=high: expected numbers"),
+        ({"learning_rates": ("2e-5", "0.00002")}, "--learning_rates=.*: expected distinct values"),
+        ({"seed": 3}, "--seed: cannot be combined with --seeds"),
         (
             {"learning_rate": 1e-4, "learning_rates": ("1e-5",)},
-            "--learning_rate: not together with --learning_rates",
+            "--learning_rate: cannot be combined with --learning_rates",
         ),
-        ({"dev": ()}, "--seeds: wants --dev, on which the runs are compared"),
+        ({"dev": ()}, "--seeds: requires --dev, on which the runs are compared"),
     ],
 )
 def test_wrong_flags_are_refused(settings, changes, message):
@@ -269,7 +269,7 @@ def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
 
 def test_a_run_is_no_sweep(settings):
     run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
-    with pytest.raises(UserError, match="--output_dir=.*: a single run is there"):
+    with pytest.raises(UserError, match="--output_dir=.*: contains a single run"):
         sweep(settings)
     assert run.path == settings.output_dir
 
@@ -289,4 +289,4 @@ def test_the_command(settings, run_command, tmp_path):
     assert lines[-2].startswith("learning rate 5e-5: accuracy mean ")
     done = run_command("tasks.finetune", *flags, "--seeds=1,2", "--seed=5")
     assert done.returncode == 2
-    assert done.stderr == "--seed: not together with --seeds\n"
+    assert done.stderr == "--seed: cannot be combined with --seeds\n"

@@ -112,14 +112,14 @@ def test_the_task_that_a_file_shows(tmp_path):
 
 def test_what_is_no_task_is_refused(tmp_path):
     columns = write_columns(tmp_path / "a.conll")
-    with pytest.raises(UserError, match="bare.conll: not one entity in it; there is nothing to"):
+    with pytest.raises(UserError, match="bare.conll: expected at least one entity"):
         from_data(write_columns(tmp_path / "bare.conll", [[("the", "O")]]))
     with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC: expected O first, then B- and"):
         from_data(columns, labels=("O", "B-PER", "I-LOC"))
-    with pytest.raises(UserError, match="a.conll:1: entity type 'PER' is none of the task's: LOC"):
+    with pytest.raises(UserError, match="a.conll:1: entity type 'PER': expected one of LOC"):
         from_data(columns, labels=("LOC",)).load_examples(columns)
     spans = write_spans(tmp_path / "dev.jsonl", [("in", []), ("Anna met", [(5, 8, "VERB")])])
-    with pytest.raises(UserError, match="jsonl:2: entity type 'VERB' is none of the task's: LOC,"):
+    with pytest.raises(UserError, match="jsonl:2: entity type 'VERB': expected one of LOC,"):
         from_data(columns).load_examples(spans)
     with pytest.raises(UserError, match="tags come in a column file or in .jsonl, not in .csv"):
         from_data(small.write_rows(tmp_path / "a.csv", [("a", "b")]))
@@ -167,14 +167,14 @@ def test_what_labels_cannot_say_is_told(tmp_path, encoded_of):
     )
     data, pipeline = encoded_of(path)
     assert pipeline.task.label_warnings(data) == [
-        "1 of 3 words leave no token; they are answered with O"
+        "1 of 3 words have no token; they are predicted as O"
     ]
     spans = [("Berliners and  Anna", [(0, 6, "LOC"), (6, 9, "LOC"), (13, 15, "LOC")])]
     spans.append(("Anna", [(0, 4, "LOC")]))
     data, pipeline = encoded_of(write_spans(tmp_path / "a.jsonl", spans))
     assert pipeline.task.label_warnings(data) == [
-        "1 of 4 entities begin or end inside a token; they are taken to hold all of it",
-        "2 of 4 entities hold no token of their own; they are left out",
+        "1 of 4 entities begin or end inside a token; they are extended to all of it",
+        "2 of 4 entities have no token of their own; they are skipped",
     ]
     data, pipeline = encoded_of(write_columns(tmp_path / "b.conll"))
     assert pipeline.task.label_warnings(data) == []

@@ -112,7 +112,7 @@ def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
     assert trained.untuned is None and trained.tuned == TUNED
     other = TrainedModel.open(run.path, "step-00000003")
     assert (other.task.temperature, other.task.thresholds, other.tuned) == (None, None, None)
-    with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; leave out"):
+    with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; omit"):
         publishing.publish(other, tmp_path / "models")
     assert not (tmp_path / "models").exists()
     with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
@@ -143,7 +143,7 @@ def test_evaluate_and_predict_say_that_a_checkpoint_is_untuned(
 
 def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
     untune(run)
-    with pytest.raises(UserError, match="was never fitted.* the same tasks.finetune command"):
+    with pytest.raises(UserError, match="was never fitted.* run the same tasks.finetune command"):
         publishing.publish(TrainedModel.open(run.path), tmp_path / "models")
 
 

@@ -98,12 +98,12 @@ def test_what_is_undefined_is_0():
 
 @pytest.mark.parametrize("tag", ["PER", "E-PER", "o", "", "b-PER", "BPER"])
 def test_other_tags_are_refused(tag):
-    with pytest.raises(UserError, match=f"tag '{tag}', wanted O, or B- or I- and a type"):
+    with pytest.raises(UserError, match=f"tag '{tag}': expected O, or B- or I- and a type"):
         entities_of(["O", tag])
 
 
 def test_sentences_that_do_not_belong_together_are_refused():
-    with pytest.raises(ValueError, match="1 tags of a sentence of 2"):
+    with pytest.raises(ValueError, match="expected 2 tags of a sentence, received 1"):
         entity_scores([["O", "O"]], [["O"]])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         entity_scores([["O"], ["O"]], [["O"]])

@@ -116,7 +116,7 @@ def test_matthews_of_a_million_examples_does_not_overflow():
 
 def test_arrays_that_do_not_belong_together_are_refused():
     for metric in METRICS:
-        with pytest.raises(ValueError, match=r"shapes \(6,\) and \(6, 1\), wanted the same"):
+        with pytest.raises(ValueError, match=r"shapes \(6,\) and \(6, 1\): expected equal shapes"):
             metric(LABELS, PREDICTIONS[:, np.newaxis])
     for label in (-1, 3):
         with pytest.raises(ValueError, match="invalid entry"):

@@ -47,5 +47,5 @@ def test_where_nothing_is_ranked(is_positive, precision):
 
 def test_scores_of_a_diverged_model_are_refused():
     for metric in (roc_auc, pr_auc):
-        with pytest.raises(UserError, match="scores: 1 of 2 are NaN or infinite, wanted numbers"):
+        with pytest.raises(UserError, match="scores: expected finite numbers, received 1 of 2"):
             metric(np.array([True, False]), np.array([np.nan, 0.5]))

@@ -155,7 +155,7 @@ def test_false_alarms_are_as_many_as_allowed():
 )
 def test_an_objective_that_is_none_is_refused(objective):
     with pytest.raises(
-        UserError, match="^--threshold_objective: got '.*', wanted f1, precision=P or recall=R"
+        UserError, match="^--threshold_objective=.*: expected f1, precision=P or recall=R"
     ):
         parse_objective(objective)
 
@@ -167,11 +167,11 @@ def test_aims_are_parsed():
 
 
 def test_what_cannot_have_a_threshold_is_refused():
-    with pytest.raises(UserError, match="no scores to set a threshold by"):
+    with pytest.raises(UserError, match="threshold: expected at least one score"):
         best_threshold(np.array([], bool), np.array([]), "f1")
-    with pytest.raises(UserError, match="no scores to set a threshold by"):
+    with pytest.raises(UserError, match="threshold: expected at least one score"):
         threshold_for_false_alarms(np.array([]), 0.1)
-    with pytest.raises(UserError, match="rate of false alarms is 5, wanted a number from 0 to 1"):
+    with pytest.raises(UserError, match="false alarm rate 5: expected a number from 0 to 1"):
         threshold_for_false_alarms(SCORES, 5)
-    with pytest.raises(UserError, match="scores: 1 of 2 are NaN or infinite"):
+    with pytest.raises(UserError, match="scores: expected finite numbers, received 1 of 2"):
         best_threshold(np.array([1, 0]), np.array([np.inf, 0.5]), "f1")

@@ -26,9 +26,9 @@ def test_swag(tmp_path):
     assert first == Choice("She sits.", choices, 0, f"{path}:2")
     assert second == Choice("He.", ["a", "b", "c", "d"], 3, f"{path}:3")
     assert [(row.location, row.message.partition(",")[0]) for row in bad] == [
-        (f"{path}:4", "the answer is '4'"),
-        (f"{path}:5", "column 'ending1' is empty"),
-        (f"{path}:6", "the answer is ''"),
+        (f"{path}:4", "the answer '4': expected one of the 4 choices"),
+        (f"{path}:5", "column 'ending1': expected a choice"),
+        (f"{path}:6", "the answer '': expected one of the 4 choices"),
     ]
     test = tmp_path / "test.csv"
     test.write_text("sent1,sent2,ending0,ending1,ending2,ending3\nHe.,He,a,b,c,d\n")
@@ -50,21 +50,23 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         Choice("Q", ["a", "b"], 1, f"{path}:3"),
         Choice("Q", ["a", "b", "c"], 0, f"{path}:4"),
     ]
-    expected = "wanted one of the 3 choices: a letter from A, or a number from 1"
+    expected = "expected one of the 3 choices, as a letter from A or a number from 1"
     assert rows[3:] == [
-        BadRow(f"{path}:5", f"the answer is 'E', {expected}", is_known=True),
-        BadRow(f"{path}:6", f"the answer is '0', {expected}"),
-        BadRow(f"{path}:7", f"the answer is '4', {expected}"),
-        BadRow(f"{path}:8", "no choices, wanted two or more", is_known=True),
-        BadRow(f"{path}:9", "3 fields, wanted a question, two or more choices and the answer"),
+        BadRow(f"{path}:5", f"the answer 'E': {expected}", is_known=True),
+        BadRow(f"{path}:6", f"the answer '0': {expected}"),
+        BadRow(f"{path}:7", f"the answer '4': {expected}"),
+        BadRow(f"{path}:8", "expected at least two choices, received none", is_known=True),
+        BadRow(
+            f"{path}:9", "expected a question, at least 2 choices and the answer, received 3 fields"
+        ),
         Choice("Q", ["a", "b"], 1, f"{path}:10"),
-        BadRow(f"{path}:11", f"the answer is 'C', {expected.replace('3', '2')}", is_known=True),
-        BadRow(f"{path}:12", "choice 2 is empty, wanted text"),
-        BadRow(f"{path}:13", f"the answer is 'Ⅲ', {expected}"),
+        BadRow(f"{path}:11", f"the answer 'C': {expected.replace('3', '2')}", is_known=True),
+        BadRow(f"{path}:12", "choice 2: expected text, received an empty string"),
+        BadRow(f"{path}:13", f"the answer 'Ⅲ': {expected}"),
     ]
     unlabelled = list(read_choices(path, "arc", labelled=False))
     assert unlabelled[3] == Choice("Q", ["a", "b", "c"], None, f"{path}:5")
-    assert unlabelled[6] == BadRow(f"{path}:8", "0 choices, wanted two or more")
+    assert unlabelled[6] == BadRow(f"{path}:8", "expected at least two choices, received 0")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +132,15 @@ def test_rows_may_differ_in_their_number_of_choices(tmp_path):
         Choice("Q?", ["a", "b"], 1, f"{path}:3"),
     ]
     assert [row.message for row in rows[3:]] == [
-        "1 choices, wanted two or more",
-        "choice 2 is empty, wanted text",
-        "choice 2 holds 1, wanted text",
-        "'choices' holds 'ab', wanted a list of texts",
-        "the prompt is empty, wanted text",
-        "the prompt holds 1, wanted text",
-        "no 'prompt' and no 'question', there are: choices, label",
-        "choice 2 holds half of a surrogate pair, which is no character",
-        "choice 1 has the label '2', wanted A, B, ... in order",
+        "expected at least two choices, received 1",
+        "choice 2: expected text, received an empty string",
+        "choice 2: expected text, received 1",
+        "'choices': expected a list of texts, received 'ab'",
+        "the prompt: expected text, received an empty string",
+        "the prompt: expected text, received 1",
+        "expected 'prompt' or 'question', received choices, label",
+        "choice 2: expected text, received half of a surrogate pair",
+        "choice 1: expected the labels A, B, ... in order, received '2'",
     ]
     (row,) = read_json(path, {"prompt": "P", "choices": ["a", "b"]}, labelled=False)
     assert row.label is None
@@ -148,13 +150,13 @@ def test_forms_and_files_that_there_are_not(tmp_path):
     (tmp_path / "a.csv").write_text("")
     (tmp_path / "a.jsonl").write_text("\n")
     for name, form, message in (
-        ("a.csv", "race", "form 'race' of multiple choice: wanted one of swag, arc, rows"),
+        ("a.csv", "race", "multiple choice file format 'race': expected one of swag, arc, rows"),
         ("b.csv", "arc", "b.csv: no such file"),
-        ("a.csv", "rows", "a.csv: wanted a file that ends in .jsonl"),
-        ("a.jsonl", "arc", "a.jsonl: wanted a file that ends in .csv"),
-        ("a.csv", "arc", "a.csv: no rows in it"),
-        ("a.jsonl", "rows", "a.jsonl: no rows in it"),
-        ("a.csv", "swag", "a.csv: no rows in it"),
+        ("a.csv", "rows", "a.csv: expected a file that ends in .jsonl"),
+        ("a.jsonl", "arc", "a.jsonl: expected a file that ends in .csv"),
+        ("a.csv", "arc", "a.csv: expected at least one row"),
+        ("a.jsonl", "rows", "a.jsonl: expected at least one row"),
+        ("a.csv", "swag", "a.csv: expected at least one row"),
     ):
         with pytest.raises(UserError, match=message):
             list(read_choices(tmp_path / name, form))
@@ -170,7 +172,7 @@ def test_arc_is_read_whole(data_dir, name, good, of_three, without_choices, answ
     messages = [row.message for row in rows if isinstance(row, BadRow)]
     assert len(rows) - len(messages) == good
     assert sum(len(row.choices) == 3 for row in rows if isinstance(row, Choice)) == of_three
-    assert messages.count("no choices, wanted two or more") == without_choices
-    assert sum(message.startswith("the answer is 'E'") for message in messages) == answer_is_none
+    assert messages.count("expected at least two choices, received none") == without_choices
+    assert sum(message.startswith("the answer 'E'") for message in messages) == answer_is_none
     assert len(messages) == without_choices + answer_is_none
     assert len(list(raise_bad_rows(rows))) == good

@@ -104,19 +104,26 @@ def test_malformed_lines_of_qqp_are_known_where_there_are_labels(tmp_path):
     assert [isinstance(row, BadRow) and row.is_known for row in rows] == [True, True, False, True]
     rows = list(read_glue("qqp", path, labelled=False))  # An answer is due to each.
     assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
-    assert rows[0].message.startswith("4 fields, wanted 6: id, qid1") and not rows[0].is_known
+    assert (
+        rows[0].message.startswith("expected 6 fields, received 4. Columns: id, qid1")
+        and not rows[0].is_known
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("mnli", "0\t1\t1\tg\t(\t(\tq\tq\ta\tb\tneutral\t-", "label '-' is none of mnli's: contra"),
-        ("rte", "0\ta\tb\t1", "label '1' is none of rte's: entailment, not_entailment"),
-        ("rte", "0\ta\tentailment", "3 fields, wanted 4: index, sentence1"),
-        ("sst2", "a\0\t1", "column 'text' holds a NUL"),
-        ("stsb", "a\tb", "2 fields, wanted 10"),
+        (
+            "mnli",
+            "0\t1\t1\tg\t(\t(\tq\tq\ta\tb\tneutral\t-",
+            "label '-': expected a label of mnli: contra",
+        ),
+        ("rte", "0\ta\tb\t1", "label '1': expected a label of rte: entailment, not_entailment"),
+        ("rte", "0\ta\tentailment", "expected 4 fields, received 3. Columns: index, sentence1"),
+        ("sst2", "a\0\t1", "column 'text': expected text, received a NUL"),
+        ("stsb", "a\tb", "expected 10 fields, received 2"),
         *(
-            ("stsb", f"0\tg\tf\t12\t1\tn\tn\ta\tb\t{score}", f"label '{score}', wanted a number")
+            ("stsb", f"0\tg\tf\t12\t1\tn\tn\ta\tb\t{score}", f"label '{score}': expected a number")
             for score in ("5.001", "-0.1", "nan", "high", "")
         ),
     ],
@@ -149,10 +156,14 @@ def test_mistakes_in_names_and_files(tmp_path):
     (tmp_path / "a.csv").write_text("sentence,label\n")
     for name, file, message in (
         ("cola", "b.tsv", "b.tsv: no such file"),
-        ("sst2", "a.csv", "a.csv: wanted a file that ends in .tsv, .txt"),
-        ("sst2", "a.tsv", "a.tsv: no rows in it"),
-        ("mnli", "a.tsv", "a.tsv:1: no column 'sentence1' of mnli, there are: sentence, label"),
-        ("xnli", "a.tsv", "GLUE task 'xnli': wanted one of cola, "),
+        ("sst2", "a.csv", "a.csv: expected a file that ends in .tsv, .txt"),
+        ("sst2", "a.tsv", "a.tsv: expected at least one row"),
+        (
+            "mnli",
+            "a.tsv",
+            "a.tsv:1: no column 'sentence1' of mnli; the columns are sentence, label",
+        ),
+        ("xnli", "a.tsv", "GLUE task 'xnli': expected one of cola, "),
     ):
         with pytest.raises(UserError, match=message):
             list(read_glue(name, tmp_path / file, labelled=True))
@@ -197,7 +208,7 @@ def test_submissions():
         "3\t5.000",
         "4\t0.000",
     ]
-    with pytest.raises(UserError, match="mnli: row 3 is answered '1', wanted one of contradiction"):
+    with pytest.raises(UserError, match="mnli: row 3: expected one of contradiction"):
         list(submission_lines("mnli", [(3, "1")]))
-    with pytest.raises(UserError, match="stsb: row 0 is answered nan, wanted a number"):
+    with pytest.raises(UserError, match="stsb: row 0: expected a finite number, received nan"):
         list(submission_lines("stsb", [(0, float("nan"))]))

@@ -75,8 +75,8 @@ def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
 BROKEN = [
     ("data", None, 'dev.json: no "data"'),
     ("data", {}, 'dev.json: "data" is {}; expected a list'),
-    ("data", [], "dev.json: no questions in it"),
-    ("data 0", "x", "dev.json: data[0]: holds 'x', wanted an object"),
+    ("data", [], "dev.json: expected at least one question"),
+    ("data 0", "x", "dev.json: data[0]: expected an object, received 'x'"),
     ("data 0 title", 7, 'dev.json: data[0]: "title" is 7; expected a string'),
     ("data 0 paragraphs 0 context", None, 'data[0].paragraphs[0]: no "context"'),
     ("data 0 paragraphs 0 qas", None, 'dev.json: data[0].paragraphs[0]: no "qas"'),
@@ -95,7 +95,11 @@ BROKEN = [
         'answers[0]: "answer_start" is True; expected an integer',
     ),
     ("data 0 paragraphs 0 qas 1 is_impossible", "yes", "is 'yes'; expected true or false"),
-    ("data 0 paragraphs 0 qas 1 id", "q0", "question q0: its id 'q0' stands twice"),
+    (
+        "data 0 paragraphs 0 qas 1 id",
+        "q0",
+        "question q0: expected a unique id, received 'q0' again",
+    ),
 ]
 
 
@@ -127,7 +131,7 @@ def test_files_that_are_no_squad(tmp_path):
             list(read_questions(tmp_path / "dev.json"))
     with pytest.raises(UserError, match="absent.json: no such file"):
         list(read_questions(tmp_path / "absent.json"))
-    with pytest.raises(UserError, match=r"dev.txt: wanted a file that ends in .json, .csv"):
+    with pytest.raises(UserError, match=r"dev.txt: expected a file that ends in .json, .csv"):
         list(read_questions(write(tmp_path / "dev.txt", "")))
 
 
@@ -143,11 +147,11 @@ def test_a_bad_question_stops_nobody(tmp_path):
     path = write(tmp_path / "dev.json", data)
     *bad, good = read_questions(path)
     assert [str(row)[len(str(path)) :] for row in bad] == [
-        ': question q0: "question" holds half of a surrogate pair, which is no character',
-        ': question q1: no answer, though "is_impossible" is not true',
-        ': question q2: "question" holds a NUL, which is no character of a text',
-        ": question q4: an answer is empty, wanted text",
-        ': question q5: answers, though "is_impossible" is true',
+        ': question q0: "question": expected text, received half of a surrogate pair',
+        ': question q1: expected an answer, or "is_impossible": true',
+        ': question q2: "question": expected text, received a NUL character',
+        ": question q4: an answer: expected text, received an empty string",
+        ': question q5: expected no answers, since "is_impossible" is true',
     ]
     assert good.id == "q3"
 
@@ -166,13 +170,15 @@ def test_rows(tmp_path):
         ("5", [("Ann", -1)], False, False),
     ]
     assert questions[0].location == f"{path}:2" and questions[0].context == "in 1997, 1997"
-    assert bad == BadRow(f"{path}:6", "column 'answer_start' holds 'first', wanted a whole number")
+    assert bad == BadRow(
+        f"{path}:6", "column 'answer_start': expected an integer, received 'first'"
+    )
     path = write(
         tmp_path / "a.jsonl", '{"question": "When?", "context": "in 1997"}\n{"context": 1}'
     )
     question, bad = read_questions(path, labelled=False)
     assert question.answers == [] and not question.is_impossible
-    assert bad == BadRow(f"{path}:2", "no column 'question', there are: context")
+    assert bad == BadRow(f"{path}:2", "no column 'question'; the columns are context")
     with pytest.raises(UserError, match="a.jsonl:1: no column 'answer'"):
         list(raise_bad_rows(read_questions(path)))
 

@@ -43,27 +43,39 @@ def test_each_form_is_read_by_column_name(tmp_path, name, content, expected):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"", "a.csv: no rows in it"),
-        ("a.csv", b"text,label\n", "a.csv: no rows in it"),
-        ("a.csv", b"words,label\na,x\n", "a.csv:2: no column 'text', there are: words, label"),
-        ("a.csv", b"text,label\na,x\nb\n", "a.csv:3: column 'label' holds None"),
-        ("a.csv", b"text,label\na,x,z\n", "a.csv:2: 1 more fields than the header's 2"),
+        ("a.csv", b"", "a.csv: expected at least one row"),
+        ("a.csv", b"text,label\n", "a.csv: expected at least one row"),
+        ("a.csv", b"words,label\na,x\n", "a.csv:2: no column 'text'; the columns are words, label"),
+        (
+            "a.csv",
+            b"text,label\na,x\nb\n",
+            "a.csv:3: expected 2 fields as in the header, received 1",
+        ),
+        (
+            "a.csv",
+            b"text,label\na,x,z\n",
+            "a.csv:2: expected 2 fields as in the header, received 3",
+        ),
         ("a.csv", b'text,label\n"a,x\n', "a.csv: in the row after line 1: unexpected end of data"),
         ("a.csv", b"text,label\n\xff,x\n", "a.csv: not UTF-8"),
         ("a.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n', "a.jsonl:2: not JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1: holds a JSON list, wanted an object"),
-        ("a.jsonl", b'{"text": ["a"], "label": "x"}\n', r"a.jsonl:1: column 'text' holds \['a'\]"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: expected a JSON object, received a list"),
+        (
+            "a.jsonl",
+            b'{"text": ["a"], "label": "x"}\n',
+            r"a.jsonl:1: column 'text': expected text, received \['a'\]",
+        ),
         (
             "a.csv",
             b"text,label,text\na,x,b\n",
-            "a.csv: two columns have one name: text, label, text",
+            "a.csv: expected distinct column names, received text, label, text",
         ),
         (
             "a.jsonl",
             b'{"text": "\\ud83d", "label": "x"}\n',
-            "a.jsonl:1: column 'text' holds half of a surr",
+            "a.jsonl:1: column 'text': expected text, received half of a surr",
         ),
-        ("a.txt", b"a\n", "wanted a file that ends in .csv, .tsv, .jsonl"),
+        ("a.txt", b"a\n", "expected a file that ends in .csv, .tsv, .jsonl"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, message):
@@ -90,10 +102,13 @@ def test_a_row_knows_the_line_it_begins_in_and_a_bad_one_stops_nobody(tmp_path):
     )
     assert list(read_rows(path, ("label", "text"))) == [
         Row({"label": "x", "text": "two\r\nlines"}, f"{path}:2"),
-        BadRow(f"{path}:5", "1 more fields than the header's 2"),
-        BadRow(f"{path}:6", "column 'label' holds None: 1 fields, but the header has 2"),
-        BadRow(f"{path}:7", "',' expected after '\"'; a quote in a quoted field is written twice"),
-        BadRow(f"{path}:8", "column 'text' holds a NUL, which is no character of a text"),
+        BadRow(f"{path}:5", "expected 2 fields as in the header, received 3"),
+        BadRow(
+            f"{path}:6",
+            "expected 2 fields as in the header, received 1; the first missing column is 'label'",
+        ),
+        BadRow(f"{path}:7", "',' expected after '\"'; a quote in a quoted field has to be doubled"),
+        BadRow(f"{path}:8", "column 'text': expected text, received a NUL character"),
         Row({"label": "y", "text": 'e "f"'}, f"{path}:9"),
     ]
 
@@ -102,7 +117,8 @@ def test_a_short_row_is_bad_though_its_missing_column_is_not_wanted(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("text\tlabel\na text with\na line end\tx\n")  # One row, were it not for .tsv.
     assert [str(row) for row in read_rows(path, ("text",))] == [
-        f"{path}:2: column 'label' holds None: 1 fields, but the header has 2",
+        f"{path}:2: expected 2 fields as in the header, received 1; the first missing column is "
+        "'label'",
         str(Row({"text": "a line end"}, f"{path}:3")),
     ]
 
@@ -138,14 +154,14 @@ def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path
         ("1.50", "1.50"),
         ("-2e400", "-2e400"),
         ("9" * 5000, "9" * 5000),
-        ("true", "column 'text' holds True, wanted text"),
-        ("null", "column 'text' holds None, wanted text"),
-        ("{}", "column 'text' holds {}, wanted text"),
+        ("true", "column 'text': expected text, received True"),
+        ("null", "column 'text': expected text, received None"),
+        ("{}", "column 'text': expected text, received {}"),
         ("NaN", "not JSON: NaN is not a JSON number"),
         ("[" * 100_000, "not JSON: "),
-        (r'"\u0000"', "column 'text' holds a NUL, which is no character of a text"),
+        (r'"\u0000"', "column 'text': expected text, received a NUL character"),
         (r'"\ud83d\ude00"', "\U0001f600"),
-        (r'"\ude00\ud83d"', "column 'text' holds half of a surrogate pair, which is no character"),
+        (r'"\ude00\ud83d"', "column 'text': expected text, received half of a surrogate pair"),
     ],
 )
 def test_what_a_json_value_may_be(tmp_path, value, expected):
@@ -176,7 +192,7 @@ def test_lists_of_labels_optional_columns_and_entities(tmp_path):
         {"text": "d", "label": "&lt;"},
     ]
     assert rows[3] == BadRow(
-        f"{path}:4", "column 'label' holds ['x', None], wanted text or a list of texts"
+        f"{path}:4", "column 'label': expected text or a list of texts, received ['x', None]"
     )
     assert next(read_rows(path, ("text",))).values == {"text": "a &amp; b &#8220;"}
 
@@ -195,7 +211,7 @@ def test_bytes_that_are_no_utf_8_are_named_with_their_line(tmp_path):
 def test_a_file_without_line_ends_is_not_taken_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "MAX_LINE_LENGTH", 100)
     (tmp_path / "a.tsv").write_text("text\n" + "a" * 101)
-    with pytest.raises(UserError, match="a.tsv:2: a line of over 100 characters"):
+    with pytest.raises(UserError, match="a.tsv:2: expected a line of at most 100 characters"):
         read(tmp_path / "a.tsv", ("text",))
     (tmp_path / "a.csv").write_text('text\n"open\n' + "a\n" * 100)
     with pytest.raises(UserError, match="in the row after line 1: field larger than field limit"):

@@ -84,7 +84,7 @@ def test_tags_by_hand(tmp_path, scheme, tags, expected):
 
 def test_tags_of_two_schemes_and_bad_ones_are_refused(tmp_path):
     path = write_column_file(tmp_path / "a.conll", [["S-a"], ["U-a"]])
-    with pytest.raises(UserError, match="a.conll: tags of two schemes"):
+    with pytest.raises(UserError, match="a.conll: expected tags of one scheme"):
         scheme_of(path)
     for tag in ("person", "B-", "b-a", "X-a", "BI-a", "-a", "B-a,I-b", "O-a"):
         path = write_column_file(tmp_path / "a.conll", [["O"], ["O", tag]])
@@ -103,7 +103,7 @@ def test_four_columns_documents_line_ends_and_a_missing_last_one(tmp_path):
     )
     assert list(read_tagged(path)) == [
         TaggedSentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
-        BadRow(f"{path}:9", "2 columns, but the file's first line has 4"),
+        BadRow(f"{path}:9", "expected 4 columns as in the first line, received 2"),
         TaggedSentence(["Rome"], ["B-LOC"], f"{path}:13"),
     ]
     unlabelled = next(read_tagged(path, labelled=False))
@@ -115,8 +115,8 @@ def test_words_between_tabs_keep_their_spaces_and_have_to_be_there(tmp_path):
     path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
     good, empty, null = read_tagged(path)
     assert good.words == ["New York"]
-    assert empty == BadRow(f"{path}:3", "1 columns, but the file's first line has 2")
-    assert null.message == "the first column holds a NUL, which is no character of a text"
+    assert empty == BadRow(f"{path}:3", "expected 2 columns as in the first line, received 1")
+    assert null.message == "the first column: expected text, received a NUL character"
 
 
 def test_spans_come_in_order(tmp_path):
@@ -142,26 +142,26 @@ def test_spans_come_in_order(tmp_path):
         (
             '"abc"',
             '[{"start": 0, "end": 4, "type": "x"}]',
-            "entity 0..4 x: wanted 0 <= start < end",
+            "entity 0..4 x: expected 0 <= start < end",
         ),
         (
             '"abc"',
             '[{"start": 1, "end": 1, "type": "x"}]',
-            "entity 1..1 x: wanted 0 <= start < end",
+            "entity 1..1 x: expected 0 <= start < end",
         ),
-        ('"abc"', '[{"start": -1, "end": 1, "type": "x"}]', "entity -1..1 x: wanted 0 <= start"),
-        ('"abc"', '[{"start": true, "end": 2, "type": "x"}]', "wanted whole numbers for start and"),
-        ('"abc"', '[{"start": 0, "end": 2.0, "type": "x"}]', "wanted whole numbers for start and"),
-        ('"abc"', '[{"start": 0, "end": 1}]', "wanted a name for its type"),
-        ('"abc"', '[{"start": 0, "end": 1, "type": ""}]', "wanted a name for its type"),
-        ('"abc"', "[[0, 1]]", 'entity [0, 1], wanted {"start", "end", "type"}'),
-        ('"abc"', "null", "column 'entities' holds None, wanted a list"),
-        ("1", "[]", "column 'text' holds 1, wanted text"),
-        (r'"\udc00"', "[]", "column 'text' holds half of a surrogate pair"),
+        ('"abc"', '[{"start": -1, "end": 1, "type": "x"}]', "entity -1..1 x: expected 0 <= start"),
+        ('"abc"', '[{"start": true, "end": 2, "type": "x"}]', "expected integers as start and"),
+        ('"abc"', '[{"start": 0, "end": 2.0, "type": "x"}]', "expected integers as start and"),
+        ('"abc"', '[{"start": 0, "end": 1}]', "expected a name as type"),
+        ('"abc"', '[{"start": 0, "end": 1, "type": ""}]', "expected a name as type"),
+        ('"abc"', "[[0, 1]]", 'entity [0, 1]: expected {"start", "end", "type"}'),
+        ('"abc"', "null", "column 'entities': expected a list, received None"),
+        ("1", "[]", "column 'text': expected text, received 1"),
+        (r'"\udc00"', "[]", "column 'text': expected text, received half of a surrogate pair"),
         (
             '"abc"',
             '[{"start": 1, "end": 3, "type": "x"}, {"start": 0, "end": 2, "type": "y"}]',
-            "entities (0, 2, 'y') and (1, 3, 'x') overlap",
+            "entities (0, 2, 'y') and (1, 3, 'x'): expected no overlap",
         ),
     ],
 )
@@ -193,9 +193,9 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "c.conll").write_bytes(b"a\tO\n\xff\tO\n")
     for name, message in (
         ("absent.conll", "absent.conll: no such file"),
-        ("a.csv", "a.csv: tags come in a column file or in .jsonl, not in .csv"),
-        ("a.conll", "a.conll: no rows in it"),
-        ("b.conll", "b.conll:1: one column, wanted a word and its tag"),
+        ("a.csv", "a.csv: expected tags in a column file or in .jsonl"),
+        ("a.conll", "a.conll: expected at least one row"),
+        ("b.conll", "b.conll:1: expected a word and its tag"),
         ("c.conll", "c.conll: not UTF-8: byte 0xff in line 2"),
     ):
         with pytest.raises(UserError, match=message):
