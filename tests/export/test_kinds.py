@@ -120,7 +120,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     model.head.kernel.assign(-model.head.kernel)
     pipeline = Pipeline(of_choices.task, of_choices.pipeline.tokenizer, model)
     wrong = dataclasses.replace(of_choices, pipeline=pipeline)
-    message = r"serving_default of prompt='.*', choices=\[.*: (choice|probabilities) is"
+    message = r"serving_default: prompt='.*', choices=\[.*: (choice|probabilities) differs"
     with pytest.raises(UserError, match=f"not published: {message}"):
         publish(
             of_choices,
@@ -193,7 +193,7 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected,
     if is_same:
         parity._compare(case, expected, served)
     else:
-        with pytest.raises(UserError, match="context='the bill': no_answer_score is"):
+        with pytest.raises(UserError, match="context='the bill': no_answer_score differs"):
             parity._compare(case, expected, served)
 
 

@@ -208,7 +208,7 @@ def test_the_signature_page_shows_what_this_model_answers(version):
                     assert shown == np.array(right).astype(str).tolist()
                 else:
                     np.testing.assert_allclose(shown, right, rtol=1e-3)
-    assert "| `probabilities` | float32 | [B, 3] | the probability of each label" in page
+    assert "| `probabilities` | float32 | [B, 3] | probability of each label" in page
 
 
 def test_the_python_of_the_signature_page_asks(version, monkeypatch):
