@@ -333,7 +333,7 @@ def test_a_version_is_asked_by_its_own_directory(models):
 
 
 def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
-    with pytest.raises(UserError, match="no version there"):
+    with pytest.raises(UserError, match="no published version"):
         LocalClient(tmp_path)
     with pytest.raises(UserError, match="no such directory"):
         LocalClient(tmp_path / "absent")
@@ -342,12 +342,12 @@ def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
         LocalClient(tmp_path)
     served = LocalClient(models)
     with pytest.raises(
-        UserError, match="--signature=sing: there are embed, serving_default, tokenize"
+        UserError, match="--signature=sing: expected one of embed, serving_default, tokenize"
     ):
         served.predict({"text": ["a"]}, "sing")
-    with pytest.raises(UserError, match="serving_default wants text, got more, text"):
+    with pytest.raises(UserError, match="serving_default: expected text; received more, text"):
         served.predict({"text": ["a"], "more": ["b"]})
-    with pytest.raises(UserError, match="--input=text: wanted NAME=VALUE"):
+    with pytest.raises(UserError, match="--input=text: expected NAME=VALUE"):
         RequestSettings(("text",), "m")
     assert RequestSettings(("a=1", "b=2=3", "a="), "m").inputs() == {
         "a": [b"1", b""],

@@ -83,9 +83,9 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
 @pytest.mark.slow
 def test_wrong_requests_for_choices_are_told(choices_dir):
     served = LocalClient(choices_dir)
-    with pytest.raises(UserError, match="the same number of values, got 2 of prompt, 1 of choices"):
+    with pytest.raises(UserError, match="values per name, received 2 of prompt, 1 of choices"):
         served.predict({"prompt": ["a", "b"], "choices": ["c", "d"]})
-    with pytest.raises(UserError, match="serving_default wants choices, prompt, got prompt"):
+    with pytest.raises(UserError, match="expected choices, prompt; received prompt"):
         served.predict({"prompt": ["a"]})
 
 
