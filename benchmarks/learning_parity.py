@@ -172,7 +172,7 @@ def table(records):
                 values = [of_seed[metric] for of_seed in of_seeds.values()]
                 cells.append(f"{np.mean(values):.4f} (deviation {np.std(values, ddof=1):.4f})")
             lines.append(f"| {backend} | {len(of_seeds)} | {count} | {' | '.join(cells)} |")
-    lines += ["", "| difference | figure | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
+    lines += ["", "| difference | metric | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for one, other in PAIRS:
         seeds = sorted(by_backend[one].keys() & by_backend[other].keys())
