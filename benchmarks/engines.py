@@ -1,11 +1,11 @@
-"""Asks SavedModels from several engines and prints the answers side by side.
+"""Run SavedModels in several engines and print the outputs next to each other.
 
     python -m benchmarks.engines MODEL...        (a minute each)
 
-MODEL is a version that was exported, MODELS/name/1. Every signature is asked three rows: by
-tf.saved_model.load in this process, in a Session, through TensorFlow's C API and, if
-BERT_TF_OTHER_PYTHON names an interpreter, in its TensorFlow, by Python and through the C API.
-"equal" is said of strings and integers that are the same and of floats within 1e-5.
+MODEL is an exported version, MODELS/name/1. Every signature receives three rows: with
+tf.saved_model.load in this process, in a Session and through TensorFlow's C API. If
+BERT_TF_OTHER_PYTHON names an interpreter, its TensorFlow runs them too, in Python and through the C
+API. "equal" means equal strings and integers, and floats within 1e-5.
 """
 
 import os
@@ -29,7 +29,7 @@ def main(models):
         print("other TensorFlow:", *engines.versions(os.environ[engines.OTHER])[1:])
     for model in models:
         print(f"\n{model}, TensorFlow {tf.__version__}\n")
-        print("| signature | output | engine | answer | equal |\n|---|---|---|---|---|")
+        print("| signature | output | engine | value | equal |\n|---|---|---|---|---|")
         cases = [case for case in engines.cases_of(model, TEXTS) if _has_rows(case)]
         predictions = {"tf.saved_model.load": isolated_runner.run_cases(model, cases)}
         with tempfile.TemporaryDirectory() as scratch:

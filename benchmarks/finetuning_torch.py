@@ -1,7 +1,8 @@
-"""The side of finetuning.py in PyTorch: a plain loop of transformers, same rows, same recipe.
+"""Baseline of finetuning.py in PyTorch: a plain loop of transformers with rows and recipe.
 
-Runs in the peers' environment. AutoModelFor..., batches padded to their longest, in the order that
-bert_tf draws; fused AdamW, warm-up of a tenth and a straight line to 0, clipping, dropout 0.1.
+It runs in the baselines' environment. The models are AutoModelFor.... Batches are padded to their
+longest example and come in the order that bert_tf draws. Training uses fused AdamW, 10% warm-up,
+linear decay to 0, clipping and dropout 0.1.
 """
 
 import json
@@ -26,9 +27,10 @@ MODELS = {
 
 
 def measure(kind, rows, model, recipe, seed=1, max_steps=None):
-    """Seconds of training, whole or of `max_steps` behind the WARMUP_STEPS ones.
+    """Train and return the rates, of all steps or of `max_steps` after WARMUP_STEPS.
 
-    Of the whole also "predictions": a label a row, tags a sentence, or {id: answer}.
+    After a complete training the result also has "predictions": one label per row, one list of tags
+    per sentence, or {id: answer}.
     """
     torch.manual_seed(seed)
     rows = json.loads(pathlib.Path(rows).read_text(encoding="utf-8"))
@@ -68,7 +70,7 @@ def _train(network, windows, pad, recipe, seed, max_steps):
 
 
 def updates(network, windows, pad, recipe, seed):
-    """Trains a network; after each update yields the loss before it and the number of examples."""
+    """Train a network, and yield the loss and the number of examples of each update."""
     batch, epochs = recipe["global_batch_size"], recipe["epochs"]
     total = epochs * math.ceil(len(windows) / batch)
     optimizer = torch.optim.AdamW(
@@ -92,7 +94,7 @@ def updates(network, windows, pad, recipe, seed):
 
 
 def _batch(windows, pad):
-    """Padded to the longest; what a window has for each token too."""
+    """Return a batch, with all values per token padded to the longest window."""
     longest = max(len(window["input_ids"]) for window in windows)
     fill = {"input_ids": pad, "labels": IGNORED}
     batch = {}
@@ -107,7 +109,7 @@ def _batch(windows, pad):
 
 @torch.no_grad()
 def outputs_of(network, windows, pad, precision):
-    """Each window's logits, a list of arrays; of questions start and end, [L, 2]."""
+    """Return one array of logits per window; for questions `(L, 2)`, of starts and ends."""
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number]["input_ids"]))
     outputs = [None] * len(windows)
     for start in range(0, len(order), EVAL_BATCH_SIZE):
@@ -139,7 +141,7 @@ def _texts(rows, tokenizer, length, labels):
 
 
 def _sentences(rows, tokenizer, length, labels):
-    """A word's first piece has its tag; sentences longer than `length` are cut."""
+    """Return windows in which a word's first piece has its tag. Longer sentences are truncated."""
     numbers = {label: number for number, label in enumerate(labels)}
     encoded = tokenizer(
         [row["words"] for row in rows],
@@ -171,7 +173,7 @@ def _sentences(rows, tokenizer, length, labels):
 
 
 def _questions(rows, tokenizer, length, labels):
-    """Windows of contexts, STRIDE tokens apart; one without the whole answer has none."""
+    """Return windows of contexts, STRIDE tokens apart, labelled if they contain the answer."""
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     plain = {"add_special_tokens": False, "return_offsets_mapping": True}
     questions = tokenizer([row["question"] for row in rows], **plain)["input_ids"]
@@ -211,7 +213,7 @@ def _classes(rows, windows, outputs, labels):
 
 
 def _tags(rows, windows, outputs, labels):
-    """The tag of each word; O of those that were cut off."""
+    """Return one tag per word, O for truncated words."""
     result = []
     for row, window, scores in zip(rows, windows, outputs, strict=True):
         tags = ["O"] * len(row["words"])
@@ -223,7 +225,7 @@ def _tags(rows, windows, outputs, labels):
 
 
 def _answers(rows, windows, outputs, labels):
-    """{id: the text of the span whose two logits have the highest sum}, over all windows."""
+    """Return {id: text of the span with the highest sum of logits} over all windows."""
     best = {}
     for window, scores in zip(windows, outputs, strict=True):
         front, offsets = window["offsets"]

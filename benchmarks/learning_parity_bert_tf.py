@@ -1,6 +1,6 @@
-"""The sides of learning_parity.py in bert_tf: its dropout noise, or TensorFlow's own.
+"""Backends of learning_parity.py in bert_tf, with its own dropout noise or TensorFlow's.
 
-All trainings of a process share one model, one train step and so the kernels that are built.
+All trainings of a process share one model and one train step, so that kernels are built once.
 """
 
 import math
@@ -25,14 +25,14 @@ from tasks.pipeline import Pipeline
 
 
 def uniform_mask(shape, rate, seed):
-    """In place of fused_ops.dropout_mask: Philox's numbers."""
+    """Return a dropout mask from Philox numbers; replaces fused_ops.dropout_mask."""
     return tf.random.stateless_uniform(shape, seed, alg="philox") >= rate
 
 
 def measure(backend, directory, recipe, trainings, output, keeps_losses):
-    """Appends a record a training (seed, number of its dropout seed) to the file `output`.
+    """Train, and append one record per training, (seed, dropout seed), to the file `output`.
 
-    With `keeps_losses` a record holds the losses of all steps.
+    With `keeps_losses`, records contain the losses of all steps.
     """
     if backend == "uniform":
         fused_ops.dropout_mask = uniform_mask

@@ -1,6 +1,6 @@
-"""The side of learning_parity.py in PyTorch: the plain loop of finetuning_torch.py, many times.
+"""Baseline of learning_parity.py in PyTorch, with the plain loop of finetuning_torch.py.
 
-Runs in the peers' environment.
+It runs in the baselines' environment.
 """
 
 import json
@@ -20,10 +20,10 @@ KIND = "classification"
 
 
 def adapt(directory, recipe, kept):
-    """Trains the encoder in `directory` on the other rows, without dropout; or takes what was
-    `kept`.
+    """Train the encoder in `directory` on the other rows, without dropout, or copy `kept`.
 
-    From pooled vectors that say little a small model learns by chance, early or late.
+    Without this, pooled vectors carry little information, and the step at which a small model
+    starts to learn is random.
     """
     directory, kept = pathlib.Path(directory), pathlib.Path(kept)
     if not kept.exists():
@@ -47,7 +47,7 @@ def adapt(directory, recipe, kept):
 
 
 def measure(backend, directory, recipe, trainings, output, keeps_losses):
-    """As of learning_parity_bert_tf."""
+    """Train, and append one record per training to `output`, as learning_parity_bert_tf does."""
     directory = pathlib.Path(directory)
     rows = json.loads((directory / "rows.json").read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "encoder")

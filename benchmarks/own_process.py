@@ -1,8 +1,8 @@
-"""Calls functions of the benchmarks, each in a process of its own, here or in another environment.
+"""Call functions of the benchmarks in separate processes, also of other environments.
 
-A peak of memory is a process's; and PyTorch lives in an environment without TensorFlow. Who calls
-should stay small, and so without TensorFlow: on Linux a process's ru_maxrss begins with its
-parent's.
+Peak memory is measured per process, and PyTorch is installed in an environment without TensorFlow.
+On Linux a process's ru_maxrss starts with its parent's, so that the caller has to stay small: it
+must not import TensorFlow.
 """
 
 import contextlib
@@ -22,12 +22,23 @@ OF_CHILD = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class Failed(Exception):
-    """A process ended without an answer; says the last line of what it had to say."""
+    """A process failed. The message is the last line of its stderr."""
 
 
 def call(function, python=sys.executable, threads=THREADS, **arguments):
-    """The dict that `function` ("module.name", beside this file) returns, and of its process
-    "peak_mb" and "process_seconds". Arguments and answer go as JSON.
+    """Call a function in a separate process.
+
+    Args:
+        function: "module.name" in this directory. It returns a dict.
+        python: Interpreter of the process.
+        threads: Number of threads, as text.
+        **arguments: Arguments of the function, which are sent as JSON.
+
+    Returns:
+        The function's dict, with "peak_mb" and "process_seconds" of the process.
+
+    Raises:
+        Failed: If the process fails.
     """
     start = time.perf_counter()
     environment = {**OF_CHILD, **dict.fromkeys(OF_THREADS, threads)}
@@ -48,7 +59,7 @@ def call(function, python=sys.executable, threads=THREADS, **arguments):
 
 
 def append(path, record):
-    """A JSON line more in a file, whose folder is made."""
+    """Append a JSON line to a file, and create its directory if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
@@ -56,7 +67,7 @@ def append(path, record):
 
 def main(function, arguments):
     module, name = function.split(".")
-    with contextlib.redirect_stdout(sys.stderr):  # Libraries' and recipes' lines.
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone.
         prediction = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({**prediction, "peak_mb": round(peak * 1024 / 1e6)}))

@@ -1,11 +1,11 @@
-"""Tells what bfloat16 costs in answers: a run's served graph in it beside that in float32.
+"""Compare the predictions of a run's SavedModel in bfloat16 with those in float32.
 
     python benchmarks/precision.py --run=RUN --rows=FILE
 
-RUN is a run of classification with one label a text, FILE labelled rows in the form of its
-training. Both SavedModels are written as the export writes them, and asked all rows, 32 at a time.
-Prints a JSON line: how many rows, how far their probabilities differ (at most, and on average over
-rows and labels), how many have another label, and the accuracy of both.
+RUN is a classification run with one label per text, FILE contains labelled rows in the format of
+its training file. Both SavedModels are written as by the export and predict all rows, 32 per
+request. Prints a JSON line: the number of rows, the largest and the mean difference of their
+probabilities, the number of rows with another label, and both accuracies.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main(run, path):
     trained = TrainedModel.open(run)
     task = trained.task
     if task.kind != "classification" or task.multi_label:
-        raise UserError(f"--run={run}: wanted a run of classification with one label a text")
+        raise UserError(f"--run={run}: expected a classification run with one label per text")
     examples = task.load_examples(path)
     labels = np.array(task.labels)[examples.labels]
     predictions = {}
@@ -59,7 +59,7 @@ def main(run, path):
 
 
 def ask(directory, texts, count):
-    """-> (probabilities [N, C], labels [N] as text)."""
+    """Return probabilities `(N, C)` and labels `(N,)` as text."""
     served = tf.saved_model.load(str(directory)).signatures["serving_default"]
     probabilities, labels = [], []
     for start in range(0, count, BATCH):

@@ -1,10 +1,10 @@
-"""Draws the loss of pretraining in float32 and in bfloat16, the same data, weights and dropout.
+"""Plot the pretraining loss in float32 and bfloat16 with the same data, weights and dropout.
 
-    python benchmarks/precision_loss.py --data=DIR --output=FOLDER
+    python benchmarks/precision_loss.py --data=DIR --output=DIRECTORY
 
 500 steps of --model_size=tiny on the first 4 MB of DIR's books, 32 examples of 128 tokens per step,
-each precision in a process of its own. FOLDER gets precision_loss.jsonl and precision_loss.png.
-Prints the mean loss of the last 100 steps.
+each precision in a separate process. Writes precision_loss.jsonl and precision_loss.png to
+DIRECTORY. Prints the mean loss of the last 100 steps.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True)
     options = parser.parse_args()
     if not options.data:
-        parser.error("--data: expected the folder that holds text/books.txt and vocab/uncased")
+        parser.error("--data: expected a directory with text/books.txt and vocab/uncased")
     curves = {}
     with tempfile.TemporaryDirectory() as directory:
         shards = own_process.call(

@@ -1,4 +1,4 @@
-"""The fixed batch that pretraining steps are measured on, and how; numpy alone, for every side."""
+"""Fixed batch and timing of the pretraining benchmarks, with numpy alone for all backends."""
 
 import dataclasses
 import math
@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 
-WARMUP_STEPS = 3  # Steps: the graph is built, kernels and memory are found.
+WARMUP_STEPS = 3  # In these steps the graph, kernels and memory pools are built.
 SPECIALS, POSITIONS = 1000, 512
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the model and of its batch."""
+    """Sizes of the model and of its batch."""
 
     layers: int = 6
     hidden: int = 512
@@ -31,7 +31,7 @@ class Sizes:
 
     @property
     def predictions(self):
-        """As published: 20 of 128 tokens, 77 of 512."""
+        """Return the published number of predictions: 20 of 128 tokens, 77 of 512."""
         return math.ceil(0.15 * self.length)
 
     @property
@@ -40,7 +40,7 @@ class Sizes:
 
 
 def examples(sizes):
-    """{feature: array} as shards have them: every place holds a token, every prediction counts."""
+    """Return {feature: array} as in shards, without padding; every prediction has weight 1."""
     rng = np.random.default_rng(0)
     shape = (sizes.batch, sizes.length)
     predicted = (sizes.batch, sizes.predictions)
@@ -57,7 +57,7 @@ def examples(sizes):
 
 
 def timed(step, steps, uncounted=WARMUP_STEPS):
-    """Calls step() so often; of the counted calls {"median_ms", "mean_ms"}."""
+    """Call `step` and return the median and the mean of the calls after `uncounted` ones."""
     seconds = []
     for _ in range(uncounted + steps):
         start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""How fast shards are written, and in how much memory: a text, and four times that text.
+"""Measure the speed and memory of writing shards, of a text and of four times that text.
 
     python benchmarks/pretraining_data.py --text=FILE --vocab=vocab.txt [--num_workers=2]
 
-Memory is the summed PSS (proportional set size) of the command's processes, the most of five looks
-a second. Start-up is told apart.
+Memory is the peak of the summed PSS (proportional set size) of the command's processes, sampled
+five times per second. Start-up time is reported separately.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main():
 
 
 def measure(arguments, path, shards):
-    """Runs write_shards once -> seconds, MB/s, MB of memory."""
+    """Run write_shards once and return seconds, MB/s and MB of memory."""
     command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}"]
     command += [f"--vocab={arguments.vocab}", f"--output_dir={shards}"]
     command += [f"--num_workers={arguments.num_workers}", f"--num_shards={arguments.num_shards}"]
@@ -68,7 +68,7 @@ def measure(arguments, path, shards):
 
 
 def tree(pid):
-    """A process and all below it."""
+    """Return the PIDs of a process and of all its descendants."""
     found = [pid]
     for number in found:
         try:
@@ -80,7 +80,7 @@ def tree(pid):
 
 
 def pss(pid):
-    """Kilobytes."""
+    """Return the PSS of a process in kilobytes, 0 if it has ended."""
     try:
         text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -1,20 +1,21 @@
-"""Measures a pretraining step beside keras-hub's and PyTorch's, and the whole loop beside the step.
+"""Compare a pretraining step with keras-hub and PyTorch, and with the complete loop.
 
     python benchmarks/pretraining_step.py --data=DIR --baselines=PYTHON --precision=float32,bfloat16
 
-Masked LM and next sentence; 6 layers, hidden size 512, vocabulary of 30,522, 16 examples of 128
-tokens without padding, 20 predictions each, dropout 0.1, AdamW, clipping by the global norm, two
-threads. The sides, each in a process of its own, in turn, --rounds times:
+The step has masked LM and next sentence prediction with 6 layers, hidden size 512, 30,522
+vocabulary entries, 16 examples of 128 tokens without padding, 20 predictions per example, dropout
+0.1, AdamW, clipping by the global norm and two threads. The backends alternate, each in a separate
+process, --rounds times:
 
-    ours_flat, ours_padded    the train step on one batch again and again, in either layout
-    ours_loop                 bert_tf.pretrain on shards of DIR's books, with its reading, lines,
-                              metrics, and a thousandth of a checkpoint a step, as is its default
-    keras_hub, keras_hub_jit  BertMaskedLM under fit(), without and with XLA; it has no next
-                              sentence prediction, which is next to nothing of a step
-    torch, torch_compiled     transformers' BERT in PYTHON's environment, eager and torch.compile'd
+    ours_flat, ours_padded    the train step on one repeated batch, in each layout
+    ours_loop                 bert_tf.pretrain on shards of DIR's books, with reading, log lines,
+                              metrics, and the default of one checkpoint per 1,000 steps
+    keras_hub, keras_hub_jit  BertMaskedLM with fit(), without and with XLA; it has no next sentence
+                              prediction, which is a negligible part of a step
+    torch, torch_compiled     transformers' BERT in PYTHON's environment, eager and torch.compile
 
-Without DIR or PYTHON their sides are left out. Prints a Markdown table; --output=FOLDER keeps
-a JSON line a measurement in pretraining_step.jsonl.
+Backends that need a missing DIR or PYTHON are skipped. Prints a Markdown table; --output=DIRECTORY
+keeps one JSON line per measurement in pretraining_step.jsonl.
 """
 
 import argparse
@@ -44,9 +45,10 @@ TEXT_BYTES = 4_000_000
 
 
 def shards_of(data, directory, sizes):
-    """Shards of the first books, in examples that are full, as the fixed batch is.
+    """Write shards of the first books and return their directory.
 
-    They are filled up by sentences: so that nothing stays empty, a word is one.
+    Each word is a sentence: since examples are filled with sentences, they have no padding then,
+    like the fixed batch.
     """
     with open(data / "text" / "books.txt", encoding="utf-8") as lines:
         text = lines.read(TEXT_BYTES)
@@ -76,14 +78,12 @@ def measure(backend, precision, steps, shards, baselines):
 
 
 def table(records):
-    """Markdown: of each side the median of its rounds, and its time for a token beside ours."""
+    """Return a Markdown table of the median of the rounds, and of the time per token (ours = 1)."""
     times = {}
     for record in records:
         metrics = times.setdefault((record["precision"], record["backend"]), [])
         metrics.append((record["median_ms"], record["tokens_a_step"], record["peak_mb"]))
-    lines = [
-        "| precision | side | ms a step | rounds | tokens/s | peak MB | time a token, ours 1 |"
-    ]
+    lines = ["| precision | backend | ms per step | rounds | tokens/s | peak MB | time, ours = 1 |"]
     lines.append("|---|---|---|---|---|---|---|")
     microseconds = {
         key: statistics.median(1000 * ms / tokens for ms, tokens, _ in rounds)
@@ -107,7 +107,7 @@ def table(records):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    parser.add_argument("--baselines", help="a Python with torch and transformers")
+    parser.add_argument("--baselines", help="Python interpreter with torch and transformers")
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -116,13 +116,13 @@ def main():
     options = parser.parse_args()
     backends = options.backends.split(",")
     if unknown := sorted(set(backends) - set(BACKENDS)):
-        parser.error(f"--backends: {', '.join(unknown)}; wanted some of {', '.join(BACKENDS)}")
+        parser.error(f"--backends={','.join(unknown)}: expected some of {', '.join(BACKENDS)}")
     if not options.data and "ours_loop" in backends:
         backends.remove("ours_loop")
-        print("ours_loop is left out: --data is not given")
+        print("ours_loop skipped: --data is not set")
     if not options.baselines:
         backends = [backend for backend in backends if BACKENDS[backend][0] != TORCH]
-        print("torch's sides are left out: --baselines is not given")
+        print("torch, torch_compiled skipped: --baselines is not set")
 
     records = []
     with tempfile.TemporaryDirectory() as directory:
@@ -137,7 +137,7 @@ def main():
                             backend, precision, options.steps, shards, options.baselines
                         )
                     except own_process.Failed as failure:
-                        print(f"{backend} is left out from here on: {failure}", flush=True)
+                        print(f"{backend} skipped from now on: {failure}", flush=True)
                         backends.remove(backend)
                         continue
                     record = {

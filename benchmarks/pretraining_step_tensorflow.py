@@ -1,6 +1,6 @@
-"""Sides of pretraining_step.py in TensorFlow: the bare step, the whole loop, keras-hub.
+"""TensorFlow backends of pretraining_step.py: the step alone, the complete loop, keras-hub.
 
-Each function is called in a process of its own, and returns figures.
+Each function is called in a separate process and returns metrics.
 """
 
 import itertools
@@ -33,7 +33,7 @@ SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
 
 
 def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
-    """The train step on a batch that repeats."""
+    """Time the train step on one repeated batch."""
     sizes = Sizes(**sizes)
     config = config_of(sizes)
     keras.utils.set_random_seed(0)
@@ -41,7 +41,7 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEP
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, METRICS)
-    # Laid out in the dataset, so that the graph knows of the shapes what it knows in training.
+    # The layout is part of the dataset, so that the graph has the same static shapes as in training.
     batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
     iterator = iter(batches.cache().repeat().prefetch(1))
     return {
@@ -52,10 +52,10 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEP
 
 
 def loop(sizes, shards, precision, steps):
-    """The recipe on shards: reading, logging, metrics, and the checkpoints' share of a step.
+    """Time the recipe on shards, with reading, logging, metrics and its fraction of checkpoints.
 
-    Each LOG_EVERY steps there is a line of progress: from one to the next is what is counted, but
-    for the first lines, in which each new number of rows has its kernels built, once in a training.
+    There is a log line every LOG_EVERY steps, and the time between two lines is counted. The first
+    lines are skipped: kernels are built then, once per number of tokens in a training.
     """
     sizes = Sizes(**sizes)
     times = []
@@ -93,7 +93,7 @@ def loop(sizes, shards, precision, steps):
 
 
 def keras_hub_fit(sizes, precision, steps, jit):
-    """keras-hub's BertMaskedLM under fit(); it has no next sentence prediction."""
+    """Time keras-hub's BertMaskedLM with fit(); it has no next sentence prediction."""
     from keras_hub.models import BertBackbone, BertMaskedLM
 
     sizes = Sizes(**sizes)
@@ -151,7 +151,7 @@ def config_of(sizes):
 
 
 def forward_flops(sizes, predictions):
-    """Of a batch going forward, matrix products alone, by the recipe's own count of a step."""
+    """Return the FLOPs of a batch's forward pass, matrix products alone, as the recipe counts."""
     shards = types.SimpleNamespace(
         max_seq_length=sizes.length,
         manifest=types.SimpleNamespace(settings={"max_predictions_per_seq": predictions}),

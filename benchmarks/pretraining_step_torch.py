@@ -1,7 +1,7 @@
-"""The side of pretraining_step.py in PyTorch, with transformers' BERT: equal mathematics.
+"""Baseline of pretraining_step.py in PyTorch, with transformers' BERT and the same mathematics.
 
-Runs in the peers' environment. Both heads, the masked LM's on the gathered positions alone, fused
-AdamW, clipping by the global norm.
+It runs in the baselines' environment. It has both heads, of which the masked LM's runs on the
+gathered positions only, fused AdamW, and clipping by the global norm.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ UNDECAYED = ("bias", "LayerNorm.weight")
 
 
 class Pretraining(torch.nn.Module):
-    """BERT and its two pretraining heads -> the sum of both losses."""
+    """BERT with its two pretraining heads; returns the sum of both losses."""
 
     def __init__(self, sizes):
         super().__init__()
@@ -28,7 +28,7 @@ class Pretraining(torch.nn.Module):
             num_attention_heads=sizes.heads,
             intermediate_size=sizes.inner,
             max_position_embeddings=POSITIONS,
-            hidden_act="gelu_pytorch_tanh",  # One kernel of what "gelu_new" computes in eight.
+            hidden_act="gelu_pytorch_tanh",  # As "gelu_new", in one kernel instead of eight.
         )
         self.bert, self.heads = BertModel(config), BertPreTrainingHeads(config)
         self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
@@ -49,7 +49,7 @@ class Pretraining(torch.nn.Module):
 
 
 def parameter_groups(model, decay=0.01):
-    """All parameters for AdamW: biases and LayerNorm do not decay."""
+    """Return parameter groups for AdamW without decay of biases and LayerNorm."""
     named = dict(model.named_parameters())
     decayed = [value for name, value in named.items() if not name.endswith(UNDECAYED)]
     others = [value for name, value in named.items() if name.endswith(UNDECAYED)]
@@ -64,7 +64,7 @@ def autocast(precision):
 
 def measure(sizes, precision, steps, compiled):
     if compiled and not shutil.which("g++"):
-        raise RuntimeError("no C++ compiler (g++) for torch.compile")
+        raise RuntimeError("g++ not found: torch.compile needs a C++ compiler")
     sizes = Sizes(**sizes)
     torch.manual_seed(0)
     batch = {

@@ -1,1 +1,4 @@
-"""What to serve: a SavedModel, published only if it answers as the trained model does."""
+"""Export of trained models as SavedModels, and clients for them.
+
+A SavedModel is published only if its predictions match the trained model's.
+"""

@@ -1,13 +1,15 @@
-"""A published model as its clients see it, wherever it runs: what is checked before it is asked."""
+"""Common base of the clients of published models, with the checks of requests."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's type, by TensorFlow's name for it, and its rank, None if any will do."""
+    """TensorFlow's name of a tensor's dtype, and its rank. The rank is `None` if it is unknown."""
 
     dtype: str
     rank: int | None
@@ -15,51 +17,66 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ClientSignature:
-    """The TensorSpecs of inputs and outputs by their names."""
+    """Inputs and outputs of a signature by name."""
 
-    inputs: dict
-    outputs: dict
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
 
 
 class ModelClient:
-    """What all kinds share. A kind has `signatures` and `_predict`."""
+    """Base class of clients. Subclasses set `signatures` and implement `_predict`.
 
-    signatures: dict
+    Attributes:
+        signatures: Signatures of the model by name.
+    """
 
-    def predict(self, inputs, signature="serving_default"):
-        """{input: strings} -> {output: nested lists}. Raises UserError at wrong names.
+    signatures: dict[str, ClientSignature]
 
-        An input [B, C] takes lists of strings, of any length each; strings alone are one such list.
+    def predict(
+        self, inputs: Mapping[str, Sequence], signature: str = "serving_default"
+    ) -> dict[str, Any]:
+        """Send one request and return the response.
+
+        Args:
+            inputs: Input names with one string per row, as `str` or `bytes`. Inputs of shape (B, C)
+                take one list of strings per row, of any length; a plain list of strings is one row.
+            signature: Name of the signature.
+
+        Returns:
+            Output names, in alphabetical order, with their values as nested lists.
+
+        Raises:
+            UserError: If a name or the number of values is wrong, or if the request fails.
         """
         if signature not in self.signatures:
             raise UserError(
-                f"--signature={signature}: there are {', '.join(sorted(self.signatures))}"
+                f"--signature={signature}: expected one of {', '.join(sorted(self.signatures))}"
             )
         inputs = _checked(inputs, signature, self.signatures[signature].inputs)
         outputs = self._predict(inputs, signature)
         return {name: outputs[name] for name in sorted(outputs)}
 
     def _predict(self, inputs, signature):
-        """The answer to checked inputs, {name: strings as bytes, or lists of them}."""
+        """Return the outputs for checked inputs, whose strings are bytes."""
         raise NotImplementedError
 
 
-def is_public_signature(signature_name):
-    """Whether it is a signature: SavedModels keep their initialization among them."""
+def is_public_signature(signature_name: str) -> bool:
+    """Whether clients can call a signature; SavedModels store their initialization as one too."""
     return not signature_name.startswith("__saved_model_")
 
 
 def _checked(inputs, signature, specs):
     if sorted(inputs) != sorted(specs):
         raise UserError(
-            f"--input: {signature} wants {', '.join(sorted(specs))}, got "
+            f"--input: signature {signature}: expected {', '.join(sorted(specs))}; received "
             f"{', '.join(sorted(inputs)) or 'none'}"
         )
     for name, spec in specs.items():
         if spec.dtype != "string" or spec.rank not in (None, 1, 2):
             raise UserError(
                 f"--signature={signature}: {name} is {spec.dtype} of rank {spec.rank}; only "
-                "strings and lists of strings can be asked here"
+                "strings and lists of strings are supported"
             )
     inputs = {
         name: [values] if specs[name].rank == 2 and _are_strings(values) else values
@@ -67,7 +84,7 @@ def _checked(inputs, signature, specs):
     }
     if len({len(values) for values in inputs.values()}) > 1:
         raise UserError(
-            "--input: every name wants the same number of values, got "
+            "--input: expected the same number of values per name, received "
             + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
         )
     return {name: _as_bytes(values) for name, values in inputs.items()}

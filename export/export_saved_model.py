@@ -1,9 +1,9 @@
-"""Publishes a fine-tuned run as the next version of a SavedModel: strings in, answers out.
+"""Publish a trained run as the next version of a SavedModel that maps strings to predictions.
 
     python -m export.export_saved_model --run=RUN --output_dir=MODELS/name
 
-It is published only if a fresh process without this project gives the trained model's answers from
-it.
+It is published only if its predictions, in a clean process without this project, match those of the
+trained model.
 """
 
 import dataclasses
@@ -16,30 +16,37 @@ from tasks import inputs
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings:
+    """Flags of this command."""
+
     run: str = command.flag("run directory")
-    output_dir: str = command.flag("directory of versions; the next number is made in it")
+    output_dir: str = command.flag("directory of versions, for the next version number")
     precision: str = command.flag(
-        "float32, or bfloat16: for processors with AVX512-BF16 or AMX; outputs stay float32",
+        "float32, or bfloat16 for processors with AVX512-BF16 or AMX; outputs stay float32",
         "float32",
         choices=("float32", "bfloat16"),
     )
     checkpoint: str | None = command.flag(
-        "a folder of RUN/checkpoints; by default the best, else the newest", None
+        "name of a directory in RUN/checkpoints; default: the best, else the newest", None
     )
 
     def __post_init__(self):
         paths.check_local("output_dir", self.output_dir)
         if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
             raise UserError(
-                f"--output_dir={self.output_dir}: is the run directory; name another one"
+                f"--output_dir={self.output_dir}: is the run directory; choose another directory"
             )
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the files without TensorFlow.
+
+        Raises:
+            UserError: If the run or the checkpoint does not exist.
+        """
         inputs.check_run(self.run, self.checkpoint)
 
 
-def main(settings):
+def main(settings: ExportSettings) -> None:
+    """Publish the run and print the directory of the version."""
     from export.publishing import publish
     from tasks.trained_model import TrainedModel
 

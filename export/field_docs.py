@@ -1,86 +1,88 @@
-"""What the inputs and outputs of signatures mean, in words for those who send requests."""
+"""Descriptions of the inputs and outputs of signatures, for SIGNATURES.md and the model card."""
+
+from collections.abc import Mapping
 
 TASKS = {
-    "classification": "Which label fits a text, or a pair of texts.",
-    "regression": "A number for a text, or for a pair of texts.",
-    "tagging": "The entities of a text: what they are called, of which type, and where they stand.",
-    "span_qa": "The answer to a question, cut from a text that may hold it.",
-    "multiple_choice": "Which of several choices goes best with a prompt.",
-    "anomaly": "Whether a text is unlike the normal ones that the model was trained on.",
-    "pretrained": "What stands at the first [MASK] of a text.",
+    "classification": "Predicts the labels of a text or of a pair of texts.",
+    "regression": "Predicts a number for a text or for a pair of texts.",
+    "tagging": "Extracts the entities of a text: their text, type and position.",
+    "span_qa": "Extracts the answer to a question from a context that may contain it.",
+    "multiple_choice": "Predicts which of several choices fits a prompt best.",
+    "anomaly": "Detects texts that differ from the normal texts of the training data.",
+    "pretrained": "Predicts the token at the first [MASK] of a text.",
 }
 SIGNATURES = {
-    "serving_default": "The model's answer.",
-    "tokenize": "What the model sees of a text: its tokens, and where in the text they stand.",
-    "embed": "Vectors of a text, to compare and search with.",
-    "masked_lm": "What stands at the first [MASK] of a text.",
-    "next_sentence": "Whether one text follows on another.",
+    "serving_default": "The prediction of the model.",
+    "tokenize": "The tokens that the model receives, and their positions in the text.",
+    "embed": "Vectors of a text, for similarity and search.",
+    "masked_lm": "Predictions for the token at the first [MASK] of a text.",
+    "next_sentence": "The probability that the second text follows the first.",
 }
 INPUTS = {
-    "text": "the text",
-    "text_a": "the first text of the pair",
-    "text_b": "the second text of the pair",
-    "question": "the question",
-    "context": "the text that the answer is looked for in, of any length",
-    "prompt": 'what the choices go with, "" if nothing',
-    "choices": 'the choices; where rows have fewer than others, filled up with ""',
+    "text": "text",
+    "text_a": "first text of the pair",
+    "text_b": "second text of the pair",
+    "question": "question",
+    "context": "text that may contain the answer, of any length",
+    "prompt": 'text that the choices continue or answer; "" for none',
+    "choices": 'choices; rows with fewer choices than others are padded with ""',
 }
 _TOKENS = {
-    "input_ids": "ids of the tokens, lines of assets.extra/vocab.txt from 0 on",
-    "input_mask": "1 at tokens, 0 at padding",
+    "input_ids": "token ids, which are line numbers of assets.extra/vocab.txt from 0",
+    "input_mask": "1 for tokens, 0 for padding",
     "segment_ids": "0 in the first text, 1 in the second",
-    "start": "the first character of the token in its own text; -1 at [CLS], [SEP], padding",
-    "end": "the character behind its last; -1 likewise",
+    "start": "start of the token in its own text, in characters; -1 for [CLS], [SEP] and padding",
+    "end": "end of the token (exclusive), in characters; -1 for [CLS], [SEP] and padding",
 }
 _VECTORS = {
-    "pooled": "the vector of the pooler, of [CLS]",
-    "mean": "the mean of all tokens' vectors",
+    "pooled": "output of the pooler, from [CLS]",
+    "mean": "mean of the vectors of all tokens",
 }
 _MASKED_LM = {
-    "token": "the likeliest tokens at the first [MASK], best first",
-    "score": "their probabilities",
+    "token": "most probable tokens at the first [MASK], best first",
+    "score": "probabilities of these tokens",
 }
-_NEXT_SENTENCE = {"is_next": "the probability that the second text follows on the first"}
+_NEXT_SENTENCE = {"is_next": "probability that the second text follows the first"}
 _LABELS = {
-    "label": "the label; where several may apply the likeliest",
-    "score": "its probability",
-    "probabilities": "the probability of each label, in the order of `labels`",
+    "label": "most probable label, or the rare label if it reaches its threshold",
+    "score": "probability of `label`",
+    "probabilities": "probability of each label, in the order of `labels`",
     "labels": "all labels, the same in every row",
-    "selected": "of each label whether it applies, by its own threshold",
+    "selected": "whether each label reaches its own threshold",
 }
 _OUTPUTS = {
     "classification": _LABELS,
-    "regression": {"value": "the number"},
+    "regression": {"value": "predicted number"},
     "tagging": {
-        "entity_text": "each entity as it stands in the text",
-        "entity_type": "its type",
-        "entity_start": "its first character; -1 behind the last entity",
-        "entity_end": "the character behind its last; -1 likewise",
-        "entity_score": "how sure the model is of it, from 0 to 1",
-        "num_entities": "how many there are; what comes behind is padding",
+        "entity_text": "text of each entity, as in the input",
+        "entity_type": "type of each entity",
+        "entity_start": "start of each entity, in characters; -1 for padding",
+        "entity_end": "end of each entity (exclusive), in characters; -1 for padding",
+        "entity_score": "confidence of each entity, from 0 to 1; -1 for padding",
+        "num_entities": "number of entities; entries after it are padding",
     },
     "span_qa": {
-        "answer": 'the answer; "" where there is none',
-        "start": "its first character in the context; -1 where there is none",
-        "end": "the character behind its last; -1 likewise",
-        "score": "its probability among the best answers, and no answer where there may be none",
-        "no_answer_score": "the higher, the more likely there is no answer",
-        "nbest_answer": "the best answers, best first",
-        "nbest_start": "their first characters; -1 behind the last of them",
-        "nbest_end": "the characters behind their last; -1 likewise",
-        "nbest_score": "their scores",
+        "answer": 'answer; "" if there is none',
+        "start": "start of the answer in the context, in characters; -1 if there is none",
+        "end": "end of the answer (exclusive), in characters; -1 if there is none",
+        "score": "probability among the best answers and, if allowed, no answer",
+        "no_answer_score": "score of no answer; higher is more likely",
+        "nbest_answer": "best answers, best first",
+        "nbest_start": "starts of the best answers, in characters; -1 for padding",
+        "nbest_end": "ends of the best answers (exclusive), in characters; -1 for padding",
+        "nbest_score": "scores of the best answers",
     },
     "multiple_choice": {
-        "choice": "the number of the best choice, from 0 on; -1 if there is none",
-        "probabilities": "the probability of each choice",
+        "choice": "index of the best choice, from 0; -1 if there are no choices",
+        "probabilities": "probability of each choice",
     },
     "anomaly": {
-        "score": "how unusual the text is: the error of reconstruction",
-        "is_anomaly": "whether that reaches the threshold",
+        "score": "anomaly score: the reconstruction error of the text",
+        "is_anomaly": "whether the score reaches the threshold",
     },
     "pretrained": _MASKED_LM,
 }
-# Those whose outputs mean the same in every model.
+# The outputs of these signatures mean the same in every model.
 _OF_SIGNATURES = {
     "tokenize": _TOKENS,
     "embed": _VECTORS,
@@ -89,6 +91,14 @@ _OF_SIGNATURES = {
 }
 
 
-def of_outputs(kind, signature):
-    """{output: what it is} of a signature of a kind of task, in an order to read them in."""
+def of_outputs(kind: str, signature: str) -> Mapping[str, str]:
+    """Return the descriptions of a signature's outputs.
+
+    Args:
+        kind: Task type, such as "classification"; see `tasks.registry`.
+        signature: Name of the signature.
+
+    Returns:
+        Output names with their descriptions, in reading order. Empty for an unknown task type.
+    """
     return _OF_SIGNATURES.get(signature) or _OUTPUTS.get(kind, {})

@@ -1,4 +1,4 @@
-"""A published model behind TF Serving's gRPC API."""
+"""Client of TensorFlow Serving's gRPC API."""
 
 import os
 import re
@@ -12,13 +12,23 @@ from tasks.prediction import jsonable
 
 
 class GrpcClient(ModelClient):
-    """The newest version of a model of a server, HOST:PORT."""
+    """Client of the newest version of a model on a TensorFlow Serving gRPC server."""
 
-    def __init__(self, address, model, timeout=60.0):
-        """Reads the signatures; `timeout` is in seconds."""
+    def __init__(self, address: str, model: str, timeout: float = 60.0) -> None:
+        """Connect and read the model's signatures.
+
+        Args:
+            address: HOST:PORT of the gRPC API.
+            model: Name of the model.
+            timeout: Time limit per request, in seconds.
+
+        Raises:
+            UserError: If `address` is malformed, if tensorflow-serving-api is not installed, or if
+                the server does not respond.
+        """
         if not re.fullmatch(r"[^/\s]+:\d+", address):
-            raise UserError(f"--grpc={address}: wanted HOST:PORT")
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors are told once, by us.
+            raise UserError(f"--grpc={address}: expected HOST:PORT")
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors are reported once, as UserError.
         try:
             import grpc
             from tensorflow_serving.apis import (
@@ -28,7 +38,7 @@ class GrpcClient(ModelClient):
             )
         except ImportError as error:
             raise UserError(
-                f"--grpc={address}: {error.name} is missing: pip install 'bert_tf[serving]'"
+                f"--grpc={address}: {error.name} is missing; run pip install 'bert_tf[serving]'"
             ) from None
         self._grpc, self._predict_pb2 = grpc, predict_pb2
         self.address, self.model, self.timeout = address, model, timeout
@@ -64,11 +74,11 @@ class GrpcClient(ModelClient):
         except self._grpc.RpcError as error:
             code, message = error.code(), error.details()
         if code == self._grpc.StatusCode.DEADLINE_EXCEEDED:
-            message = f"no answer within {self.timeout:g} seconds"
+            message = f"no response within {self.timeout:g} seconds"
         elif code == self._grpc.StatusCode.UNAVAILABLE:
-            message = f"no server answers there: {message}"
+            message = f"no response from a server: {message}"
         elif code == self._grpc.StatusCode.UNIMPLEMENTED:
-            message = f"no TF Serving answers there: {message}"
+            message = f"not a TensorFlow Serving API: {message}"
         raise UserError(f"--grpc={self.address}: {message}")
 
 

@@ -1,34 +1,49 @@
-"""Asks a SavedModel in a process that has none of our code; the parity check runs it.
+"""Run a SavedModel in a process without this project's code, for the parity check.
 
-    python -I probe.py MODEL CASES RESULTS
+    python -I isolated_runner.py MODEL CASES RESULTS
 
-CASES is a JSON list of {"signature", "inputs": {name: [base64, ...]}}, or lists of lists of equal
-length; RESULTS becomes an .npz, see `save`, with the outputs of case i under "i/name". This file
-imports nothing of the project, and makes sure that nothing else does.
+CASES is a JSON list of requests, {"signature": name, "inputs": {name: values}}. Values are strings
+in base64, or lists of equal length of such strings. RESULTS is written as .npz, see `save`, with
+output "name" of request i as "i/name". This file imports nothing from the project, and fails if
+anything else does.
 """
 
 import base64
 import json
+import os
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 
-def main(model_path, cases_path, results_path):
-    # As the trained model it is compared with: GPUs would else compute products in TF32.
+def main(model_path: str, cases_path: str, results_path: str) -> None:
+    """Run the requests in a file and write the outputs to another file."""
+    # GPUs would compute float32 products in TF32; the trained model is compared without it too.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with open(cases_path, encoding="ascii") as file:
         cases = json.load(file)
     results = run_cases(model_path, cases)
     ours = {"bert_tf", "tasks", "export"} & set(sys.modules)
-    assert not ours, f"the probe has imported {ours}"
+    assert not ours, f"the isolated process imported {ours}"
     save(results_path, results)
 
 
-def run_cases(model_path, cases):
-    """{"i/name": array} of a SavedModel's answers; cases as in the file."""
+def run_cases(
+    model_path: os.PathLike | str, cases: Sequence[Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
+    """Run requests and return their outputs.
+
+    Args:
+        model_path: The SavedModel.
+        cases: Requests as in the file CASES.
+
+    Returns:
+        The outputs of request i as "i/name".
+    """
     model = tf.saved_model.load(model_path)
     results = {}
     for number, case in enumerate(cases):
@@ -40,15 +55,21 @@ def run_cases(model_path, cases):
     return results
 
 
-def decoded(value):
+def decoded(value: str | list) -> bytes | list:
+    """Decode a base64 string, or the strings of nested lists."""
     return base64.b64decode(value) if isinstance(value, str) else [decoded(v) for v in value]
 
 
-def save(path, results):
-    """Writes {name: array}; of strings the lengths, and under name/bytes the bytes in a row.
+def save(path: os.PathLike | str, results: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to an .npz file without pickle.
 
-    numpy would store objects as a pickle, and fixed-width bytes each as large as the longest: of
-    thousands of entities the one of a megabyte.
+    Of strings, the lengths are stored as "name" and the concatenated bytes as "name/bytes". numpy
+    would store objects as a pickle, and fixed-width strings each with the length of the longest:
+    a megabyte for each of thousands of entities.
+
+    Args:
+        path: File to write.
+        results: Arrays by name; strings as `bytes` in arrays of dtype object.
     """
     arrays = {}
     for name, array in results.items():
@@ -59,8 +80,8 @@ def save(path, results):
     np.savez(path, **arrays)
 
 
-def load(path):
-    """What `save` has written, strings as bytes in arrays of objects."""
+def load(path: os.PathLike | str) -> dict[str, np.ndarray]:
+    """Read a file of `save`. Strings are `bytes` in arrays of dtype object."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     results = {}

@@ -1,5 +1,6 @@
-"""A published model, loaded from its directory into this process."""
+"""Client of a published model that is loaded into this process."""
 
+import os
 import pathlib
 
 import tensorflow as tf
@@ -13,9 +14,17 @@ from tasks.prediction import jsonable
 
 
 class LocalClient(ModelClient):
-    """The newest version of a published model, or the version whose directory is named."""
+    """Client of the newest version of a published model, or of a given version."""
 
-    def __init__(self, model_dir):
+    def __init__(self, model_dir: os.PathLike | str) -> None:
+        """Load the SavedModel.
+
+        Args:
+            model_dir: Directory of versions, or of one version.
+
+        Raises:
+            UserError: If there is no version, or if it cannot be loaded.
+        """
         path = pathlib.Path(model_dir)
         if not path.is_dir():
             raise UserError(f"--model_dir={path}: no such directory")
@@ -25,7 +34,7 @@ class LocalClient(ModelClient):
             self.path = path / str(numbers[-1])
         else:
             raise UserError(
-                f"--model_dir={path}: no version there; export.export_saved_model makes one"
+                f"--model_dir={path}: no published version; run export.export_saved_model"
             )
         try:
             self._model = tf.saved_model.load(str(self.path))

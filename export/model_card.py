@@ -1,29 +1,35 @@
-"""MODEL_CARD.md: what a published model is, from what its run recorded."""
+"""Model card (MODEL_CARD.md) of a published model, from the records of its run."""
+
+from __future__ import annotations
 
 import os
 import re
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from bert_tf.text import unicode_tables
 from export import field_docs
 from export.tf_serving_config import printable
 
+if TYPE_CHECKING:
+    from tasks.trained_model import TrainedModel
+
 NOT_RECORDED = "not recorded"
 PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
-# Of task.json, what an answer depends on beside weights and vocabulary.
+# Values of task.json that predictions depend on, in addition to weights and vocabulary.
 _DECISIONS = {
-    "max_seq_length": "tokens that the model takes at a time",
-    "truncation": "what of a longer text is kept",
-    "doc_stride": "tokens between the beginnings of the windows that a longer text goes through",
-    "max_query_length": "tokens of a question that are kept",
-    "max_answer_length": "tokens that an answer has at most",
-    "may_be_impossible": "whether there may be no answer",
-    "temperature": "what logits are divided by",
-    "thresholds": "from which probability on a label is given",
-    "rare_label": "the label that has the threshold",
-    "null_threshold": "from which score on there is no answer",
-    "threshold": "from which score on a text is unusual",
-    "false_alarm_rate": "the share of normal texts that the threshold may take for unusual",
+    "max_seq_length": "maximum tokens per window",
+    "truncation": "part of a longer text that is kept",
+    "doc_stride": "tokens between the starts of the windows of a longer text",
+    "max_query_length": "maximum tokens of a question; the rest is removed",
+    "max_answer_length": "maximum tokens of an answer",
+    "may_be_impossible": "whether a question may have no answer",
+    "temperature": "divisor of the logits",
+    "thresholds": "minimum probability of a label to be returned",
+    "rare_label": "label that the threshold applies to",
+    "null_threshold": "no-answer score above which there is no answer",
+    "threshold": "minimum score of an anomaly",
+    "false_alarm_rate": "maximum fraction of normal dev texts above the threshold",
 }
 _SETTINGS = (
     "global_batch_size",
@@ -38,19 +44,19 @@ _SETTINGS = (
 
 _PRECISIONS = {
     "float32": "float32",
-    "bfloat16": "bfloat16, for processors with AVX512-BF16 or AMX, others are slow with it; "
-    "outputs are float32, probabilities within 0.02 of the trained model's",
+    "bfloat16": "bfloat16, for processors with AVX512-BF16 or AMX (slow on others); outputs "
+    "are float32, and probabilities are within 0.02 of the trained model's",
 }
 _CARD = """\
 # {name}
 
 {task}
 
-## Answers
+## Predictions
 
 {answers}
 
-What it takes and gives in detail: SIGNATURES.md.
+Inputs and outputs in detail: SIGNATURES.md.
 
 ## Training data
 
@@ -74,7 +80,7 @@ What it takes and gives in detail: SIGNATURES.md.
 
 - origin: {origin}
 - size: {parameters:,} parameters; {layers} layers of {hidden}
-- licence of the origin's weights: not recorded; ask the origin
+- licence of the origin's weights: not recorded; check it with the origin
 - checkpoint: {checkpoint}
 - served in: {precision}
 
@@ -86,15 +92,22 @@ What it takes and gives in detail: SIGNATURES.md.
 
 ## Limits
 
-It knows what its training data and the data before that showed it, with their errors and bias. The
-figures above are of the data named there, and say nothing of texts of another kind. The export has
-tested that the served model answers as the trained one, not that the answers are right.
+The model reflects its pretraining and training data, with their errors and bias. The metrics above
+hold for the data named there, not for other kinds of text. The export has checked that the served
+model's predictions match the trained model's, not that they are correct.
 """
 
 
-def model_card(name, trained, precision):
-    """The card of a TrainedModel that is published as `name`. It names no path of this machine."""
+def model_card(name: str, trained: TrainedModel, precision: str) -> str:
+    """Return the model card as Markdown. It contains no path of this machine.
+
+    Args:
+        name: Name of the published model.
+        trained: The exported model.
+        precision: "float32" or "bfloat16".
+    """
     run, config, model = trained.run, trained.run.config, trained.pipeline.model
+    # As in the released tokenizer: unless it is set, accents are removed from uncased text only.
     keeps = config.strip_accents is False or (
         config.strip_accents is None and not config.do_lower_case
     )
@@ -127,10 +140,15 @@ def model_card(name, trained, precision):
     )
 
 
-def without_paths(origin):
-    """Where weights are from, with files and folders by their own names.
+def without_paths(origin: str) -> str:
+    """Return the origin of weights with file and directory names instead of paths.
 
-    "run /home/me/RUN/checkpoints/step-00000120" becomes "run RUN, step-00000120".
+    Args:
+        origin: Origin as recorded in train.json, such as
+            "run /home/me/RUN/checkpoints/step-00000120".
+
+    Returns:
+        The origin without parent directories, such as "run RUN, step-00000120".
     """
     origin = re.sub(r"^run (?:.*/)?([^/]+)/checkpoints/+(step-\d+)", r"run \1, \2", origin)
     return re.sub(r"(?<!\S)\S*/(?=\S)", "", origin)
@@ -144,13 +162,13 @@ def _task(trained):
         lines.append(f"{len(labels)} labels, in order: {', '.join(labels)}.")
     normal = getattr(task, "normal_labels", ())
     if normal:
-        lines.append(f"Normal are the labels: {', '.join(normal)}.")
+        lines.append(f"Normal labels: {', '.join(normal)}.")
     return "\n\n".join(lines)
 
 
 def _data(train):
     settings, recorded = train.get("settings", {}), train.get("data") or {}
-    if not isinstance(recorded, dict):  # Pretraining: the manifests of its shards.
+    if not isinstance(recorded, dict):  # Pretraining records one digest per directory of shards.
         recorded = dict(zip(settings.get("shards", ()), recorded, strict=False))
     used_for = dict.fromkeys(settings.get("dev") or (), "evaluated on")
     return (
@@ -169,7 +187,7 @@ def _training(train):
 
 
 def _evaluation(trained):
-    """The figures of the exported checkpoint; with what was tuned afterwards, where it was."""
+    """Return the metrics of the exported checkpoint, also those with its tuned values."""
     checkpoints = trained.run.checkpoints
     step = checkpoints.step_of(_base(trained.checkpoint))
     metrics = dict(checkpoints.info(step).get("metrics") or {})
@@ -178,14 +196,14 @@ def _evaluation(trained):
     if not metrics:
         return "The exported checkpoint was not evaluated in its run."
     lines = [f"| {name} | {_plain(value)} |" for name, value in metrics.items()]
-    before = f"Of step {step}; the files are those under Training data."
+    before = f"Metrics of step {step}, on the files under Training data."
     if tuned:
-        before += " `tuned_...`: with thresholds and temperature as they are served."
-    return "\n".join([before, "", "| figure | |", "|---|---|", *lines])
+        before += " `tuned_...`: with the thresholds and the temperature that are served."
+    return "\n".join([before, "", "| metric | value |", "|---|---|", *lines])
 
 
 def _tuning(tuned):
-    """The file that the served values were tuned on, and what that means for its metrics."""
+    """Return a section on the file that the served values were tuned on, "" if there are none."""
     if tuned is None:
         return ""
     names, file = ", ".join(tuned["values"]), tuned.get("file")
@@ -193,8 +211,8 @@ def _tuning(tuned):
         return f"\nTuned: {names}. The file is not recorded; metrics on it are optimistic.\n"
     lines = [
         f"Tuned on {_base(file)} (sha256 {tuned.get('sha256') or NOT_RECORDED}): {names}. Metrics "
-        "on that file (`dev_...`, `tuned_dev_...`) are optimistic: expect worse on other texts, "
-        "and measure on a file that chose and tuned nothing.",
+        "on that file (`dev_...`, `tuned_dev_...`) are optimistic: expect lower ones on other "
+        "texts, and evaluate on a file that was not used for selection or tuning.",
         *(f"Warning: {line}." for line in tuned.get("warnings", ())),
     ]
     return "\n" + "\n\n".join(lines) + "\n"

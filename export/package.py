@@ -1,33 +1,73 @@
-"""What stands beside the graph in a published version, for those who run a server.
+"""Files next to the graph in a published version, for those who run a server.
 
-assets.extra/tf_serving_warmup_requests    see warmup.py
-batching_params.pbtxt, models.config       to start TF Serving with; the former where it may batch
-SIGNATURES.md                              requests, and this model's answers to them
-MODEL_CARD.md                              what it is, and where it is from
+assets.extra/tf_serving_warmup_requests    warm-up records, see warmup.py
+batching_params.pbtxt                      TensorFlow Serving's batching, if the model allows it
+models.config                              TensorFlow Serving's list of models
+SIGNATURES.md                              example requests with this model's responses
+MODEL_CARD.md                              data, training, metrics and origin of the model
 """
 
+from __future__ import annotations
+
 import hashlib
+import os
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from export import warmup
 from export.model_card import model_card
-from export.signature_defs import read_signatures
+from export.signature_defs import SignatureInfo, read_signatures
 from export.signature_page import signature_page
 from export.tf_serving_config import BATCHING, batching_parameters, models_config
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def prepare(directory, trained, log=lambda line: None):
-    """Adds to a SavedModel what a server reads of it; returns its signatures."""
+    from tasks.trained_model import TrainedModel
+
+
+def prepare(
+    directory: os.PathLike | str,
+    trained: TrainedModel,
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[SignatureInfo, ...]:
+    """Add the files that a server reads to a SavedModel.
+
+    Args:
+        directory: The SavedModel.
+        trained: The exported model.
+        log: Receives one line if no warm-up records can be written.
+
+    Returns:
+        The signatures of the SavedModel.
+    """
     signatures = read_signatures(directory)
     settle_fingerprint(directory)
     warmup.write(directory, signatures, trained, log)
     return signatures
 
 
-def write_documents(directory, name, trained, precision, signatures, predictions):
-    """Adds the files for people; `predictions` {signature: {output: array}} are to the examples."""
+def write_documents(
+    directory: os.PathLike | str,
+    name: str,
+    trained: TrainedModel,
+    precision: str,
+    signatures: Sequence[SignatureInfo],
+    predictions: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+    """Add the documentation and the server configurations to a SavedModel.
+
+    Args:
+        directory: The SavedModel.
+        name: Name of the model.
+        trained: The exported model.
+        precision: "float32" or "bfloat16".
+        signatures: Signatures of the SavedModel.
+        predictions: The outputs for each signature's example request.
+    """
     directory = pathlib.Path(directory)
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),
@@ -39,15 +79,19 @@ def write_documents(directory, name, trained, precision, signatures, predictions
             (directory / file_name).write_text(text, encoding="utf-8")
 
 
-def settle_fingerprint(directory):
-    """Gives a SavedModel an identifier that follows from what is in it.
+def settle_fingerprint(directory: os.PathLike | str) -> None:
+    """Replace the random identifier of a SavedModel by a hash of its content.
 
-    TensorFlow draws it at random, the only thing in which two exports of one run differ. The other
-    fields are hashes of the graph, the signatures and the weights' index with their checksums.
+    TensorFlow draws the uuid in fingerprint.pb at random. Without it, two exports of a run are
+    equal in every byte. The other fields are hashes of the graph, of the signatures and of the
+    index of the weights, which contains their checksums.
+
+    Args:
+        directory: The SavedModel.
     """
     path = pathlib.Path(directory) / "fingerprint.pb"
     if not path.exists():
-        return  # TensorFlow can be told to write none.
+        return  # TensorFlow has an option to write none.
     fingerprint = fingerprint_pb2.FingerprintDef.FromString(path.read_bytes())
     fingerprint.ClearField("uuid")
     content = fingerprint.SerializeToString(deterministic=True)

@@ -1,4 +1,10 @@
-"""The parity check: does a SavedModel, on its own, answer as the trained model does?"""
+"""Parity check of an exported SavedModel against the trained model.
+
+The SavedModel runs in a clean Python process with TensorFlow and TensorFlow Text only. If its
+token ids or predictions differ from the trained model's, it is not published.
+"""
+
+from __future__ import annotations
 
 import base64
 import json
@@ -7,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,9 +22,13 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from export import isolated_runner, warmup
 
-# In bfloat16 an answer may be another where another one was so little of probability short.
+if TYPE_CHECKING:
+    from tasks.trained_model import TrainedModel
+
+# In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
 MARGIN = 0.04
-# Outputs that are differences of logits: of any size, and next to nothing where they are large.
+# These outputs are unbounded differences of logits. Where they are large, a difference between two
+# of them hardly changes the probability, so in bfloat16 the probabilities are compared.
 LOG_ODDS = ("no_answer_score",)
 
 ADVERSARIAL_TEXTS = (
@@ -28,7 +39,7 @@ ADVERSARIAL_TEXTS = (
     b"The quick brown fox jumps over the lazy dog.",
     b"UPPER lower MiXeD",
     "caf\u00e9 na\u00efve \u00c5ngstr\u00f6m".encode(),
-    "cafe\u0301 nai\u0308ve A\u030angstro\u0308m".encode(),  # Both normal forms.
+    "cafe\u0301 nai\u0308ve A\u030angstro\u0308m".encode(),  # The same, decomposed (NFD).
     "\u6211\u7231\u5317\u4eac ok \u65e5\u672c\u8a9e".encode(),
     "\ud55c\uad6d\uc5b4 \u0440\u0443\u0441\u0441\u043a\u0438\u0439".encode(),
     "\u0627\u0644\u0639\u0631\u0628\u064a\u0629".encode(),
@@ -45,18 +56,20 @@ ADVERSARIAL_TEXTS = (
     b"a" * (1 << 20),
     b"one megabyte of words " * ((1 << 20) // 22),
 )
-# What goes through windows: 20,000 characters of a text are work enough.
+# Long texts are split into many windows; with 20,000 bytes the check stays fast.
 LONGEST_OF_WINDOWS = 20_000
 ROWS_PER_BATCH = 8
 WORDS_PER_BATCH = 4096
 
 
 class Tolerance(NamedTuple):
-    """How far a served number may be from the trained model's, in float32.
+    """Maximum difference between the outputs of the SavedModel and of the trained model.
 
-    `probability` where a row's numbers are at most 1, as probabilities are; else, and for vectors,
-    `number`, as a part of the largest of them. `margin`: see MARGIN; None where each answer has to
-    be the same; where it is given, LOG_ODDS are compared as the probabilities they are of.
+    Attributes:
+        probability: Absolute tolerance for rows whose values are all at most 1.
+        number: Tolerance for all other rows and for vectors, relative to the row's largest value.
+        margin: See `MARGIN`. If it is set, `LOG_ODDS` are compared as probabilities. `None` if all
+            predictions must be equal.
     """
 
     probability: float
@@ -70,15 +83,31 @@ TOLERANCES = {
 }
 
 
-def check(directory, trained, precision="float32", questions=()):
-    """Compares the SavedModel in `directory` with the trained run it was made from.
+def check(
+    directory: pathlib.Path,
+    trained: TrainedModel,
+    precision: str = "float32",
+    questions: Sequence[tuple[str, Mapping[str, Sequence]]] = (),
+) -> dict[str, dict[str, np.ndarray]]:
+    """Compare a SavedModel with the trained model that it was exported from.
 
-    It is copied elsewhere, made read-only, and asked in a fresh, isolated Python that has none of
-    our code: strings of every unpleasant kind through each signature, the words of the vocabulary
-    through the tokenizer, `questions` [(signature, {input: strings})], and its warm-up records,
-    which only have to be answered. Raises UserError naming the first string on which ids or answers
-    differ, or a number by more than the precision's Tolerance; else returns what was answered to
-    `questions`, {signature: {output: array}}.
+    The SavedModel is copied, made read-only and run in a clean Python process without this
+    project's code. The requests are `ADVERSARIAL_TEXTS` for every signature, the words of the
+    vocabulary for the tokenizer, `questions`, and the warm-up records, which only have to succeed.
+
+    Args:
+        directory: The SavedModel.
+        trained: The trained model, which computes the expected outputs.
+        precision: Key of `TOLERANCES`, "float32" or "bfloat16".
+        questions: Additional requests: signature names with strings, or lists of strings, per
+            input.
+
+    Returns:
+        The SavedModel's outputs for `questions`, as signature name to output name to array.
+
+    Raises:
+        UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
+            differ by more than the tolerance. The message names the first such string.
     """
     functions, tolerance = trained.pipeline.signatures(), TOLERANCES[precision]
     cases = [*questions, *_cases(trained, functions)]
@@ -109,11 +138,12 @@ def check(directory, trained, precision="float32", questions=()):
 
 
 def _served(directory, cases):
-    """{"case/output": array}, as the SavedModel answers from another place."""
+    """Return the outputs of a moved copy of the SavedModel as {"case/output": array}."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         moved = scratch / "moved"
         shutil.copytree(directory, moved)
+        # A server may run as another user, so that loading must not depend on write access.
         _set_writable(moved, False)
         try:
             (scratch / "cases.json").write_text(
@@ -135,10 +165,11 @@ def _served(directory, cases):
 
 
 def _cases(trained, functions):
-    """[(signature, {input: [bytes], or lists of bytes})], in batches."""
+    """Return batches of requests as (signature, {input: strings or lists of strings})."""
     cases = []
     for signature, function in functions.items():
         inputs = [spec.name for spec in function.input_signature]
+        # If there are two inputs, the second one receives the texts in reverse order.
         adversarial = ADVERSARIAL_TEXTS
         if trained.task.has_windows and signature != "embed":
             adversarial = [text[:LONGEST_OF_WINDOWS] for text in ADVERSARIAL_TEXTS]
@@ -151,7 +182,7 @@ def _cases(trained, functions):
 
 
 def _columns(task, names, orders):
-    """{input: its values}: those of the first order for the first input, and so on."""
+    """Return {input: values}, with one of `orders` for each of the input `names`."""
     return {
         name: _in_lists(values) if task.INPUT_RANKS.get(name) == 2 else values
         for name, values in zip(names, orders, strict=False)
@@ -166,20 +197,20 @@ def _batches(signature, columns, size=ROWS_PER_BATCH):
 
 
 def _in_lists(values):
-    """Lists of each value and none to two of those behind it, filled up with "" to three."""
+    """Return one list per value, of it and up to two following values, padded with "" to three."""
     lists = (values[first : first + 1 + first % 3] for first in range(len(values)))
     return [[*texts, *[b""] * (3 - len(texts))] for texts in lists]
 
 
 def _encoded(value):
-    """Strings, or lists of them, as JSON takes them."""
+    """Encode a string in base64 for JSON, or the strings of nested lists."""
     if isinstance(value, bytes | str):
         return base64.b64encode(tf.compat.as_bytes(value)).decode("ascii")
     return [_encoded(entry) for entry in value]
 
 
 def _vocabulary_words(vocabulary):
-    """Words to try the entries with: beginnings alone, continuations behind some beginnings."""
+    """Return words that contain every entry: "##" entries follow several first characters."""
     beginnings = [entry for entry in vocabulary.entries if not entry.startswith("##")]
     continuations = [entry[2:] for entry in vocabulary.entries if entry.startswith("##")]
     words = beginnings + [
@@ -204,13 +235,13 @@ def _run_isolated(moved, scratch):
     )
     if done.returncode:
         raise UserError(
-            "not published: the SavedModel cannot be asked on its own: "
-            + (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            "not published: the SavedModel does not run in a clean Python process: "
+            + (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         )
 
 
 class _Case(NamedTuple):
-    """An output of a signature for some inputs, and how it is compared; see check."""
+    """One output of a request, with its tolerance and the margins of the predictions."""
 
     signature: str
     inputs: dict
@@ -221,11 +252,13 @@ class _Case(NamedTuple):
 
 def _compare(case, expected, served):
     if served is None:
-        raise UserError(f"not published: signature {case.signature} has no output {case.name!r}")
+        raise UserError(
+            f"not published: signature {case.signature}: output {case.name!r} is missing"
+        )
     if expected.shape != served.shape:
-        # Rows are padded to the longest of the batch. Where that may be another row, too close to
-        # tell, they are filled up as the graph fills them (texts "", numbers -1), so that none but
-        # that one differs; else with what no graph gives.
+        # Outputs are padded to the longest row of the batch. In bfloat16 that row itself may differ
+        # within the margin: pad like the graph (texts "", numbers -1), so that the other rows still
+        # compare equal. In float32 pad with values that no graph returns, so that rows differ.
         may_be_longer = case.margins is not None
         of_text, of_number = (b"", -1) if may_be_longer else (b"\xff", -2)
         shape = np.maximum(expected.shape, served.shape)
@@ -242,20 +275,21 @@ def _compare(case, expected, served):
         if not _is_same(case, row, expected_row, actual_row):
             texts = ", ".join(f"{key}={_shown(values[row])}" for key, values in case.inputs.items())
             raise UserError(
-                f"not published: {case.signature} of {texts}: {case.name} is "
-                f"{_shown(actual_row[0])}, the trained model gives {_shown(expected_row[0])}"
+                f"not published: {case.signature}: {texts}: {case.name} differs from the trained "
+                f"model. Expected: {_shown(expected_row[0])}. Received: {_shown(actual_row[0])}."
             )
 
 
 def _is_same(case, row, expected, actual):
     tolerance = case.tolerance
     if case.margins is not None:
-        # Of the next best nothing is said but how probable they are.
+        # Near ties may change the order of the n best spans; only their scores are compared.
         if case.name.startswith("nbest_") and case.name != "nbest_score":
             return True
         if case.margins[row] <= tolerance.margin and case.name != "probabilities":
             return True
     if not np.issubdtype(expected.dtype, np.floating):
+        # The margin covers the best token only; the order of the next ones may differ.
         if case.name == "token" and tolerance.margin:
             expected, actual = expected[:, :1], actual[:, :1]
         return np.array_equal(expected, actual)

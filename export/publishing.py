@@ -1,8 +1,15 @@
-"""From a run to a numbered version that a server picks up: whole, checked, or not at all."""
+"""Publishing of a trained run as a numbered version that a model server loads.
+
+A version is complete and has passed the parity check before an atomic rename makes it visible.
+"""
+
+from __future__ import annotations
 
 import errno
 import os
 import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -12,54 +19,71 @@ from bert_tf.files import sync
 from export import package, parity, staging
 from export.saved_model import write_saved_model
 
+if TYPE_CHECKING:
+    from tasks.trained_model import TrainedModel
+
 
 def publish(
-    trained,
-    output_dir,
-    log=lambda line: None,
-    precision="float32",
-    write=write_saved_model,
-):
-    """Publishes a trained run as the next version under `output_dir`; returns its path.
+    trained: TrainedModel,
+    output_dir: os.PathLike | str,
+    log: Callable[[str], None] = lambda line: None,
+    precision: str = "float32",
+    write: Callable[[TrainedModel, pathlib.Path, str], None] = write_saved_model,
+) -> pathlib.Path:
+    """Publish a trained model as the next version in a directory of versions.
 
-    `write(trained, directory, precision)` makes the files. They come to stand under a name that no
-    server reads, on the same file system, pass the parity check, and are renamed. Raises UserError,
-    with nothing published, if they do not pass, or if the run asked for thresholds or a temperature
-    that were not tuned for this checkpoint.
+    The files are written on the same file system, under a name that servers ignore. They are
+    renamed once they have passed the parity check. After any error nothing is published.
+
+    Args:
+        trained: The trained model.
+        output_dir: Directory of versions. It is created if it does not exist.
+        log: Receives one line per stage.
+        precision: "float32" or "bfloat16".
+        write: Writes the SavedModel, from the trained model, the directory and the precision.
+
+    Returns:
+        The directory of the published version.
+
+    Raises:
+        UserError: If the parity check fails, if `output_dir` is not a local directory, or if the
+            run requires thresholds or a temperature that were not tuned for this checkpoint.
+        OSError: If the files cannot be written.
     """
     paths.check_local("output_dir", output_dir)
     if trained.untuned:
         raise UserError(trained.untuned)
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir={output_dir}: is a file, wanted a directory of versions")
+        raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
     try:
         with staging.staging_directory(output_dir, log) as temporary:
             log(f"writing the SavedModel of {trained.checkpoint}")
             write(trained, temporary, precision)
             signatures = package.prepare(temporary, trained, log)
-            log("asking it in a process of its own, and comparing")
+            log("checking parity with the trained model in a separate process")
             examples = [(signature.name, signature.example()) for signature in signatures]
             predictions = parity.check(temporary, trained, precision, examples)
             package.write_documents(
                 temporary, _name(output_dir), trained, precision, signatures, predictions
             )
             for path in (*temporary.rglob("*"), temporary):
-                path.chmod(0o755 if path.is_dir() else 0o644)  # The server may be another user.
+                # The server may run as another user.
+                path.chmod(0o755 if path.is_dir() else 0o644)
                 sync(path)
             return _rename_to_next_version(temporary, output_dir)
     except (OSError, tf.errors.OpError) as error:
-        # Of a full disk TensorFlow says one of several things.
+        # TensorFlow reports a full disk as one of several error types; raise one type for all.
         reason = getattr(error, "message", None) or str(error)
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"the export failed ({reason.split(' [Op:')[0].strip()}); nothing is published",
+            f"export failed ({reason.split(' [Op:')[0].strip()}); nothing is published",
             str(output_dir),
         ) from None
 
 
-def versions(directory):
-    """The published versions under a directory, oldest first."""
+def versions(directory: os.PathLike | str) -> list[int]:
+    """Return the numbers of the published versions in a directory, oldest first."""
     return sorted(
         int(path.name)
         for path in pathlib.Path(directory).iterdir()
@@ -77,9 +101,9 @@ def _rename_to_next_version(temporary, output_dir):
         except OSError:
             if not (output_dir / str(version)).exists():
                 raise
-            version += 1  # Another export was quicker.
+            version += 1  # Another export has published this number meanwhile.
 
 
 def _name(output_dir):
-    """What the model is called: the name of its directory, as text."""
+    """Return the name of the model, which is the name of its directory, as valid UTF-8."""
     return output_dir.resolve().name.encode("utf-8", "replace").decode() or "model"

@@ -1,12 +1,12 @@
-"""Asks a published model and prints its answer as JSON.
+"""Send a request to a published model and print the response as JSON.
 
     python -m export.request --model_dir=MODELS/name --input text="My invoice is wrong."
     python -m export.request --url=http://localhost:8501/v1/models/name --input text="..."
     python -m export.request --grpc=localhost:8500 --model=name --input text="..."
 
-From its directory, or a TF Serving's REST or gRPC API. An --input may be given several times: for
-several names, or for several texts of one. Where a name takes a list a row, as the choices of a
-question, they are the list of one.
+The model is loaded from a directory, or served by the REST or gRPC API of TensorFlow Serving. The
+flag --input may be repeated, for several names or for several rows of one name. If a name takes a
+list per row, such as choices, its values form the list of a single row.
 """
 
 import dataclasses
@@ -15,40 +15,49 @@ import os
 
 from bert_tf import command, paths
 from bert_tf.errors import UserError
+from export.client import ModelClient
 
 
 @dataclasses.dataclass(frozen=True)
 class RequestSettings:
-    input: tuple[str, ...] = command.flag("NAME=VALUE", repeated=True)
+    """Flags of this command."""
+
+    input: tuple[str, ...] = command.flag("input as NAME=VALUE", repeated=True)
     model_dir: str | None = command.flag(
-        "directory of versions (the newest is used), or of one version", None
+        "directory of versions, of which the newest is used, or of one version", None
     )
-    url: str | None = command.flag("http://HOST:PORT/v1/models/NAME[/versions/N]", None)
-    grpc: str | None = command.flag("HOST:PORT", None)
-    model: str | None = command.flag("which model of --grpc", None)
-    signature: str = command.flag("which signature", "serving_default")
-    timeout: float = command.flag("how many seconds a server may take", 60.0)
+    url: str | None = command.flag(
+        "REST API of a model: http://HOST:PORT/v1/models/NAME[/versions/N]", None
+    )
+    grpc: str | None = command.flag("gRPC API of a server: HOST:PORT", None)
+    model: str | None = command.flag("name of the model on the server of --grpc", None)
+    signature: str = command.flag("name of the signature", "serving_default")
+    timeout: float = command.flag("time limit of a server's response, in seconds", 60.0)
 
     def __post_init__(self):
         if len([target for target in (self.model_dir, self.url, self.grpc) if target]) != 1:
-            raise UserError("wanted one of --model_dir, --url and --grpc")
+            raise UserError("expected exactly one of --model_dir, --url and --grpc")
         if self.model_dir:
             paths.check_local("model_dir", self.model_dir)
         if bool(self.grpc) != bool(self.model):
-            raise UserError("--grpc and --model go together")
+            raise UserError("--grpc, --model: expected both or neither")
         if not 0 < self.timeout < float("inf"):
-            raise UserError(f"--timeout={self.timeout:g}: wanted a number above 0")
+            raise UserError(f"--timeout={self.timeout:g}: expected a finite number > 0")
         for pair in self.input:
             if not pair.partition("=")[0] or "=" not in pair:
-                raise UserError(f"--input={pair}: wanted NAME=VALUE")
+                raise UserError(f"--input={pair}: expected NAME=VALUE")
 
-    def check(self):
-        """Raises UserError at what files show, without TensorFlow."""
+    def check(self) -> None:
+        """Check the files without TensorFlow.
+
+        Raises:
+            UserError: If `model_dir` is not a directory.
+        """
         if self.model_dir and not os.path.isdir(self.model_dir):
             raise UserError(f"--model_dir={self.model_dir}: no such directory")
 
-    def inputs(self):
-        """{name: its values in order}, bytes as they were typed."""
+    def inputs(self) -> dict[str, list[bytes]]:
+        """Return the values of each input name in order, as the bytes of the command line."""
         result = {}
         for pair in self.input:
             name, _, value = pair.partition("=")
@@ -56,13 +65,14 @@ class RequestSettings:
         return result
 
 
-def main(settings):
+def main(settings: RequestSettings) -> None:
+    """Send the request and print the response as JSON."""
     outputs = opened(settings).predict(settings.inputs(), settings.signature)
     print(json.dumps(outputs, ensure_ascii=False, indent=2))
 
 
-def opened(settings):
-    """The one model that the settings say; --url does without TensorFlow."""
+def opened(settings: RequestSettings) -> ModelClient:
+    """Return the client of the model that the settings name. --url does not import TensorFlow."""
     if settings.url:
         from export.rest_client import RestClient
 

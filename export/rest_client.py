@@ -1,4 +1,4 @@
-"""A published model behind TF Serving's REST API, asked with nothing but Python's own library."""
+"""Client of TensorFlow Serving's REST API, with the Python standard library only."""
 
 import base64
 import ctypes
@@ -13,8 +13,8 @@ from bert_tf.errors import UserError
 from export.client import ClientSignature, ModelClient, TensorSpec, is_public_signature
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
-MAX_RESPONSE_BYTES = 256 << 20  # As JSON, 10,000 vectors of 768 numbers.
-# TF Serving writes no other type as JSON.
+MAX_RESPONSE_BYTES = 256 << 20  # About 10,000 vectors of 768 numbers as JSON.
+# TensorFlow Serving writes no other type as JSON.
 DTYPES = {
     "DT_BOOL": "bool",
     "DT_DOUBLE": "float64",
@@ -32,12 +32,21 @@ DTYPES = {
 
 
 class RestClient(ModelClient):
-    """A model of a server: http://HOST:PORT/v1/models/NAME, and /versions/N if not the newest."""
+    """Client of a model on a TensorFlow Serving REST server."""
 
-    def __init__(self, url, timeout=60.0):
-        """Reads the signatures; `timeout` is in seconds."""
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        """Read the model's signatures.
+
+        Args:
+            url: http://HOST:PORT/v1/models/NAME for the newest version, followed by /versions/N or
+                /labels/LABEL for another one.
+            timeout: Time limit per request, in seconds.
+
+        Raises:
+            UserError: If `url` is malformed, or if the server does not respond as expected.
+        """
         if not MODEL_URL.fullmatch(url.rstrip("/")):
-            raise UserError(f"--url={url}: wanted http://HOST:PORT/v1/models/NAME")
+            raise UserError(f"--url={url}: expected http://HOST:PORT/v1/models/NAME")
         self.url, self.timeout = url.rstrip("/"), timeout
         self.signatures = self._read("/metadata", None, _signatures)
 
@@ -47,15 +56,15 @@ class RestClient(ModelClient):
             name: [_as_json(value) for value in _filled_up(values)]
             for name, values in inputs.items()
         }
-        # Columns, not rows: those could be neither none nor lists of different lengths.
+        # The column form; the row form allows neither zero rows nor lists of different lengths.
         request = {"signature_name": signature, "inputs": columns}
         return self._read(":predict", request, lambda response: _outputs(response, specs.outputs))
 
     def _read(self, path, request, read):
-        """What `read` makes of the server's JSON. Raises UserError at any other answer."""
+        """Return `read(response)` of the server's JSON. Raises UserError for other responses."""
         status, kind, body = self._exchanged(path, request)
         try:
-            # TF Serving writes NaN and Infinity as they are.
+            # TensorFlow Serving writes NaN and Infinity, which are not valid JSON.
             response = strict_json.parse_object(
                 body.decode("utf-8", "replace"), parse_constant=float
             )
@@ -64,12 +73,12 @@ class RestClient(ModelClient):
             message = str(response["error"])
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(
-                f"--url={self.url}: no TF Serving answers there: HTTP status {status}, {kind}"
+                f"--url={self.url}: not a TensorFlow Serving API: HTTP status {status}, {kind}"
             ) from None
         raise UserError(f"--url={self.url}: {message}")
 
     def _exchanged(self, path, request):
-        """(status, content type, body) of the server's answer, whatever its status."""
+        """Return (status, content type, body) of the server's response, also of errors."""
         data = None if request is None else json.dumps(request).encode("ascii")
         try:
             try:
@@ -80,25 +89,26 @@ class RestClient(ModelClient):
                     timeout=self.timeout,
                 )
             except urllib.error.HTTPError as error:
-                response = error  # An answer as well.
+                response = error  # Its body is TensorFlow Serving's error message.
             with response:
                 body = response.read(MAX_RESPONSE_BYTES + 1)
                 if len(body) > MAX_RESPONSE_BYTES:
                     raise UserError(
-                        f"--url={self.url}: the answer has over {MAX_RESPONSE_BYTES} bytes; ask "
-                        "for fewer texts at a time"
+                        f"--url={self.url}: the response exceeds {MAX_RESPONSE_BYTES} bytes; send "
+                        "fewer rows per request"
                     )
                 return response.status, response.headers.get_content_type(), body
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise UserError(
-                    f"--url={self.url}: no answer within {self.timeout:g} seconds"
+                    f"--url={self.url}: no response within {self.timeout:g} seconds"
                 ) from None
             detail = getattr(reason, "strerror", None) or reason or type(reason).__name__
             if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
-                detail = "what came is not HTTP"  # Its text would be all bytes that came.
-            raise UserError(f"--url={self.url}: no server answers there: {detail}") from None
+                # The error's own text would contain all received bytes.
+                detail = "the response is not HTTP"
+            raise UserError(f"--url={self.url}: no response from a server: {detail}") from None
 
 
 def _signatures(response):
@@ -123,23 +133,26 @@ def _specs(infos):
 def _outputs(response, specs):
     outputs = response["outputs"]
     if len(specs) == 1:
-        outputs = dict.fromkeys(specs, outputs)  # One output comes without its name.
+        outputs = dict.fromkeys(specs, outputs)  # A single output is sent without its name.
     return {name: _value(outputs[name], specs[name].dtype) for name in specs}
 
 
 def _value(value, dtype):
-    """What another client would have got: a float32 comes in as few digits as tell it."""
+    """Convert a JSON value to what the other clients return.
+
+    The server writes a float32 in as few digits as identify it, which Python parses as a float64.
+    """
     if isinstance(value, list):
         return [_value(entry, dtype) for entry in value]
     if dtype == "float32":
         return ctypes.c_float(value).value
-    if isinstance(value, dict):  # Of outputs whose name ends in "_bytes".
+    if isinstance(value, dict):  # The server encodes outputs whose name ends in "_bytes".
         return base64.b64decode(value["b64"]).decode("utf-8", "replace")
     return value
 
 
 def _filled_up(values):
-    """Lists of strings as long as the longest, as JSON's have to be."""
+    """Pad lists of strings to the longest, since the server requires equal lengths."""
     longest = max((len(value) for value in values if isinstance(value, list)), default=0)
     return [
         value + [b""] * (longest - len(value)) if isinstance(value, list) else value

@@ -1,12 +1,16 @@
-"""A trained pipeline as a SavedModel. No second model: the same layers are traced.
+"""Export of a trained pipeline as a SavedModel, by tracing the layers that were trained.
 
-Legend: B texts.
+Shape suffixes: B texts, H hidden size.
 """
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -14,26 +18,44 @@ import tensorflow as tf
 
 from bert_tf.text import unicode_tables
 
-# Where a weight's rows are a multiple of 4,096 bytes apart they all share the same few lines of a
-# processor's first cache: oneDNN's product of up to 300 rows takes up to twice as long on AVX2
-# (benchmarks/few_rows.py). One line more between them, and each has its own.
-SLOW_WIDTH, FILLER = 1024, 16  # Of float32.
+if TYPE_CHECKING:
+    from tasks.trained_model import TrainedModel
+
+# If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
+# lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
+# rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
+SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
 
 
-def write_saved_model(trained, directory, precision="float32"):
-    """Writes a run as a SavedModel: strings in, the task's answer out.
+def write_saved_model(
+    trained: TrainedModel, directory: os.PathLike | str, precision: str = "float32"
+) -> None:
+    """Write a trained model as a SavedModel that maps strings to predictions.
 
-    Signatures serving_default (the task's inputs -> its answer), tokenize (the same inputs -> what
-    the model sees), embed (text -> pooled, mean) and what else the pipeline serves; inputs are [B]
-    UTF-8 strings, outputs dicts with fixed names. vocab.txt, config.json, task.json and
-    tokenizer.json go to assets.extra, for people; the graph needs no file.
+    Signatures:
 
-    In float32 the weights stand in variables/: TensorFlow joins kernels as it does of constants,
-    but those are copied dozens of times while a server loads them. In "bfloat16" products and what
-    stands between them are computed in that, outputs are float32, and the weights are constants of
-    the graph, which oneDNN lays out once instead of at each product.
+    - serving_default: the task's inputs, strings `(B,)` or `(B, C)` in UTF-8. Returns the task's
+      prediction.
+    - tokenize: the same inputs. Returns token ids, mask, segments and character offsets.
+    - embed: "text" `(B,)`. Returns "pooled" and "mean", float32 `(B, H)`.
+    - The others that the pipeline serves, such as next_sentence.
+
+    Copies of vocab.txt, config.json, task.json and tokenizer.json are stored in assets.extra for
+    inspection. The graph reads no file.
+
+    In float32 the weights are stored in variables/. TensorFlow's graph optimization fuses their
+    operations like those of constants, but constants are copied dozens of times while a server
+    loads them. In bfloat16 the weights are constants of the graph, since oneDNN then packs them
+    once instead of in every matrix product.
+
+    Args:
+        trained: The trained model.
+        directory: Directory to write.
+        precision: "float32", or "bfloat16" for the encoder's computation. Outputs are always
+            float32.
     """
-    module = tf.Module(name="servable")  # Holds variables and functions, and nothing of Keras.
+    # A tf.Module holds variables and functions, but no state of Keras.
+    module = tf.Module(name="servable")
     if precision == "float32":
         pipeline = _in_float32(trained)
         module.weights = [variable.value for variable in pipeline.model.variables]
@@ -58,9 +80,10 @@ def write_saved_model(trained, directory, precision="float32"):
 
 
 def _in_float32(trained):
-    """The trained pipeline; its feed-forward part a little wider, if that makes it faster.
+    """Return the pipeline, with `FILLER` zero columns if the feed-forward width would be slow.
 
-    Zeros fill the new places, so that nothing changes: gelu(0) is 0, and that by zeros adds 0.
+    The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
+    second weight matrix are 0 as well.
     """
     config = trained.run.config
     if config.intermediate_size % SLOW_WIDTH:
@@ -74,7 +97,7 @@ def _in_float32(trained):
 
 
 def _in_bfloat16(trained):
-    """The trained pipeline with its products in bfloat16 and its weights as constants."""
+    """Return the pipeline with bfloat16 matrix products and with its weights as constants."""
     model = trained.task.build_model(trained.run.config, "mixed_bfloat16")
     rounded = {
         id(variable)
@@ -87,7 +110,7 @@ def _in_bfloat16(trained):
         for variable, value in zip(model.variables, trained.pipeline.model.variables, strict=True)
     ]
 
-    # A function of its own, so that they stand in the file once for all signatures.
+    # A separate function, so that the constants are stored once and shared by all signatures.
     @tf.function(input_signature=[], autograph=False)
     def constants():
         return [tf.constant(value, dtype) for _, value, dtype in variables]
@@ -96,7 +119,7 @@ def _in_bfloat16(trained):
     def weights():
         scope = keras.StatelessScope()
         for (variable, *_), value in zip(variables, constants(), strict=True):
-            # Not as its argument, which would turn it into the variable's float32.
+            # StatelessScope's state_mapping argument would cast the value to float32.
             scope.add_update((variable, value))
         with scope:
             yield

@@ -1,9 +1,10 @@
-"""What a SavedModel takes and gives, read from its file, and requests to show it with.
+"""Signatures of a SavedModel, read from its file, and example requests.
 
-Legend: B rows of a request.
+Shape suffixes: B rows of a request, C choices.
 """
 
 import dataclasses
+import os
 import pathlib
 
 import tensorflow as tf
@@ -26,7 +27,7 @@ MASKED = ["The capital of France is [MASK].", "He took his [MASK], since it was 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """The name, type and shape of an input or output; None is a size that is open."""
+    """Name, dtype and shape of an input or output. `None` in a shape is an unknown size."""
 
     name: str
     dtype: str
@@ -35,14 +36,14 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class SignatureInfo:
-    """One signature of a SavedModel. Its inputs are strings, [B] or [B, C]."""
+    """One signature of a SavedModel. Its inputs are strings of shape (B,) or (B, C)."""
 
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
-    def example(self):
-        """{input: values} of two rows in plain words."""
+    def example(self) -> dict[str, list]:
+        """Return an example request of two rows, as input names with their values."""
         if "token" in {output.name for output in self.outputs}:
             return {"text": MASKED}
         plain = EXAMPLES["text"]
@@ -53,24 +54,33 @@ class SignatureInfo:
         }
 
 
-def read_signatures(directory):
-    """The signatures of a SavedModel, serving_default first. Raises UserError if it is damaged."""
+def read_signatures(directory: os.PathLike | str) -> tuple[SignatureInfo, ...]:
+    """Read the signatures of a SavedModel.
+
+    Args:
+        directory: The SavedModel. Its graph is not loaded.
+
+    Returns:
+        The signatures, serving_default first and the others by name.
+
+    Raises:
+        UserError: If saved_model.pb is damaged.
+    """
     model = saved_model_pb2.SavedModel()
     try:
         model.ParseFromString((pathlib.Path(directory) / "saved_model.pb").read_bytes())
     except DecodeError:
-        raise UserError(
-            "not published: the SavedModel cannot be asked on its own: saved_model.pb is damaged"
-        ) from None
+        raise UserError("not published: saved_model.pb is damaged; export the run again") from None
     definitions = model.meta_graphs[0].signature_def
     return tuple(
         SignatureInfo(name, _tensors(definitions[name].inputs), _tensors(definitions[name].outputs))
         for name in sorted(definitions, key=lambda name: (name != "serving_default", name))
-        if not name.startswith("__")  # TensorFlow's own.
+        if not name.startswith("__")  # TensorFlow's initialization is stored among them.
     )
 
 
 def _tensors(infos):
+    # Inputs in the order of EXAMPLES, so that a question comes before its context.
     order = {name: number for number, name in enumerate(EXAMPLES)}
     return tuple(
         Tensor(

@@ -1,41 +1,48 @@
-"""SIGNATURES.md: for each signature what it takes and gives, and requests with their answers."""
+"""Reference page of a model's signatures (SIGNATURES.md), with requests and responses."""
+
+from __future__ import annotations
 
 import json
 import shlex
 import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from export import field_docs
 from export.tf_serving_config import printable
 
-SHOWN = 4  # Numbers of a longer list that are shown.
-DIGITS = 4
+if TYPE_CHECKING:
+    from export.signature_defs import SignatureInfo
+
+SHOWN = 4  # Number of entries shown of a list that is longer than twice that.
+DIGITS = 4  # Significant digits of numbers.
 
 _PAGE = """\
 # Signatures of {name}
 
-Requests are UTF-8 strings, answers belong to the rows of the request in order. In shapes B is the
-number of rows, `*` a size that follows from the request: shorter rows are filled up. Characters are
-counted as Unicode has them (code points), from 0, in the string as it was sent.
+Requests consist of UTF-8 strings. Responses are in the order of the request's rows. In shapes, B is
+the number of rows and `*` a size that depends on the request; shorter rows are padded. Character
+positions count Unicode code points from 0 in the string as it was sent.
 
-REST is at port 8501 of TF Serving, gRPC at 8500. A string that is not UTF-8 goes into JSON as
-`{{"b64": "..."}}`. In the row form all rows need lists of the same length.
+TensorFlow Serving has REST at port 8501 and gRPC at 8500. In JSON, a string that is not UTF-8 is
+sent as `{{"b64": "..."}}`. In the row form all rows need lists of the same length.
 
-The answers below are this very model's. Numbers in them are rounded to {digits} digits; of longer
-lists the first {shown} entries are shown.
+The responses below are this model's. Numbers are rounded to {digits} significant digits, and long
+lists are cut after {shown} entries.
 
 ## Python, over gRPC
 
-With `pip install grpcio tensorflow tensorflow-serving-api`; what follows goes before each of the
-requests below.
+Run `pip install grpcio tensorflow tensorflow-serving-api`. The gRPC requests below start with this
+code.
 
 ```python
 import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-# -1: messages of any size. gRPC refuses answers of over 4 MB by itself.
+# -1: messages of any size. By default gRPC rejects responses of more than 4 MB.
 unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 channel = grpc.insecure_channel("localhost:8500", unlimited)
 stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -45,11 +52,11 @@ stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 _SECTION = """
 ## {signature}
 {about}
-| takes | type | shape | |
+| input | type | shape | description |
 |---|---|---|---|
 {inputs}
 
-| gives | type | shape | |
+| output | type | shape | description |
 |---|---|---|---|
 {outputs}
 
@@ -79,14 +86,24 @@ request.model_spec.name = {name!r}
 request.model_spec.signature_name = {signature!r}
 {assignments}
 response = stub.Predict(request, timeout=30)
-answer = {{name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}}
+outputs = {{name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}}
 ```
 """
 
 
-def signature_page(name, signatures, kind, predictions):
-    """The page of a model called `name`; `predictions` {signature: {output: array}}
-    are to examples.
+def signature_page(
+    name: str,
+    signatures: Sequence[SignatureInfo],
+    kind: str,
+    predictions: Mapping[str, Mapping[str, np.ndarray]],
+) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        name: Name of the model.
+        signatures: Signatures of the SavedModel.
+        kind: Task type.
+        predictions: The outputs for each signature's example request.
     """
     sections = [
         _section(name, signature, kind, predictions[signature.name]) for signature in signatures
@@ -103,7 +120,7 @@ def _section(name, signature, kind, prediction):
     given = sorted(signature.outputs, key=lambda output: order.get(output.name, len(order)))
     outputs = {output.name: _shown(prediction[output.name].tolist()) for output in given}
     named = {} if signature.name == "serving_default" else {"signature_name": signature.name}
-    # One input or output goes without its name.
+    # In the REST API, a single input or output has no name.
     rows = _rows(inputs) if len(inputs) > 1 else next(iter(inputs.values()))
     output_rows = _rows(outputs) if len(outputs) > 1 else next(iter(outputs.values()))
     output_columns = outputs if len(outputs) > 1 else next(iter(outputs.values()))
@@ -148,7 +165,7 @@ def _shape(shape):
 
 
 def _shown(value, is_rows=True):
-    """A nested list as JSON can show it: text, rounded numbers, long rows cut."""
+    """Prepare a nested list for JSON: decode text, round numbers and cut long rows."""
     if isinstance(value, list):
         shown = [_shown(entry, False) for entry in value]
         if is_rows or len(shown) <= 2 * SHOWN:
@@ -164,7 +181,7 @@ def _shown(value, is_rows=True):
 
 
 def _json(value):
-    """JSON of which every row, or column, is on a line of its own."""
+    """Return JSON with one line per row or column."""
     ((key, content),) = value.items()
     if isinstance(content, dict):
         opening, closing = "{", "}"

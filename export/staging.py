@@ -1,22 +1,33 @@
-"""The directory in which a version is written, with a name that no server reads.
+"""Staging directory in which a version is written, under a name that servers ignore.
 
-Its name contains the PID of the process, which holds the directory of versions meanwhile.
+Its name contains the PID of the process, which holds the lock of the directory of versions.
 """
 
 import contextlib
 import os
+import pathlib
 import shutil
+from collections.abc import Callable, Iterator
 
 from bert_tf import ownership
 
-PREFIX = ".writing-"  # And the number of the process.
+PREFIX = ".writing-"  # Followed by the PID.
 
 
 @contextlib.contextmanager
-def staging_directory(output_dir, log):
+def staging_directory(
+    output_dir: pathlib.Path, log: Callable[[str], None]
+) -> Iterator[pathlib.Path]:
     """Create an empty directory in `output_dir` for the block, and remove it afterwards.
 
     Directories of killed exports are removed if `output_dir` has a marker.
+
+    Args:
+        output_dir: Directory of versions. It is created if it does not exist.
+        log: Receives one line per removed directory.
+
+    Yields:
+        The staging directory.
 
     Raises:
         UserError: If another process exports to `output_dir`.
@@ -24,7 +35,7 @@ def staging_directory(output_dir, log):
     is_ours = ownership.is_ours(output_dir)
     with ownership.sole_writer(output_dir) as made:
         for path in made:
-            os.chmod(path, 0o755)  # The server may be another user.
+            os.chmod(path, 0o755)  # The server may run as another user.
         path = output_dir / f"{PREFIX}{os.getpid()}"
         if is_ours:
             _remove_abandoned(output_dir, path, log)
@@ -41,7 +52,7 @@ def _remove_abandoned(output_dir, own, log):
         # Without locks in the file system, another process may be writing there.
         if number.isdecimal() and path.is_dir() and (path == own or not _lives(int(number))):
             shutil.rmtree(path, ignore_errors=True)
-            log(f"{path}: removed, left by an export that was killed")
+            log(f"{path}: removed, left by a killed export")
 
 
 def _lives(pid):
@@ -50,5 +61,5 @@ def _lives(pid):
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        pass  # Another user's, or no number that we know of.
+        pass  # Another user's process, or a number beyond the range of PIDs.
     return True

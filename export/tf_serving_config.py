@@ -1,55 +1,63 @@
-"""Two files that TF Serving can be started with, for people who know it and not Python."""
+"""Configuration files of TensorFlow Serving, with a comment for each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from google.protobuf import text_encoding
 
+if TYPE_CHECKING:
+    from export.signature_defs import SignatureInfo
+
 MAX_BATCH_SIZE = 32
-BATCHING = "batching_params.pbtxt"  # The name by which TF Serving finds it in a version.
+BATCHING = "batching_params.pbtxt"  # TensorFlow Serving expects this name in a version.
 
 _BATCHING = """\
-# Lets TF Serving answer requests that come at the same time as one batch: more answers per second
-# for a little more waiting. Without it each request is answered by itself.
+# With this file TensorFlow Serving joins simultaneous requests into one batch: more requests per
+# second at a slightly higher latency. Without it, each request is a batch of its own.
 #
 #   tensorflow_model_server ... --enable_batching --enable_per_model_batching_parameters
 #
-# reads this file in each version that has one, and batches no model that has none. The number of
-# threads is that of the processor's cores; --batching_parameters_file sets another.
+# reads this file from each version that has one. Models without it are not batched. The number of
+# threads is the number of processor cores; --batching_parameters_file sets another.
 #
-# TF Serving compares the shapes of requests only when it joins them. A request of another rank than
-# SIGNATURES.md says fails together with those that it is joined with (FAILED_PRECONDITION): they
-# can be sent again. Where clients cannot be trusted with that, do not enable batching. A request
-# without rows waits until another one comes.
+# TensorFlow Serving compares the shapes of requests only when it joins them. A request of another
+# rank than in SIGNATURES.md fails together with those that it is joined with (FAILED_PRECONDITION),
+# which can be sent again. If clients are not trusted, do not enable batching. A request with zero
+# rows waits until another one arrives.
 
-# The most rows of a batch. A request with more rows is refused (INVALID_ARGUMENT), it alone: send
-# them in several. Not enable_large_batch_splitting: TF Serving could not put the parts together
-# again, since outputs that are padded to the longest row differ in width.
+# Maximum number of rows per batch. A request with more rows is rejected (INVALID_ARGUMENT) without
+# affecting others; send several smaller ones. Do not set enable_large_batch_splitting: outputs are
+# padded to the longest row, so TensorFlow Serving could not concatenate parts of different width.
 max_batch_size {{ value: {max_batch_size} }}
 
-# How long a request waits for others, in microseconds. 0: it takes along those that are waiting
-# already. If clients are many and small, try 1000 to 10000.
+# Time that a request waits for others, in microseconds. With 0 a batch consists of the requests
+# that are already waiting. With many small clients, try 1000 to 10000.
 batch_timeout_micros {{ value: 0 }}
 
-# How many batches may wait. What comes on top is refused at once (UNAVAILABLE), so that clients can
-# try again elsewhere instead of waiting ever longer.
+# Maximum number of waiting batches. Further requests are rejected at once (UNAVAILABLE), so that
+# clients can retry elsewhere instead of waiting longer and longer.
 max_enqueued_batches {{ value: 100 }}
 
-# No allowed_batch_sizes: any size is as good to this model, and rows that fill up a batch would be
-# computed for nothing. No pad_variable_length_inputs: texts of all lengths go together as they are.
+# allowed_batch_sizes is not set: all sizes are equally efficient, and padding rows would cost time.
+# pad_variable_length_inputs is not set: texts of different lengths need no padding.
 """
 
 _MODELS = """\
-# Serves {shown} from where the Docker image of TF Serving has models:
+# Serves {shown} from the models directory of TensorFlow Serving's Docker image:
 #
 #   docker run -p 8500:8500 -p 8501:8501 -v MODELS:/models tensorflow/serving \\
 #       --model_config_file=/models/THIS_FILE
 #
-# MODELS is the directory in which the model's own stands, THIS_FILE a copy of this file in it. The
-# newest version is served, and a newer one once it appears. For several models put the "config"
-# blocks of each into one file.
+# MODELS is the parent of the model's directory of versions, and THIS_FILE a copy of this file in
+# MODELS. The newest version is served, and later ones as soon as they appear. For several models,
+# put the "config" block of each into one file.
 model_config_list {{
   config {{
-    # What clients call it: /v1/models/NAME
+    # Name for clients: /v1/models/NAME
     name: "{name}"
-    # Where its versions are, each a directory that is a number.
+    # Directory of versions, whose names are numbers.
     base_path: "/models/{name}"
     model_platform: "tensorflow"
   }}
@@ -57,24 +65,33 @@ model_config_list {{
 """
 
 
-def batching_parameters(signatures):
-    """The text of batching_params.pbtxt, BatchingParameters in protobuf's text form, or None.
+def batching_parameters(signatures: Sequence[SignatureInfo]) -> str | None:
+    """Return the content of batching_params.pbtxt.
 
-    None for a model that takes lists, as the choices of a question: TF Serving joins only lists of
-    one length, and fails all requests of a batch where one has another.
+    Args:
+        signatures: Signatures of the SavedModel.
+
+    Returns:
+        A BatchingParameters message in protobuf's text format. `None` if an input has lists per
+        row, such as choices: TensorFlow Serving fails all requests of a batch unless their lists
+        have the same length.
     """
     if any(len(tensor.shape) > 1 for signature in signatures for tensor in signature.inputs):
         return None
     return _BATCHING.format(max_batch_size=MAX_BATCH_SIZE)
 
 
-def models_config(name):
-    """The text of models.config: a ModelServerConfig, for a model of any name."""
+def models_config(name: str) -> str:
+    """Return the content of models.config, a ModelServerConfig in protobuf's text format.
+
+    Args:
+        name: Name of the model. Any string is valid.
+    """
     return _MODELS.format(
         shown=printable(name), name=text_encoding.CEscape(name.encode(), as_utf8=False)
     )
 
 
-def printable(name):
-    """A name as it can stand in a line of text."""
+def printable(name: str) -> str:
+    """Return a name with "?" for every character that is not printable."""
     return "".join(character if character.isprintable() else "?" for character in name)

@@ -1,40 +1,57 @@
-"""Warm-up records: requests that TF Serving answers to itself before a version takes others.
+"""Warm-up records, which TensorFlow Serving runs before a new version receives requests.
 
-The first requests of a signature are slow: its graph is optimized, kernels are built for each
-shape. One record that fails keeps a server from loading the version at all, so the gate asks all of
-them. Legend: B rows of a record.
+The first requests to a signature are slow, since its graph is optimized and kernels are built for
+each shape. If a record fails, servers do not load the version. The parity check runs all of them.
 """
+
+from __future__ import annotations
 
 import itertools
 import math
+import os
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-RELATIVE_PATH = "assets.extra/tf_serving_warmup_requests"  # The one at which TF Serving looks.
+if TYPE_CHECKING:
+    from export.signature_defs import SignatureInfo
+    from tasks.trained_model import TrainedModel
+
+# The path is fixed by TensorFlow Serving.
+RELATIVE_PATH = "assets.extra/tf_serving_warmup_requests"
 BATCH_SIZES = (1, 4, 16)
-LENGTHS = (
-    8,
-    64,
-    512,
-    256,
-)  # Words of a row, the most wanted first; fewer if the model takes fewer.
+# Words per row, the most important first; limited by the model's maximum sequence length.
+LENGTHS = (8, 64, 512, 256)
 NUM_CHOICES = 2
-BUDGET = 7e11  # Multiply-adds of all records: a replay of some 10 seconds on two cores.
+# Multiply-adds of all records together, about 10 seconds on two cores.
+BUDGET = 7e11
 
 
-def write(directory, signatures, trained, log=lambda line: None):
-    """Writes records of every signature: few and many rows, short and long, as the budget allows.
+def write(
+    directory: os.PathLike | str,
+    signatures: Sequence[SignatureInfo],
+    trained: TrainedModel,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Write warm-up records for every signature, with few and many, short and long rows.
 
-    Needs tensorflow-serving-api, the extra "serving"; says so where it is missing. They carry no
-    model's name, to which the server does not look, so that a directory may be renamed.
+    Without tensorflow-serving-api (extra "serving") nothing is written. Records contain no model
+    name, which servers ignore, so that the directory may be renamed.
+
+    Args:
+        directory: The SavedModel.
+        signatures: Its signatures.
+        trained: The exported model.
+        log: Receives one line if no records are written.
     """
     try:
         from tensorflow_serving.apis import prediction_log_pb2
     except ImportError:
         log(
-            "no warm-up records written: they need tensorflow-serving-api; "
-            "pip install 'bert_tf[serving]'"
+            "no warm-up records written: tensorflow-serving-api is missing; "
+            "run pip install 'bert_tf[serving]'"
         )
         return
     with tf.io.TFRecordWriter(str(pathlib.Path(directory) / RELATIVE_PATH)) as records:
@@ -47,10 +64,14 @@ def write(directory, signatures, trained, log=lambda line: None):
             records.write(prediction_log.SerializeToString(deterministic=True))
 
 
-def read(directory):
-    """[(signature, {input: bytes, or lists of bytes})] of the records; none, if none were written.
+def read(directory: os.PathLike | str) -> list[tuple[str, dict[str, list]]]:
+    """Read the warm-up records of a SavedModel from its file.
 
-    They are read as they will be served.
+    Args:
+        directory: The SavedModel.
+
+    Returns:
+        Signature names with `bytes`, or lists of `bytes`, per input. Empty if there is no file.
     """
     path = pathlib.Path(directory) / RELATIVE_PATH
     if not path.exists():
@@ -65,16 +86,26 @@ def read(directory):
     return found
 
 
-def requests(signatures, trained):
-    """[(signature, {input: strings})]: its example, then growing batches of growing texts.
+def requests(
+    signatures: Sequence[SignatureInfo], trained: TrainedModel
+) -> list[tuple[str, dict[str, list]]]:
+    """Return the requests of the warm-up records.
 
-    What goes over a signature's share of the budget is left out; the example never is.
+    Each signature has an equal part of `BUDGET`. Its example request is always included; then
+    come the batches of `BATCH_SIZES` and `LENGTHS` that fit into the budget.
+
+    Args:
+        signatures: Signatures of the SavedModel.
+        trained: The exported model.
+
+    Returns:
+        Signature names with strings, or lists of strings, per input.
     """
     config = trained.run.config
     weights_per_token = config.num_hidden_layers * (
         4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     )
-    max_words = max(trained.task.max_seq_length - 3, 1)  # Beside [CLS] and two [SEP].
+    max_words = max(trained.task.max_seq_length - 3, 1)  # Without [CLS] and two [SEP].
     lengths = list(dict.fromkeys(min(length, max_words) for length in LENGTHS))
     words = _words(trained.run.vocabulary)
     found = []
@@ -98,6 +129,6 @@ def requests(signatures, trained):
 
 
 def _words(vocabulary):
-    """Whole words of a vocabulary, again and again: a token each."""
+    """Repeat words of a vocabulary endlessly; each is a single token."""
     plain = [entry for entry in vocabulary.entries if entry.isalpha() and entry == entry.lower()]
     return itertools.cycle(plain[:1000] or ["a"])

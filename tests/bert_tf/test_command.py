@@ -100,7 +100,7 @@ def test_flags_are_checked_before_tensorflow_is_imported(
             ["--run=r", "--input=setup.py", "--output=tests"],
             "--output=tests: expected a file",
         ),
-        ("export.request", ["--model_dir=m", "--input=text"], "--input=text: wanted NAME=VALUE"),
+        ("export.request", ["--model_dir=m", "--input=text"], "--input=text: expected NAME=VALUE"),
         (
             "tasks.finetune",
             [

@@ -168,7 +168,7 @@ def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
         wrong = dataclasses.replace(right, task=turned, pipeline=pipeline)
         write_saved_model(wrong, directory)
 
-    with pytest.raises(UserError, match="not published: serving_default of text=.*: label is"):
+    with pytest.raises(UserError, match="not published: serving_default: text=.*: label differs"):
         publish(run, tmp_path / "models", precision="bfloat16", write=write)
 
 

@@ -83,9 +83,9 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
 @pytest.mark.slow
 def test_wrong_requests_for_choices_are_told(choices_dir):
     served = LocalClient(choices_dir)
-    with pytest.raises(UserError, match="the same number of values, got 2 of prompt, 1 of choices"):
+    with pytest.raises(UserError, match="values per name, received 2 of prompt, 1 of choices"):
         served.predict({"prompt": ["a", "b"], "choices": ["c", "d"]})
-    with pytest.raises(UserError, match="serving_default wants choices, prompt, got prompt"):
+    with pytest.raises(UserError, match="expected choices, prompt; received prompt"):
         served.predict({"prompt": ["a"]})
 
 
@@ -120,7 +120,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     model.head.kernel.assign(-model.head.kernel)
     pipeline = Pipeline(of_choices.task, of_choices.pipeline.tokenizer, model)
     wrong = dataclasses.replace(of_choices, pipeline=pipeline)
-    message = r"serving_default of prompt='.*', choices=\[.*: (choice|probabilities) is"
+    message = r"serving_default: prompt='.*', choices=\[.*: (choice|probabilities) differs"
     with pytest.raises(UserError, match=f"not published: {message}"):
         publish(
             of_choices,
@@ -146,7 +146,7 @@ def test_outputs_of_any_rank_are_compared(expected, served, is_same):
     if is_same:
         parity._compare(case, expected, served)
     else:
-        with pytest.raises(UserError, match=r"prompt='p', choices=\['c', '\ufffd'\]: start is"):
+        with pytest.raises(UserError, match=r"choices=\['c', '\ufffd'\]: start differs"):
             parity._compare(case, expected, served)
 
 
@@ -167,7 +167,7 @@ def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, expected, 
     close, clear = np.array([0.9, 0.01]), np.array([0.9, 0.9])
     case = parity._Case("serving_default", inputs, name, tolerance, close)
     parity._compare(case, expected, served)
-    with pytest.raises(UserError, match=f"text='a high': {name} is"):
+    with pytest.raises(UserError, match=f"text='a high': {name} differs"):
         parity._compare(case._replace(margins=clear), expected, served)
 
 
@@ -193,7 +193,7 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected,
     if is_same:
         parity._compare(case, expected, served)
     else:
-        with pytest.raises(UserError, match="context='the bill': no_answer_score is"):
+        with pytest.raises(UserError, match="context='the bill': no_answer_score differs"):
             parity._compare(case, expected, served)
 
 

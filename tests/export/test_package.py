@@ -115,8 +115,8 @@ def test_without_the_serving_extra_it_is_said_and_no_record_written(
     said = []
     warmup.write(tmp_path, read_signatures(version.directory), trained, said.append)
     assert said == [
-        "no warm-up records written: they need tensorflow-serving-api; "
-        "pip install 'bert_tf[serving]'"
+        "no warm-up records written: tensorflow-serving-api is missing; "
+        "run pip install 'bert_tf[serving]'"
     ]
     assert not list((tmp_path / "assets.extra").iterdir()) and warmup.read(tmp_path) == []
 
@@ -208,7 +208,7 @@ def test_the_signature_page_shows_what_this_model_answers(version):
                     assert shown == np.array(right).astype(str).tolist()
                 else:
                     np.testing.assert_allclose(shown, right, rtol=1e-3)
-    assert "| `probabilities` | float32 | [B, 3] | the probability of each label" in page
+    assert "| `probabilities` | float32 | [B, 3] | probability of each label" in page
 
 
 def test_the_python_of_the_signature_page_asks(version, monkeypatch):
@@ -245,8 +245,8 @@ def test_the_python_of_the_signature_page_asks(version, monkeypatch):
         names = {}
         exec(f"{client}\n{request}", names)
         expected = version.answers[names["request"].model_spec.signature_name]
-        assert set(names["answer"]) == set(expected)
-        for name, values in names["answer"].items():
+        assert set(names["outputs"]) == set(expected)
+        for name, values in names["outputs"].items():
             np.testing.assert_array_equal(values, expected[name])
 
 

@@ -127,8 +127,7 @@ def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
     publish(Nothing, tmp_path, lines.append, write=fake())
     assert contents(tmp_path) == {"1", "2", *names[2:]}
     assert [line for line in lines if "killed" in line] == [
-        f"{tmp_path / name}: removed, left by an export that was killed"
-        for name in sorted(names[:2])
+        f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:2])
     ]
 
 
@@ -324,4 +323,4 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
     lines = []
     publish(Nothing, tmp_path, lines.append, write=fake())
     assert contents(tmp_path) == {"1"}
-    assert sum("left by an export that was killed" in line for line in lines) == 1
+    assert sum("left by a killed export" in line for line in lines) == 1

@@ -124,14 +124,22 @@ def test_signatures_are_the_same(targets):
 @pytest.mark.parametrize(
     ("signature", "inputs", "message"),
     [
-        ("sing", {"text": ["a"]}, "--signature=sing: there are choose, number"),
-        ("one", {"texts": ["a"]}, "--input: one wants text, got texts"),
-        ("one", {"text": ["a"], "more": ["b"]}, "--input: one wants text, got more, text"),
-        ("choose", {"prompt": ["a"]}, "--input: choose wants choices, prompt, got prompt"),
+        ("sing", {"text": ["a"]}, "--signature=sing: expected one of choose, number"),
+        ("one", {"texts": ["a"]}, "--input: signature one: expected text; received texts"),
+        (
+            "one",
+            {"text": ["a"], "more": ["b"]},
+            "--input: signature one: expected text; received more, text",
+        ),
+        (
+            "choose",
+            {"prompt": ["a"]},
+            "signature choose: expected choices, prompt; received prompt",
+        ),
         (
             "choose",
             {"prompt": ["a", "b"], "choices": ["c", "d"]},
-            "the same number of values, got 2 of prompt, 1 of choices",
+            "the same number of values per name, received 2 of prompt, 1 of choices",
         ),
         ("twice", {"x": ["a"]}, "--signature=twice: x is float32 of rank 2; only strings"),
         ("one", {"text": ["many"]}, "could not correctly convert string: many"),
@@ -160,11 +168,11 @@ def test_the_command_asks_each_target(targets, capsys):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "wanted one of --model_dir, --url and --grpc"),
-        ({"model_dir": "m", "url": "u"}, "wanted one of --model_dir, --url and --grpc"),
-        ({"grpc": "localhost:8500"}, "--grpc and --model go together"),
-        ({"model_dir": "m", "model": "n"}, "--grpc and --model go together"),
-        ({"model_dir": "m", "timeout": 0.0}, "--timeout=0: wanted a number above 0"),
+        ({}, "expected exactly one of --model_dir, --url and --grpc"),
+        ({"model_dir": "m", "url": "u"}, "expected exactly one of --model_dir, --url and --grpc"),
+        ({"grpc": "localhost:8500"}, "--grpc, --model: expected both or neither"),
+        ({"model_dir": "m", "model": "n"}, "--grpc, --model: expected both or neither"),
+        ({"model_dir": "m", "timeout": 0.0}, "--timeout=0: expected a finite number > 0"),
     ],
 )
 def test_wrong_flags_are_told(settings, message):
@@ -182,9 +190,9 @@ def test_wrong_flags_are_told(settings, message):
     ),
 )
 def test_a_wrong_address_is_told(url):
-    with pytest.raises(UserError, match=f"--url={url}: wanted http://HOST:PORT/v1/models/NAME"):
+    with pytest.raises(UserError, match=f"--url={url}: expected http://HOST:PORT/v1/models/NAME"):
         RestClient(url)
-    with pytest.raises(UserError, match="--grpc=http://h:8500: wanted HOST:PORT"):
+    with pytest.raises(UserError, match="--grpc=http://h:8500: expected HOST:PORT"):
         GrpcClient("http://h:8500", "name")
 
 
@@ -202,13 +210,13 @@ def test_a_model_that_is_not_there_is_told(addresses):
 
 
 def test_a_server_that_is_not_there_or_silent_is_told(closed_port, silent_port):
-    with pytest.raises(UserError, match="no server answers there: Connection refused"):
+    with pytest.raises(UserError, match="no response from a server: Connection refused"):
         RestClient(f"http://127.0.0.1:{closed_port}/v1/models/echo")
-    with pytest.raises(UserError, match=r"no server answers there: .*Connection refused"):
+    with pytest.raises(UserError, match=r"no response from a server: .*Connection refused"):
         GrpcClient(f"127.0.0.1:{closed_port}", "echo")
-    with pytest.raises(UserError, match="no answer within 0.1 seconds"):
+    with pytest.raises(UserError, match="no response within 0.1 seconds"):
         RestClient(f"http://127.0.0.1:{silent_port}/v1/models/echo", 0.1)
-    with pytest.raises(UserError, match="no answer within 0.1 seconds"):
+    with pytest.raises(UserError, match="no response within 0.1 seconds"):
         GrpcClient(f"127.0.0.1:{silent_port}", "echo", 0.1)
 
 
@@ -222,22 +230,26 @@ def test_a_server_of_something_else_is_told(stranger, addresses):
         (502, "application/json", b"[]"),
     ):
         pages[path] = status, kind, body
-        with pytest.raises(UserError, match=f"no TF Serving answers there: HTTP status {status}, "):
+        with pytest.raises(
+            UserError, match=f"not a TensorFlow Serving API: HTTP status {status}, "
+        ):
             RestClient(f"http://{address}/v1/models/echo")
-    with pytest.raises(UserError, match="no (server|TF Serving) answers there"):
+    with pytest.raises(UserError, match="no response from a server|not a TensorFlow Serving API"):
         GrpcClient(address, "echo")
-    with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):  # gRPC's port.
+    with pytest.raises(
+        UserError, match="no response .*: the response is not HTTP$"
+    ):  # gRPC's port.
         RestClient(f"http://{addresses.grpc}/v1/models/echo")
     with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as prediction:
         pages[path] = 200, "application/json", prediction.read()
     pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
-    with pytest.raises(UserError, match="no TF Serving answers there: HTTP status 200"):
+    with pytest.raises(UserError, match="not a TensorFlow Serving API: HTTP status 200"):
         RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
 
 
 def test_a_package_that_is_missing_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
-    with pytest.raises(UserError, match=r"is missing: pip install 'bert_tf\[serving\]'"):
+    with pytest.raises(UserError, match=r"is missing; run pip install 'bert_tf\[serving\]'"):
         GrpcClient("localhost:8500", "name")
 
 
@@ -262,7 +274,7 @@ finally:
     assert "could not correctly convert string: two" in done.stderr
     done = run(f"http://127.0.0.1:{closed_port}/v1/models/echo", "2")
     assert (done.returncode, done.stdout) == (2, "[]\n")
-    assert done.stderr.endswith("/v1/models/echo: no server answers there: Connection refused\n")
+    assert done.stderr.endswith("/v1/models/echo: no response from a server: Connection refused\n")
 
 
 def answers_strings(url):
