@@ -43,10 +43,10 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
         )
         reference.assert_equal(outputs["pooled"][row], expected["pooled"], 2)
         reference.assert_equal(outputs["sequence"][row, :length], expected["hidden_states"][-1], 2)
-        for actual, want in zip(outputs["hidden_states"], expected["hidden_states"], strict=True):
-            reference.assert_equal(actual[row, :length], want, 2)
-        for actual, want in zip(outputs["attentions"], expected["attentions"], strict=True):
-            reference.assert_equal(actual[row, :, :length, :length], want, 2)
+        for actual, layer in zip(outputs["hidden_states"], expected["hidden_states"], strict=True):
+            reference.assert_equal(actual[row, :length], layer, 2)
+        for actual, layer in zip(outputs["attentions"], expected["attentions"], strict=True):
+            reference.assert_equal(actual[row, :, :length, :length], layer, 2)
             np.testing.assert_array_equal(actual[row, :, :length, length:], 0)
 
 

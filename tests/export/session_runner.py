@@ -1,9 +1,8 @@
-"""Asks a SavedModel in a Session, as TF Serving does; the command line is that of
-export/isolated_runner.py.
+"""Runs a SavedModel in a Session, like TF Serving; command line of export/isolated_runner.py.
 
     python -I session_runner.py MODEL CASES RESULTS
 
-Beside numpy it imports tensorflow and tensorflow_text only, and runs in TensorFlow 2.12 too.
+Besides NumPy it imports tensorflow and tensorflow_text only, and runs in TensorFlow 2.12 as well.
 """
 
 import base64
@@ -40,7 +39,7 @@ def decoded(value):
 
 
 def save(path, results):
-    """As export/isolated_runner.py's."""
+    """Save results like export/isolated_runner.py."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:
