@@ -56,7 +56,7 @@ def pytest_sessionfinish(session):
 def data_dir():
     """Return the directory of real data named by BERT_TF_DATA; skip the test if it is unset."""
     if "BERT_TF_DATA" not in os.environ:
-        pytest.skip("BERT_TF_DATA is not set: no folder of real data")
+        pytest.skip("BERT_TF_DATA is not set: no directory of real data")
     return pathlib.Path(os.environ["BERT_TF_DATA"])
 
 

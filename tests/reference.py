@@ -141,4 +141,4 @@ def assert_equal(actual, expected, num_layers):
     """Assert equality within 1e-5 of the largest value up to 6 layers, 5e-5 for more (float32)."""
     tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(expected).max())
     difference = np.abs(np.asarray(actual, np.float64) - expected).max()
-    assert difference <= tolerance, f"differs by {difference:.2e}, at most {tolerance:.2e} wanted"
+    assert difference <= tolerance, f"differs by {difference:.2e}, expected at most {tolerance:.2e}"

@@ -54,7 +54,7 @@ def test_a_command_rejects_a_mutated_file_in_one_line(tmp_path, name, huggingfac
     rows.write_text("text\nthe bill\n")
     positions = (path.parent, path, huggingface_dir, rows, tmp_path / name / "run")
     module, *flags = (word.format(*positions) for word in COMMANDS[name])
-    original, refused = path.read_bytes(), 0
+    original, rejected = path.read_bytes(), 0
     for number in range(COUNT):
         path.write_bytes(mutate(random.Random(f"{name} {number}"), original))
         if attempt(read, path)[0] != "rejected":
@@ -64,7 +64,7 @@ def test_a_command_rejects_a_mutated_file_in_one_line(tmp_path, name, huggingfac
         assert done.returncode == 2, (number, done)
         assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 2, done.stderr
         assert {file for file in tmp_path.rglob("*") if file.name != ".lock"} == before
-        refused += 1
-        if refused == 3:
+        rejected += 1
+        if rejected == 3:
             return
-    raise AssertionError(f"{refused} of {COUNT} were refused")
+    raise AssertionError(f"{rejected} of {COUNT} were rejected")

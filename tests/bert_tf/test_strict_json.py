@@ -72,15 +72,15 @@ def test_damaged_files_of_a_run_are_reported(tmp_path, content):
         (Run(tmp_path, is_writer=False).metrics, "metrics.jsonl"),
         (lambda: CheckpointManager(tmp_path).info(1), "checkpoint.json"),
     )
-    refused = 0
+    rejected = 0
     for read, name in cases:
         try:
             read()
         except UserError as error:
             assert name in str(error) and "\n" not in str(error) and len(str(error)) < 400
-            refused += 1
+            rejected += 1
     # A checkpoint.json without a score is valid, and its step is not read.
-    assert refused >= 2
+    assert rejected >= 2
 
 
 def test_a_score_that_is_nan_is_not_the_best(tmp_path):

@@ -352,7 +352,7 @@ def _as_bytes(name, value):
     if isinstance(value, str):
         return value.encode("utf-8")
     if not isinstance(value, bytes):
-        raise EngineError(f"{name}: {type(value).__name__} where a string is wanted")
+        raise EngineError(f"{name}: {type(value).__name__} where a string is expected")
     return value
 
 

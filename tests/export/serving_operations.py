@@ -164,7 +164,7 @@ def main(*interpreters):
         done = subprocess.run([python, "-I", __file__], stdout=subprocess.PIPE, check=True)
         generations[generation] = json.loads(done.stdout)
     if sorted(generations) != sorted(SERVERS):
-        sys.exit(f"wanted an interpreter for each of {', '.join(SERVERS)}")
+        sys.exit(f"expected an interpreter for each of {', '.join(SERVERS)}")
     parts = []
     for generation, operations in sorted(generations.items()):
         lines = ",\n".join(

@@ -30,7 +30,7 @@ def main(model_path, cases_path, results_path):
             for name, output in session.run(fetches, feeds).items():
                 results[f"{number}/{name}"] = output
     foreign = {"bert_tf", "tasks", "export"} & set(sys.modules)
-    assert not foreign, f"the probe has imported {foreign}"
+    assert not foreign, f"the runner has imported {foreign}"
     save(results_path, results)
 
 

@@ -48,9 +48,9 @@ def together(engine, requests, signature="serving_default"):
         except EngineError as error:
             return error
 
-    refused = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
+    rejected = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as threads:
-        with engine.held(len(requests) - refused):
+        with engine.held(len(requests) - rejected):
             predictions = [threads.submit(ask, inputs) for inputs in requests]
         return [prediction.result(60) for prediction in predictions]
 

@@ -99,7 +99,7 @@ def test_the_command_predicts_without_the_python_of_tensorflow(
         ("one", {"texts": [b"a"]}, "one takes text, not texts"),
         ("one", {}, "one takes text, not nothing"),
         ("one", {"text": [b"many"]}, "could not correctly convert string: many"),
-        ("one", {"text": [1]}, "text: int where a string is wanted"),
+        ("one", {"text": [1]}, "text: int where a string is expected"),
         ("twice", {"x": [["a", "b"]]}, "x: no float32: could not convert string"),
         (
             "choose",

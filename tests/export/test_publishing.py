@@ -30,13 +30,13 @@ import os, shutil, signal, sys
 from export import package, parity, publishing
 from tasks.trained_model import TrainedModel
 
-run, whole, output_dir = sys.argv[1:]
+run, complete, output_dir = sys.argv[1:]
 
 def kill(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def write(trained, directory, *rest):
-    shutil.copytree(whole, directory, dirs_exist_ok=True)
+    shutil.copytree(complete, directory, dirs_exist_ok=True)
     if module is None:
         (directory / "saved_model.pb").write_bytes(b"half")
         kill()

@@ -288,7 +288,7 @@ def answers_strings(url):
 def test_a_real_tf_serving_answers():
     """Use the server at BERT_TF_SERVING_URL, with a model published by export_saved_model."""
     if "BERT_TF_SERVING_URL" not in os.environ:
-        pytest.skip("BERT_TF_SERVING_URL is not set: no TF Serving to ask")
+        pytest.skip("BERT_TF_SERVING_URL is not set")
     assert answers_strings(os.environ["BERT_TF_SERVING_URL"]) >= {"serving_default", "tokenize"}
 
 

@@ -223,7 +223,7 @@ def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     for name in ("roc_auc", "pca_roc_auc", "false_alarm_rate", "detection_rate"):
         assert metrics[name] == pytest.approx(decided[f"tuned_dev_{name}"], abs=1e-6)
     normal = evaluator.outputs(encoded)["score"][: len(NORMAL)]
-    # The threshold depends on normal rows only.
+    # The loss is the mean over normal rows only.
     assert metrics["loss"] == pytest.approx(normal.mean(), rel=1e-5)
     predict(trained, settings.dev[0], tmp_path / "answers.jsonl", 5, lambda line: None)
     with open(tmp_path / "answers.jsonl") as lines:

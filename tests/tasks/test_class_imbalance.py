@@ -266,7 +266,7 @@ def test_equal_predictions_for_all_rows_are_reported_in_words():
     metrics = task.metrics(data_of([0, 1]), same)
     assert metrics["degenerate"] == 1.0
     assert task.warning(metrics).startswith("every row was given the same label, whatever its text")
-    metrics = task.metrics(data_of([0, 0]), same)  # This is correct.
+    metrics = task.metrics(data_of([0, 0]), same)  # Here it is right.
     assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
     metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})

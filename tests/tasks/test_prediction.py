@@ -95,7 +95,7 @@ def test_only_some_of_many_rows_are_in_memory(tmp_path):
     """Read twenty megabytes with a window of a tenth of one."""
     trained, output = stub(lengths), tmp_path / "out.jsonl"
     short, long = write_long(tmp_path / "a.tsv", 300), write_long(tmp_path / "b.tsv", 20_000)
-    predict(trained, short, output, 100, lambda line: None)  # Allow for what is allocated once.
+    predict(trained, short, output, 100, lambda line: None)  # This allocates what stays.
     tracemalloc.start()
     try:
         assert predict(trained, long, output, 100, lambda line: None) == (20_000, 0)

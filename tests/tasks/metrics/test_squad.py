@@ -99,7 +99,7 @@ def test_threshold_by_hand():
     golds = {"a": ["x"], "b": ["x y"], "c": [], "d": ["x"], "e": []}
     predictions = {"a": "x", "b": "x", "c": "x", "d": "z", "e": "x"}
     scores = {"a": -5.0, "b": 1.0, "c": 2.0, "d": 2.5, "e": 3.0}
-    # With questions up to b answered: 1 + 2/3 for a and b; c and e are right, d never is.
+    # If a and b are answered: 1 + 2/3 for them; c and e are right, d never is.
     assert best_null_threshold(scores, predictions, golds) == (
         1.5,
         {"exact_match": 3 / 5, "f1": pytest.approx((1 + 2 / 3 + 2) / 5)},
