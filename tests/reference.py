@@ -113,6 +113,12 @@ def adamw(
         gradients: One {name: array} per step.
         rates: Learning rate of each step.
         decayed: Names of the weights with weight decay.
+        bias_correction: Whether moments are divided by 1 - beta^t.
+        beta_1: Decay rate of the first moment.
+        beta_2: Decay rate of the second moment.
+        epsilon: Added to the denominator.
+        decay: Rate of weight decay.
+        clip: Maximum of the global gradient norm.
         lamb: If true, updates of decayed weights are scaled to the norm of the weights.
         factors: {name: factor of its learning rate}.
     """

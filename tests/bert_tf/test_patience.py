@@ -42,7 +42,7 @@ class Linear(keras.Model):
 
 @pytest.fixture
 def train(tmp_path, config, vocabulary):
-    """Return train(name, patience), which trains or resumes a run with evaluations of SCORES."""
+    """Return a function that trains or resumes a run whose evaluations return SCORES."""
 
     def call(name="run", patience=3, scores=SCORES):
         path, said = tmp_path / name, []

@@ -35,7 +35,7 @@ def directories(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(directories, tmp_path_factory):
-    """Return runs(shards), which returns an uninterrupted run of 12 steps and {step: its copy}.
+    """Return a function of shards: an uninterrupted run of 12 steps, and {step: its copy}.
 
     The uninterrupted run saves at every step, resumed copies only at the end. If a save affected
     later steps, the comparison would fail as well.

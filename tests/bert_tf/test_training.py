@@ -284,9 +284,7 @@ def without_gradient_on(replica, loss):
         pytest.param("gradient", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_value_that_is_not_finite_on_one_replica_prevents_the_update_on_all(
-    mirrored, cause, replica
-):
+def test_a_value_that_is_not_finite_prevents_the_update_on_all_replicas(mirrored, cause, replica):
     step, weights = make_step(tiny_config(), mirrored), np.ones(16, np.float32)
     if cause == "weight":
         weights[8 * replica + 3] = np.inf

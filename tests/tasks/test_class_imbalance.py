@@ -70,8 +70,7 @@ def test_every_class_is_drawn_equally_often(train):
         ("a b c", False, [0] * 4 + [1] * 3 + [2], [4 / 8, 3 / 8, 1 / 8]),
         ("a b", False, [0] * 6 + [1] * 2, [6 / 8, 2 / 8]),
         ("a b c", True, [(0,), (0, 1), (), (0, 1, 2)], [3 / 4, 2 / 4, 1 / 4]),
-        # Fractions of 0 and 1 are moved by half a row.
-        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),
+        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # 0 and 1 move by half a row.
     ],
 )
 def test_training_starts_with_the_label_fractions_as_prediction(
@@ -382,9 +381,7 @@ def imbalanced(path):
 
 
 @pytest.mark.slow
-def test_the_options_find_a_rare_class_that_plain_training_ignores(
-    huggingface_dir, tmp_path, capsys
-):
+def test_the_options_find_a_rare_class_that_training_misses(huggingface_dir, tmp_path, capsys):
     path = imbalanced(tmp_path / "rows.csv")
     changes = {"epochs": 2, "learning_rate": 2e-3, "global_batch_size": 16, "log_every": 100}
     files, said = {"train": path, "dev": small.same_rows(path)}, []

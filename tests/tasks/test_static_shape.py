@@ -47,7 +47,7 @@ def tagging(directory):
 
 @pytest.fixture
 def encoded(config, vocabulary, tmp_path):
-    """Return encoded(kind, static_shape), which returns EncodedExamples and the task's model."""
+    """Return a function of (kind, static_shape): EncodedExamples and the task's model."""
     # XLA draws other dropout noise.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
