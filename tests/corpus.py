@@ -1,4 +1,4 @@
-"""Small corpora, their vocabulary and their shards, made in the test's own process."""
+"""Small corpora, their vocabulary and their shards, written in the process of the test."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ ENTRIES += [f"##{letter}" for letter in LETTERS]
 
 
 def write_corpus(path, num_documents=60, seed=0):
-    """Documents of 1 to 9 sentences of 1 to 12 words of 1 to 3 letters."""
+    """Write documents of 1 to 9 sentences of 1 to 12 words of 1 to 3 letters."""
     rng = random.Random(seed)
 
     def sentence():
@@ -37,7 +37,7 @@ def settings_of(corpus, directory, **changes):
 
 
 def write_here(settings, plan_sha256=""):
-    """Writes all shards in this process -> {file: bytes}."""
+    """Write all shards in this process and return {file: bytes}."""
     index = documents.index(
         documents.find_files(settings.input), settings.input_format, settings.text_field, ""
     )
@@ -60,7 +60,7 @@ def config_of(**changes):
 
 
 def write_shards(directory, masking="static", seed=0, **changes):
-    """A folder of 3 shards with its manifest, made in this process."""
+    """Write a directory of 3 shards and their manifest in this process."""
     directory.mkdir(exist_ok=True)
     vocabulary = Vocabulary(ENTRIES)
     vocabulary.save(directory / "vocab.txt")

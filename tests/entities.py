@@ -1,4 +1,4 @@
-"""Entities for tests: a small vocabulary, windows made by hand, labels there and back."""
+"""Helpers for entities: a small vocabulary, windows by hand, labels to logits and back."""
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ def firsts(tokens, vocabulary=VOCABULARY):
 
 
 def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
-    """Windows of up to `size` tokens every `stride`; the last that has a token is its best."""
+    """Return windows of `size` tokens every `stride`; the last one with a token is its best."""
     columns = {name: getattr(tokens, name).to_list() for name in ("ids", "starts", "ends")}
     rows, examples, begins, best = {name: [] for name in columns}, [], [], []
     for example, ids in enumerate(columns["ids"]):
@@ -56,7 +56,7 @@ def windows_of(tokens, vocabulary=VOCABULARY, size=1000, stride=1000):
 
 
 def logits_of(windows, labels_T, num_labels, seed=0):
-    """One-hot times 9 where a label stands; elsewhere, in other windows too, anything."""
+    """Return one-hot logits times 9 at labels, and random logits elsewhere and in other windows."""
     labels = in_windows(windows, tf.constant(labels_T)).to_tensor(NO_LABEL).numpy()
     anything = np.random.default_rng(seed).normal(0, 20, (*labels.shape, num_labels))
     one_hot = 9.0 * (labels[..., np.newaxis] == np.arange(num_labels))
@@ -64,7 +64,7 @@ def logits_of(windows, labels_T, num_labels, seed=0):
 
 
 def found(answer):
-    """The answer -> for each text its (start, end, type, text), having looked at the padding."""
+    """Return (start, end, type, text) of each entity for each text, after checking the padding."""
     answer = {name: values.numpy() for name, values in answer.items()}
     result = []
     for row, count in enumerate(answer["num_entities"]):

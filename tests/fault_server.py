@@ -1,8 +1,8 @@
-"""Runs commands in forks of a process that has TensorFlow imported already, so they start at once.
+"""Runs commands in forks of a process that has imported TensorFlow already, so they start at once.
 
-python -m tests.fault_server: of each line of JSON that comes in, {"module", "arguments", "output"},
-it starts the command, in a group of processes of its own, whose pid it answers; what it prints goes
-to the file "output", with {"pid"} it waits for the end of one, whose status it answers.
+Run `python -m tests.fault_server`. Each line of JSON {"module", "arguments", "output"} starts a
+command in its own process group and is answered by its pid; the command prints to the file
+"output". A line {"pid"} waits for the end of a command and is answered by its status.
 """
 
 import json
@@ -11,7 +11,7 @@ import runpy
 import sys
 import traceback
 
-# Imported and not used, so that a fork finds no threads.
+# These are imported but not used, so that a fork finds no threads.
 import bert_tf.data.vocabulary_learning
 import bert_tf.pretraining.recipe  # noqa: F401
 import export.publishing  # noqa: F401

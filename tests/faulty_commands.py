@@ -1,4 +1,4 @@
-"""The commands that write, what they write where, and how a test runs them; see test_faults.py."""
+"""Commands that write files, and how test_faults.py runs them."""
 
 import dataclasses
 import hashlib
@@ -21,12 +21,12 @@ MARKER = ".bert_tf.lock"
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """A command that writes: its output is OUT/`output`, `inputs` are in the folder of inputs."""
+    """A command that writes OUT/`output` and reads `inputs` from the directory of inputs."""
 
     module: str
-    flags: str  # With {inputs} and {output} in it.
+    flags: str  # Flags may contain {inputs} and {output}.
     output: str
-    source: str  # Of the inputs, the one that a mistaken user names as the output, too.
+    source: str  # The input that a user might pass as the output by mistake.
     output_flag: str
 
 
@@ -93,7 +93,7 @@ WRITERS = {
 
 
 class Commands:
-    """Runs the WRITERS in forks of tests.fault_server; their inputs are in the folder `inputs`."""
+    """Runs the WRITERS in forks of tests.fault_server; their inputs are in directory `inputs`."""
 
     def __init__(self, directory, config, vocabulary):
         self.directory = directory
@@ -125,7 +125,7 @@ class Commands:
         self._server.wait(timeout=60)
 
     def start(self, name, out, output=None):
-        """The pid of the command, writing to OUT, or to `output`."""
+        """Start the command, writing to OUT or to `output`, and return its pid."""
         writer = WRITERS[name]
         output = output or out / writer.output
         values = {"inputs": self.inputs, "output": output}
@@ -144,7 +144,7 @@ class Commands:
         return self.wait(*self.start(name, out, output))
 
     def kill_after(self, seconds, name, out):
-        """Kills the command and its children, as `kill -9` and a lost machine do."""
+        """Kill the command and its children, like `kill -9` or a lost machine."""
         pid, log = self.start(name, out)
         time.sleep(seconds)
         os.killpg(pid, signal.SIGKILL)
@@ -166,27 +166,27 @@ class Done:
         return (self.output.splitlines() or [""])[-1]
 
     def assert_one_line(self, *words):
-        """It failed, said so in its last line, which holds one of the `words`, and nowhere else."""
+        """Assert that it failed with one line that holds one of the `words`."""
         assert self.status in (1, 2), self.output
         assert "Traceback" not in self.output and "Error:" not in self.output, self.output
         assert any(word in self.last_line for word in words), self.output
 
 
 def listing(directory):
-    """The paths of all files below a folder, but for the digits of TensorBoard's file names."""
+    """Return the paths of all files below a directory, less the digits of TensorBoard names."""
     paths = (path.relative_to(directory) for path in pathlib.Path(directory).rglob("*"))
     return sorted({str(path).partition(".tfevents.")[0] for path in paths})
 
 
 def content(name, out):
-    """Return what is the same in all runs of a command: {path: sha256}, and the losses."""
+    """Return {path: sha256} and the losses, which are equal in all runs of a command."""
     output = out / WRITERS[name].output
     if output.is_file():
         return {"": _sha256(output)}
     if name == "export":
         versions = sorted(path for path in output.iterdir() if path.name.isdecimal())
         each = [_hashes(version, "*") for version in versions]
-        assert all(hashes == each[0] for hashes in each)  # Every one of them is whole.
+        assert all(hashes == each[0] for hashes in each)  # Every JSON file is complete.
         return each[0] if each else {}
     found = _hashes(output, "*.tfrecord") | _hashes(output, "checkpoints/*/variables.data*")
     found |= _hashes(output, "vocab.txt") | _hashes(output, "config.json")

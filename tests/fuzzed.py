@@ -1,7 +1,8 @@
-"""A valid file of each format, how the commands read it, and where it is cheap a second reading.
+"""A valid file of each format, how the commands read it, and an independent reader where cheap.
 
-FORMATS: {name: folder -> (path, path -> result[, (path, result) -> whether it is right])}.
-TensorFlow is imported by those formats alone that need it.
+FORMATS maps a name to a function from a directory to (path, function that reads the path), with an
+optional third item: a function of path and result that checks the result. TensorFlow is imported
+only by formats that need it.
 """
 
 import csv
@@ -33,7 +34,7 @@ def csv_rows(directory):
         csv.writer(stream).writerows([("text", "label"), *ROWS])
 
     def check(path, rows):
-        """The good rows are among those of Python's reader, in order."""
+        """Return whether the good rows are a subsequence of the rows of Python's reader."""
         with open(path, newline="", encoding="utf-8-sig") as stream:
             csv.field_size_limit(2**27)
             header, *others = [fields for fields in csv.reader(stream) if fields]
@@ -195,7 +196,7 @@ def documents_gzip(directory):
 
 
 def rest_answer(directory):
-    """What a server says, byte by byte."""
+    """Write responses of a server, which a client reads."""
     from export.rest_client import RestClient
 
     shape = {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}
@@ -218,7 +219,8 @@ def rest_answer(directory):
                 return 200, "application/json", bodies[path]
 
         found = Answered("http://127.0.0.1:1/v1/models/m").predict({"text": ["x", "y"]})
-        return json.dumps(found, ensure_ascii=False).encode()  # As it is printed.
+        # The comparison is of printed values.
+        return json.dumps(found, ensure_ascii=False).encode()
 
     return path, read
 

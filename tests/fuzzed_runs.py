@@ -1,6 +1,6 @@
-"""The files of a run, and requests to a served model, for tests.fuzzed.
+"""Files of a run and requests to a served model, for tests.fuzzed.
 
-As there: folder -> (path, path -> result).
+Each function maps a directory to (path, function that reads the path).
 """
 
 import json
@@ -70,7 +70,7 @@ def checkpoint_data(directory):
 
 
 def rest_request(directory):
-    """A body as TF Serving's REST API parses it, and the graph that answers it."""
+    """Parse a body like TF Serving's REST API and run the graph on it."""
     from bert_tf.errors import UserError
     from export.saved_model import write_saved_model
     from tasks.trained_model import TrainedModel
@@ -89,7 +89,7 @@ def rest_request(directory):
         except EngineError as error:
             if error.code != INVALID_ARGUMENT:
                 raise
-            # TF Serving sends the message as JSON: it may have lines.
+            # TF Serving sends the message as JSON, so it may have several lines.
             raise UserError(" ".join(str(error).split())[:2_000]) from None
 
     return path, read

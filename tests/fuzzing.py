@@ -1,9 +1,9 @@
-"""Mutates valid files of every format and reads them as the commands do.
+"""Mutates valid files of every format and reads them like the commands.
 
     python -m tests.fuzzing --count=300 [FORMAT ...]
 
-An input ends in a result or in an error that a command tells in one line. Whatever else happens is
-a finding, and is kept with its seed: an exception, over SECONDS, over MEMORY more of memory.
+An input has to end in a result or in an error that a command reports in one line. Anything else is
+a finding and is saved with its seed: another exception, more than SECONDS, more than MEMORY_MB.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ VALUES = (
 
 
 def mutate(rng, data):
-    """Return bytes that differ from `data` in one to three places."""
+    """Return bytes that differ from `data` at one to three positions."""
     for _ in range(rng.randint(1, 3)):
         change = rng.choice((_flip, _cut, _insert, _insert, _repeat, _delete, _swap, _json, _json))
         data = change(rng, data)
@@ -65,7 +65,7 @@ def _delete(rng, data):
 
 
 def _swap(rng, data):
-    """Two lines change places, which is a structure's, too."""
+    """Swap two lines, which also damages structures that span lines."""
     lines = data.split(b"\n")
     first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
     lines[first], lines[second] = lines[second], lines[first]
@@ -78,7 +78,7 @@ def _span(rng, data):
 
 
 def _json(rng, data):
-    """A value of a JSON text, or of one of its lines, becomes another, or goes, or comes twice."""
+    """Replace, remove or duplicate a value of a JSON text or of one of its lines."""
     lines = data.split(b"\n")
     number = rng.randrange(len(lines))
     try:
@@ -111,7 +111,7 @@ def _json(rng, data):
 
 
 class Timeout(BaseException):
-    """The watchdog's."""
+    """Raised by the watchdog."""
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def watchdog(seconds=SECONDS):
 
 
 def attempt(read, path):
-    """Return ("accepted", result), ("rejected", message), or ("finding", what happened)."""
+    """Return ("accepted", result), ("rejected", message), or ("finding", description)."""
     from bert_tf.errors import UserError
 
     before = _peak_mb(reset=True)
@@ -158,7 +158,7 @@ def attempt(read, path):
 
 
 def _peak_mb(reset=False) -> int:
-    """The most memory that this process had at a time, since its start or the last reset, in MB."""
+    """Return the peak memory of this process in MB, since its start or the last reset."""
     if reset:
         pathlib.Path("/proc/self/clear_refs").write_text("5")
     status = pathlib.Path("/proc/self/status").read_text()
@@ -166,12 +166,17 @@ def _peak_mb(reset=False) -> int:
 
 
 def fuzz(sample, read, seed, count, check=lambda path, result: True):
-    """Read `count` mutations of the file `sample` -> (accepted, rejected, [findings]).
+    """Read `count` mutations of the file `sample`.
 
     Args:
-        sample: Path of a valid file, which is put back in the end.
-        read: Called with the path; returns the result.
-        check: Called with path and result; whether an independent reading agrees.
+        sample: Path of a valid file, which is restored in the end.
+        read: Callable from the path to the result.
+        seed: Seed of the mutations.
+        count: Number of mutations.
+        check: Callable from path and result to whether an independent reader agrees.
+
+    Returns:
+        Number of accepted and of rejected inputs, and a list of findings.
     """
     original = sample.read_bytes()
     accepted, rejected, findings = 0, 0, []
@@ -181,7 +186,7 @@ def fuzz(sample, read, seed, count, check=lambda path, result: True):
             data = mutate(random.Random(f"{seed} {number}"), original)
             sample.write_bytes(data)
             outcome, detail = attempt(read, sample)
-            if detail == TOO_LONG:  # Or the machine was busy: what hangs does so again.
+            if detail == TOO_LONG:  # A timeout may be due to a busy machine, so it is tried again.
                 outcome, detail = attempt(read, sample)
             if outcome == "accepted" and not check(sample, detail):
                 outcome, detail = "finding", f"another result: {detail!r:.200}"

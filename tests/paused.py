@@ -1,7 +1,7 @@
-"""`bert_tf.pretrain` with pauses in one worker, as slow storage makes them.
+"""`bert_tf.pretrain` with pauses in one worker, which simulate slow storage.
 
-The environment variable PAUSES is {"index of the worker": {"method of CheckpointManager": [seconds
-before it, seconds after it]}} in JSON.
+The environment variable PAUSES is JSON: {"index of the worker": {"method of CheckpointManager":
+[seconds before it, seconds after it]}}.
 """
 
 import json

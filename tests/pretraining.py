@@ -1,4 +1,4 @@
-"""Runs of pretraining that take seconds: their data, settings, and what two of them are told by."""
+"""Short pretraining runs: their data and settings, and what is compared between two of them."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ TINY = {
 
 
 def make_directories(directory):
-    """{name: folder}: shards, held-out shards, dynamic shards, longer shards, a configuration."""
+    """Return {name: directory} of static, held-out, dynamic and longer shards, and a config."""
     make_config(directory)
     return {
         "shards": write_shards(directory / "train"),
@@ -51,7 +51,7 @@ def settings_of(directories, output_dir, shards=("shards",), **changes):
 
 
 def lines_of(run):
-    """metrics.jsonl, less what depends on the clock."""
+    """Return the lines of metrics.jsonl without the values that depend on the clock."""
     return [
         {name: value for name, value in line.items() if name != "tokens_per_second"}
         for line in run.metrics()
@@ -69,7 +69,7 @@ def assert_same_bits(first, second):
 
 
 def stop_at(monkeypatch, step):
-    """The training loop is told to stop, as by a signal, once `step` steps are done."""
+    """Make the training loop stop after `step` steps, as if by a signal."""
     taken = TrainingLoop._steps
 
     def take(self, iterator, number, asked, count):

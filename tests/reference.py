@@ -1,6 +1,6 @@
-"""BERT's forward pass in float64 numpy, head by head, from the paper and nothing of ours.
+"""Forward pass of BERT in float64 NumPy, head by head, from the paper and without product code.
 
-Weights are {our name: array}. Legend: L tokens of one text, H hidden size, D head size.
+Weights are {our name: array}. Shape suffixes: L tokens of one text, H hidden size, D head size.
 """
 
 import math
@@ -28,7 +28,11 @@ def softmax(x):
 
 
 def transformer_layer(hidden_LH, weights, prefix, config):
-    """One layer over one text without padding -> (output [L, H], probs [N, L, L])."""
+    """Compute one layer for one text without padding.
+
+    Returns:
+        Output [L, H] and attention probabilities [N, L, L].
+    """
     w = {
         name.removeprefix(prefix): np.asarray(array, np.float64)
         for name, array in weights.items()
@@ -62,7 +66,11 @@ def transformer_layer(hidden_LH, weights, prefix, config):
 
 
 def encode(input_ids_L, segment_ids_L, weights, config):
-    """One text -> {"hidden_states": [L, H] each, "attentions": [N, L, L] each, "pooled": [H]}."""
+    """Encode one text.
+
+    Returns:
+        "hidden_states": list of [L, H]; "attentions": list of [N, L, L]; "pooled": [H].
+    """
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     hidden = (
         w["bert/embeddings/word_embeddings"][input_ids_L]
@@ -98,10 +106,21 @@ def adamw(
     lamb=False,
     factors=None,
 ):
-    """Steps through gradients, {name: array} each, in float64; returns the last weights.
+    """Apply AdamW or LAMB updates in float64 and return the last weights.
 
-    With `lamb` an update of what decays is as long as the weights it is for; `factors` {name: what
-    its rate is multiplied by}.
+    Args:
+        weights: {name: array}.
+        gradients: One {name: array} per step.
+        rates: Learning rate of each step.
+        decayed: Names of the weights with weight decay.
+        bias_correction: Whether moments are divided by 1 - beta^t.
+        beta_1: Decay rate of the first moment.
+        beta_2: Decay rate of the second moment.
+        epsilon: Added to the denominator.
+        decay: Rate of weight decay.
+        clip: Maximum of the global gradient norm.
+        lamb: If true, updates of decayed weights are scaled to the norm of the weights.
+        factors: {name: factor of its learning rate}.
     """
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     m = {name: np.zeros_like(array) for name, array in w.items()}
@@ -125,7 +144,7 @@ def adamw(
 
 
 def assert_equal(actual, expected, num_layers):
-    """float32's tolerance here: 1e-5 of the largest value up to 6 layers, 5e-5 beyond."""
+    """Assert equality within 1e-5 of the largest value up to 6 layers, 5e-5 for more (float32)."""
     tolerance = (1e-5 if num_layers <= 6 else 5e-5) * max(1.0, np.abs(expected).max())
     difference = np.abs(np.asarray(actual, np.float64) - expected).max()
-    assert difference <= tolerance, f"differs by {difference:.2e}, at most {tolerance:.2e} wanted"
+    assert difference <= tolerance, f"differs by {difference:.2e}, expected at most {tolerance:.2e}"

@@ -1,12 +1,12 @@
-"""create_pretraining_data.py's rules, one token at a time, for tests to compare with.
+"""The rules of create_pretraining_data.py, one token at a time, as a reference.
 
-Written from the description of the released algorithm; plain lists, one random.Random, nothing
-shared with the package.
+Written from the description of the released algorithm, with plain lists and one random.Random, and
+without code of the package.
 """
 
 
 def instances_of(documents, index, rng, max_seq_length, short_seq_prob):
-    """[(tokens_a, tokens_b, is_random_next)] of documents[index]; a document is sentences."""
+    """Return [(tokens_a, tokens_b, is_random_next)] of documents[index], a list of sentences."""
     document, found = documents[index], []
     budget = max_seq_length - 3
     target = rng.randint(2, budget) if rng.random() < short_seq_prob else budget
@@ -37,14 +37,14 @@ def instances_of(documents, index, rng, max_seq_length, short_seq_prob):
 
 
 def truncate(tokens_a, tokens_b, budget, rng):
-    """Pops tokens one by one off the longer, at either end."""
+    """Pop tokens one by one from the longer list, at either end."""
     while len(tokens_a) + len(tokens_b) > budget:
         longer = tokens_a if len(tokens_a) > len(tokens_b) else tokens_b
         longer.pop(0 if rng.random() < 0.5 else -1)
 
 
 def masked_positions(tokens, prob, most, rng, whole_words=False):
-    """The positions that the released code would predict, ascending."""
+    """Return the positions that the released code would predict, in ascending order."""
     words = []
     for position, token in enumerate(tokens):
         if token in ("[CLS]", "[SEP]"):

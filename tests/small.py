@@ -1,4 +1,4 @@
-"""Small things that tests make: weights in Hugging Face's form, rows, settings, batches."""
+"""Small objects for tests: Hugging Face weights, rows, settings and batches."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ TEXTS = {
 
 
 def random_weights(config, seed=0, scale=0.3, parts=("bert",)):
-    """{our name: array}: large enough for every part to matter, LayerNorm near the identity."""
+    """Return {our name: array}, so large that every component matters; LayerNorm near 1."""
     rng = np.random.default_rng(seed)
     return {
         name: rng.normal(1.0 if name.endswith("gamma") else 0.0, scale, shape).astype(np.float32)
@@ -29,7 +29,7 @@ def random_weights(config, seed=0, scale=0.3, parts=("bert",)):
 
 
 def write_huggingface(directory, config, vocabulary, weights=None, **changes):
-    """A directory in Hugging Face's form; `changes` go to its config.json."""
+    """Write a Hugging Face directory; `changes` are merged into its config.json."""
     directory.mkdir(parents=True)
     weights = weights or random_weights(config)
     tensors = {}
@@ -63,7 +63,7 @@ def write_rows(path, rows, columns=("text", "label")):
 
 
 def same_rows(path):
-    """A dev file of the training rows, for tests of which no figure matters: not the same bytes."""
+    """Write a dev file of the training rows with other bytes, if dev metrics do not matter."""
     path = pathlib.Path(path)
     other = path.with_stem(f"{path.stem}_again")
     other.write_bytes(path.read_bytes() + b"\n")
@@ -79,7 +79,7 @@ def write_complaints(directory):
 
 
 def settings(huggingface_dir, complaints, output_dir, **changes):
-    """Fine-tuning that takes seconds."""
+    """Return settings of a fine-tuning run that takes seconds."""
     values = {
         "task": "classification",
         "train": str(complaints["train"]),
@@ -96,7 +96,7 @@ def settings(huggingface_dir, complaints, output_dir, **changes):
 
 
 def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed=0, weights=None):
-    """A repeating dataset of random (inputs, labels, weights) batches of `replica_rows`."""
+    """Return a repeating dataset of random (inputs, labels, weights) of `replica_rows` rows."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, length + 1, rows)
     inputs = {

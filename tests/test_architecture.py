@@ -1,4 +1,4 @@
-"""The architecture: the way imports go, what stands where, what importing costs."""
+"""The architecture: directions of imports, contents of files, and cost of importing."""
 
 import ast
 import pathlib
@@ -12,7 +12,7 @@ from tests.conftest import COMMANDS, ROOT
 
 PACKAGES = ("bert_tf", "tasks", "export")
 COMMAND_MODULES = {*COMMANDS, "bert_tf.text.make_tables"}
-# Inside bert_tf a module may import from its own layer and from those before it.
+# Inside bert_tf, a module may import from its own layer and from the layers listed before it.
 LAYERS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files", "bert_tf.strict_json"},
     {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
@@ -35,7 +35,7 @@ def module_name(path):
 
 
 def imports(path):
-    """Full names of everything of ours that a file imports, at its top or inside a function."""
+    """Return the full names of all our modules that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ def test_imports_go_from_export_to_tasks_to_bert_tf():
             assert PACKAGES.index(name.split(".")[0]) <= package, f"{path} imports {name}: upwards"
 
 
-def test_imports_inside_bert_tf_go_downwards():
+def test_imports_inside_bert_tf_go_to_lower_layers():
     for path in SOURCES:
         module = module_name(path)
         if module.startswith("bert_tf"):
@@ -77,7 +77,7 @@ def test_nothing_imports_a_command_and_only_commands_have_a_main():
         ), path
 
 
-def test_one_file_takes_gradients_one_imports_keras_nlp_and_no_file_is_a_catch_all():
+def test_gradients_keras_nlp_and_catch_all_names_are_confined():
     assert [path.name for path in SOURCES if "GradientTape" in path.read_text()] == ["step.py"]
     assert [path.name for path in SOURCES if re.search(r"import keras_nlp", path.read_text())] == [
         "keras_preset.py"
@@ -120,7 +120,7 @@ def test_importing_bert_tf_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_names_of_the_package_are_there_and_the_model_needs_no_extra():
+def test_public_names_exist_and_the_model_needs_no_extra():
     import bert_tf
 
     for name in bert_tf.__all__:

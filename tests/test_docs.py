@@ -220,10 +220,10 @@ def test_links_paths_commands_and_flags_are_right(page):
 
 
 def test_every_page_is_linked_from_its_index():
-    for index, folder in (("README.md", "docs"), ("docs/tasks/README.md", "docs/tasks")):
+    for index, directory in (("README.md", "docs"), ("docs/tasks/README.md", "docs/tasks")):
         links = re.findall(r"\]\(([^)#]+)", read(index))
         linked = {((ROOT / index).parent / link).resolve() for link in links}
-        assert set((ROOT / folder).glob("*.md")) <= linked | {ROOT / index}
+        assert set((ROOT / directory).glob("*.md")) <= linked | {ROOT / index}
 
 
 def test_every_command_is_documented():

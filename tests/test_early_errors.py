@@ -1,4 +1,4 @@
-"""Errors that flags and files show, which every command reports before TensorFlow is imported."""
+"""Errors visible in flags and files, which every command reports before importing TensorFlow."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tasks.classification import Classification
 from tests import small
 from tests.conftest import COMMANDS, ROOT
 
-# Runs commands in one process, in which importing TensorFlow fails; prints what each came to.
+# Runs commands in one process in which importing TensorFlow fails, and prints each outcome.
 DRIVER = """
 import contextlib, io, json, runpy, sys
 results = []
@@ -36,7 +36,7 @@ json.dump(results, sys.stdout)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory, config, vocabulary):
-    """Weights, rows, a run with two checkpoints, and what is wrong with each of the rest."""
+    """Write weights, rows, a run with two checkpoints, and damaged variants of the other inputs."""
     directory = tmp_path_factory.mktemp("early")
     small.write_huggingface(directory / "weights", config, vocabulary)
     small.write_complaints(directory)
@@ -164,7 +164,7 @@ def command_line(directory, module, flags):
 
 
 def came_to(directory, command_lines):
-    """[(status, stderr)] of commands, none of which may import TensorFlow."""
+    """Return [(status, stderr)] of commands, none of which may import TensorFlow."""
     (directory / "poison").mkdir(exist_ok=True)
     (directory / "poison" / "tensorflow.py").write_text("raise ImportError('it is not time yet')\n")
     path = os.pathsep.join([str(directory / "poison"), str(ROOT)])
@@ -180,7 +180,7 @@ def came_to(directory, command_lines):
     return json.loads(done.stdout)
 
 
-def test_errors_that_need_no_tensorflow_come_before_it(directory):
+def test_errors_that_need_no_tensorflow_are_reported_before_its_import(directory):
     before = sorted(directory.rglob("*"))
     results = came_to(directory, [command_line(directory, *case[:2]) for case in CASES])
     for (module, flags, *messages), (status, said) in zip(CASES, results, strict=True):
@@ -193,8 +193,8 @@ def test_errors_that_need_no_tensorflow_come_before_it(directory):
     assert not left
 
 
-def test_without_an_error_tensorflow_comes_next(directory):
-    """The control: the same flags and files without their faults pass all checks."""
+def test_valid_flags_and_files_lead_to_the_import_of_tensorflow(directory):
+    """Run the same flags and files without their errors as a control."""
     right = [
         ("tasks.finetune", FINETUNE),
         ("tasks.finetune", {**FINETUNE, **LIKE_RUN}),

@@ -1,4 +1,4 @@
-"""The notebook and the scripts under examples/ do what they show."""
+"""The notebook and the scripts under examples/."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.slow
-def test_the_notebook_fine_tunes_with_fit_plots_exports_and_asks(pretrained_dir, monkeypatch):
+def test_the_notebook_fine_tunes_with_fit_plots_exports_and_predicts(pretrained_dir, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples" / "finetune_with_fit.ipynb", as_version=4)
     client = NotebookClient(

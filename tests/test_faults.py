@@ -1,6 +1,6 @@
-"""Whatever goes wrong while a command writes: it ends well, or in a line that says what to do.
+"""Faults while a command writes: it succeeds, or reports in one line what to do.
 
-The table of commands and faults is FAULTS.md. One command alone: `-k predict`.
+The table of commands and faults is FAULTS.md. To test a single command, use `-k predict`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def commands(tmp_path_factory, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def undisturbed(commands):
-    """{command: (its listing, its content, seconds)}, each run when it is first asked for."""
+    """Return {command: (its listing, its content, seconds)}; commands run at first access."""
     return Undisturbed(commands)
 
 
@@ -36,7 +36,7 @@ class Undisturbed(dict):
         self.commands = commands
 
     def __missing__(self, name):
-        for directory in (f"first-{name}", f"undisturbed-{name}"):  # The first one is slower.
+        for directory in (f"first-{name}", f"undisturbed-{name}"):  # The first run is slower.
             out = self.commands.directory / directory
             out.mkdir()
             began = time.monotonic()
@@ -48,12 +48,12 @@ class Undisturbed(dict):
 
 
 def is_over(done):
-    """The output is there whole, and the command refuses to write it again."""
+    """Whether the output is complete and the command declines to write it again."""
     return done.status == 2 and "already exists" in done.output
 
 
 def assert_ends_well(commands, undisturbed, name, out):
-    """Run the same command again; afterwards all files are as after an undisturbed run."""
+    """Run the same command again and assert that all files equal those of an undisturbed run."""
     before = content(name, out) if (out / WRITERS[name].output).is_file() else None
     done = commands.run(name, out)
     paths, expected, _ = undisturbed[name]
@@ -76,13 +76,13 @@ def test_killed_at_ten_moments(commands, undisturbed, name, tmp_path):
         left = [path for path in listing(out) if path not in paths]
         print(f"{name} {moment}: status {done.status}, left {left[:5]}")
         if (out / WRITERS[name].output).is_file():
-            assert content(name, out) == expected  # Nothing half written under the final name.
+            assert content(name, out) == expected  # No partial file has the final name.
         assert_ends_well(commands, undisturbed, name, out)
 
 
 @contextlib.contextmanager
 def disk(directory, kilobytes):
-    """A small file system of its own."""
+    """Mount a small file system."""
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(directory)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
@@ -136,7 +136,7 @@ def test_existing_output(commands, undisturbed, name, tmp_path):
     theirs.parent.mkdir(parents=True, exist_ok=True)
     theirs.write_text("theirs")
     done = commands.run(name, tmp_path)
-    if name == "export":  # A new version beside whatever is there.
+    if name == "export":  # The export adds a version to the existing ones.
         assert done.status == 0, done.output
         assert content(name, tmp_path) == undisturbed[name][1]
     else:
@@ -178,7 +178,7 @@ def test_two_at_once(commands, undisturbed, name, tmp_path):
     failed = [one for one in done if one.status]
     assert len(failed) <= 1
     for one in failed:
-        # The second words: the first process was over before.
+        # Those words are for the case that the first process ended before.
         over = ("already exists", "contains other files", "something else there")
         one.assert_one_line("in use by another process (PID", *over)
 

@@ -1,4 +1,4 @@
-"""Mutated inputs of every format end in a result or in one line."""
+"""Mutated inputs of every format, which end in a result or in a one-line error."""
 
 import random
 
@@ -9,13 +9,13 @@ from tests.fuzzing import attempt, fuzz, mutate
 
 COUNT = 300
 FEW = 20
-# What these read is slower: a model is built, or shards are written first.
+# These are slower to read: a model is built, or shards are written first.
 SLOW = {
     *("manifest", "TFRecord shard", "config.json", "task.json", "train.json", "metrics.jsonl"),
     *("checkpoint.json", "checkpoint index", "checkpoint data", "REST request"),
 }
-# What starts with a file of the format: the command, and its flags for {0}, the file's folder, and
-# {1}, the file. (A reader of labels takes a model that knows them: extract reads the same rows.)
+# Commands that read each format, with their flags; {0} is the directory of the file, {1} the
+# file. (Readers of labels need a model with those labels; extract reads the same rows.)
 EXTRACT = ("tasks.extract", "--output={0}/output.npy")
 COMMANDS = {
     "CSV": (*EXTRACT, "--model={2}", "--input={1}"),
@@ -32,14 +32,14 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - SLOW))
-def test_a_mutated_file_is_read_or_refused(tmp_path, name):
+def test_a_mutated_file_is_read_or_rejected(tmp_path, name):
     path, read, *check = FORMATS[name](tmp_path)
     assert fuzz(path, read, f"fast {name}", FEW, *check)[2] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_hundreds_of_mutated_files_are_read_or_refused(tmp_path, name):
+def test_hundreds_of_mutated_files_are_read_or_rejected(tmp_path, name):
     path, read, *check = FORMATS[name](tmp_path)
     accepted, rejected, findings = fuzz(path, read, name, COUNT, *check)
     assert findings == [] and accepted and rejected and accepted + rejected == COUNT
@@ -47,14 +47,14 @@ def test_hundreds_of_mutated_files_are_read_or_refused(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_refuses_a_mutated_file_in_one_line(tmp_path, name, huggingface_dir, run_command):
+def test_a_command_rejects_a_mutated_file_in_one_line(tmp_path, name, huggingface_dir, run_command):
     (tmp_path / name).mkdir()
     path, read, *_ = FORMATS[name](tmp_path / name)
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nthe bill\n")
     positions = (path.parent, path, huggingface_dir, rows, tmp_path / name / "run")
     module, *flags = (word.format(*positions) for word in COMMANDS[name])
-    original, refused = path.read_bytes(), 0
+    original, rejected = path.read_bytes(), 0
     for number in range(COUNT):
         path.write_bytes(mutate(random.Random(f"{name} {number}"), original))
         if attempt(read, path)[0] != "rejected":
@@ -64,7 +64,7 @@ def test_a_command_refuses_a_mutated_file_in_one_line(tmp_path, name, huggingfac
         assert done.returncode == 2, (number, done)
         assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 2, done.stderr
         assert {file for file in tmp_path.rglob("*") if file.name != ".lock"} == before
-        refused += 1
-        if refused == 3:
+        rejected += 1
+        if rejected == 3:
             return
-    raise AssertionError(f"{refused} of {COUNT} were refused")
+    raise AssertionError(f"{rejected} of {COUNT} were rejected")

@@ -1,7 +1,7 @@
-"""Runs, shards and .keras files of version 0.1 are opened, evaluated and resumed as then.
+"""Runs, shards and .keras files of version 0.1: opened, evaluated and resumed with equal results.
 
-tests/released_runs was written by that version's code, each run broken off in its second epoch;
-expected.json has its flags, and what it was evaluated to then, before and after it was resumed.
+tests/released_runs was written by the code of that version; each run was stopped in its second
+epoch. expected.json has its flags and its metrics in that version, before and after resuming.
 """
 
 import json
@@ -27,19 +27,20 @@ RELEASED = ROOT / "tests" / "released_runs"
 EXPECTED = json.loads((RELEASED / "expected.json").read_text())
 TASKS = sorted(set(EXPECTED) - {"pretraining", "models"})
 MODELS = sorted(EXPECTED["models"])
-QUICK = ("classification",)  # Resumed by default; the other tasks take as long again.
+# Only these are resumed by default; the other tasks take as long again.
+QUICK = ("classification",)
 IDS = np.array([[2, 5, 6, 7, 8, 3], [2, 9, 5, 3, 0, 0]], np.int32)
 
 
 @pytest.fixture
 def released(tmp_path, monkeypatch):
-    """A copy as the working directory, as flags and records have relative paths."""
+    """Return a copy as the working directory, because flags and records have relative paths."""
     shutil.copytree(RELEASED, tmp_path / "released")
     monkeypatch.chdir(tmp_path / "released")
 
 
 def settings_of(settings_class, name):
-    """Settings from the flags as they were spelled then."""
+    """Return settings from the flags in their spelling of version 0.1."""
     flags = [*EXPECTED[name]["flags"], f"--output_dir=runs/{name}"]
     return command.parse(settings_class, ["command", *flags])[0]
 
@@ -74,7 +75,7 @@ def test_pretraining_is_resumed_as_before(released):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_keras_file_answers_as_before(name):
+def test_a_keras_file_predicts_as_before(name):
     model = keras.saving.load_model(RELEASED / "models" / f"{name}.keras")
     inputs = {"input_ids": IDS, "input_mask": np.int32(IDS > 0), "segment_ids": np.zeros_like(IDS)}
     if name == "multiple_choice":

@@ -1,5 +1,4 @@
-"""The released tokenizer (google-research/bert, tokenization.py) in plain Python, from its
-rules."""
+"""The released tokenizer (google-research/bert, tokenization.py) in plain Python."""
 
 import unicodedata
 
@@ -11,7 +10,7 @@ ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 def words(text, do_lower_case):
-    """BasicTokenizer: clean, part CJK, split, lower and strip accents, split off punctuation."""
+    """Split like BasicTokenizer: clean, separate CJK and punctuation, lower, strip accents."""
     cleaned = []
     for character in text:
         category = unicodedata.category(character)
@@ -35,12 +34,12 @@ def is_punctuation(character):
 
 
 def tokenize(text, ids, do_lower_case):
-    """FullTokenizer: `ids` is {entry: id}; returns the ids of the text's tokens."""
+    """Return ids like FullTokenizer; `ids` is {entry: id}."""
     return [token for word in words(text, do_lower_case) for token in wordpiece(word, ids)]
 
 
 def wordpiece(word, ids):
-    """Greedy longest match first; [UNK] where a piece is missing or over 200 characters."""
+    """Match greedily, longest first; [UNK] if a piece is missing or for over 200 characters."""
     if len(word) > 200:
         return [ids["[UNK]"]]
     pieces, start = [], 0

@@ -1,4 +1,4 @@
-"""Several processes of one command on loopback, as --strategy=multi_worker has them."""
+"""Several processes of one command on loopback, for --strategy=multi_worker."""
 
 import json
 import os
@@ -18,9 +18,9 @@ def free_ports(count):
 
 
 def start(module, flags, count=2, of_others=None):
-    """`count` processes of `python -m module --flag=value ...`, the chief first.
+    """Start `count` processes of `python -m module --flag=value ...`, the chief first.
 
-    `of_others` are flags that all but the chief get in addition.
+    `of_others` are additional flags of all processes but the chief.
     """
 
     def command(index):
@@ -48,11 +48,11 @@ def start(module, flags, count=2, of_others=None):
 
 
 def finish(processes, timeout=300):
-    """-> what each wrote to stderr; asserts that all ended well."""
+    """Assert that all processes end well and return what each wrote to stderr."""
     try:
         outputs = [process.communicate(timeout=timeout)[1] for process in processes]
     finally:
         for process in processes:
-            process.kill()  # Where one is left that waits for the other.
+            process.kill()  # One process may still wait for the other.
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
     return outputs

@@ -1,4 +1,4 @@
-"""What tests of bert_tf share."""
+"""Fixtures of the bert_tf tests."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.corpus import ENTRIES, write_corpus
 
 @pytest.fixture
 def corpus(tmp_path):
-    """{input, vocab}: flags of a small corpus and its vocabulary."""
+    """Return the flags `input` and `vocab` for a small corpus and its vocabulary."""
     Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
     path = write_corpus(tmp_path / "corpus.txt")
     return {"input": str(path), "vocab": str(tmp_path / "vocab.txt")}

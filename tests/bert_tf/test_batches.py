@@ -1,4 +1,4 @@
-"""Shards to batches: order and position as data, both layouts, dynamic masks, damage named."""
+"""Batches of shards: order and position, both layouts, dynamic masks and damaged files."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ def shards(tmp_path_factory):
 
 @pytest.fixture
 def copy(shards, tmp_path):
-    """Shards that a test may damage."""
+    """Return a copy of the shards that a test may damage."""
     return pathlib.Path(shutil.copytree(shards, tmp_path / "copy"))
 
 
@@ -34,7 +34,7 @@ def data_of(directory, **changes):
 
 
 def rows(dataset, count=None):
-    """{feature: array} of all examples of the first `count` batches."""
+    """Return {feature: array} for all examples of the first `count` batches."""
     found = list(dataset.take(-1 if count is None else count))
     return {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
 
@@ -46,11 +46,12 @@ def as_bytes(examples):
     ]
 
 
-def test_an_epoch_is_every_example_once_in_an_order_of_its_own(shards, monkeypatch):
+def test_an_epoch_reads_every_example_once_in_its_own_order(shards, monkeypatch):
     data = data_of(shards)
     everything = as_bytes(rows(data.evaluation_batches(64, pad_examples)))
     assert len(everything) == len(data) == data.manifest.num_examples > 200
-    for block in (1 << 16, 100, 1):  # All shards together, some, one by one.
+    # One shuffle block for all shards, several blocks, and one block per shard.
+    for block in (1 << 16, 100, 1):
         monkeypatch.setattr(module, "BLOCK_EXAMPLES", block)
         epochs = 2 * len(data)
         drawn = as_bytes(
@@ -64,10 +65,10 @@ def test_an_epoch_is_every_example_once_in_an_order_of_its_own(shards, monkeypat
         assert as_bytes(again) != first
 
 
-def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
+def test_resuming_at_any_position_yields_the_same_batches(shards, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_EXAMPLES", 100)
     data, size = data_of(shards), 7
-    count = len(data) // size + 5  # Into the second epoch.
+    count = len(data) // size + 5  # This reaches into the second epoch.
     complete = as_bytes(rows(data.training_batches(data.position(5, 0), size, pad_examples), count))
     for step in (0, 1, 15, count - 6, count - 5, count - 1):
         position = data.position(5, step * size)
@@ -76,15 +77,15 @@ def test_from_any_position_the_rest_is_the_same(shards, monkeypatch):
         assert as_bytes(rows(rest, count - step)) == complete[step * size :]
 
 
-def test_orders_of_shards_blocks_and_epochs_are_unrelated(shards):
+def test_orders_of_shards_blocks_and_epochs_are_independent(shards):
     data = data_of(shards)
     orders = [np.random.default_rng([*pair, 0]).permutation(30) for pair in np.ndindex(3, 3)]
     orders += [data._order(*numbers, 30) for numbers in np.ndindex(3, 3, 3)]
     assert len({tuple(order) for order in orders}) == 9 + 27
 
 
-def test_reading_leaves_the_memory_of_the_process_alone(shards):
-    """from_generator sets M_TRIM_THRESHOLD: from then on every step gets all its pages anew."""
+def test_input_pipelines_do_not_use_from_generator(shards):
+    """Check the graph: from_generator sets M_TRIM_THRESHOLD, which slows down every later step."""
     data = data_of(shards)
     for batches in (
         data.training_batches(data.position(5, 0), 7, pad_examples),
@@ -106,7 +107,7 @@ def test_a_block_mixes_shards(shards):
     assert len(set(owner[:30])) == 3
 
 
-def test_flat_is_padded_without_padding(shards):
+def test_the_flat_layout_is_the_padded_layout_without_padding(shards):
     data = data_of(shards)
     padded, flat = (
         list(data.training_batches(data.position(1, 3), 9, layout).take(3))
@@ -135,7 +136,7 @@ def test_flat_is_padded_without_padding(shards):
         assert wide["input_ids"].shape == (9, LENGTH)
 
 
-def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shards):
+def test_dynamic_masks_change_per_epoch_and_depend_on_the_example_only(tmp_path, shards):
     data = data_of(write_shards(tmp_path / "dynamic", "dynamic"))
     size = len(data)
     two = rows(data.training_batches(data.position(5, 0), size, pad_examples), 2)
@@ -153,7 +154,7 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     assert (plain[first] == plain[second]).all()
     same = (two["masked_lm_positions"][first] == two["masked_lm_positions"][second]).all(axis=1)
     assert same.mean() < 0.3  # Short examples have few positions to choose from.
-    # The same masks in other batches, and from another position on.
+    # Masks depend neither on the batch size nor on the position at which training resumes.
     small = rows(data.training_batches(data.position(5, 40), 10, pad_examples), 6)
     for name in two:
         assert (small[name] == two[name][40:100]).all(), name
@@ -161,7 +162,7 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     third = np.lexsort(unmasked(other).T)
     same = (two["masked_lm_positions"][first] == other["masked_lm_positions"][third]).all(axis=1)
     assert same.mean() < 0.3
-    # The same text and numbers of masks as static shards have.
+    # Static shards have the same text and the same number of masks.
     static, dynamic = (
         rows(source.evaluation_batches(9, pad_examples)) for source in (data_of(shards), data)
     )
@@ -170,7 +171,7 @@ def test_dynamic_masks_are_new_each_epoch_and_follow_the_example(tmp_path, shard
     assert (weights[0] == weights[1]).all()
 
 
-def test_what_does_not_fit_together_is_refused_with_both_values(shards, copy):
+def test_settings_that_do_not_fit_are_rejected_with_both_values(shards, copy):
     with pytest.raises(UserError, match="max_seq_length=32 exceeds max_position_embeddings=16"):
         data_of(shards, max_position_embeddings=16)
     with pytest.raises(UserError, match=f"{len(ENTRIES)} entries, but .* vocab_size is 99"):
@@ -200,7 +201,7 @@ def second_shard(directory):
 
 
 def last_record_begins(data):
-    """Where the last record of a TFRecord file begins."""
+    """Return the offset of the last record of a TFRecord file."""
     begin = position = 0
     while position < len(data):
         begin, position = (
@@ -223,7 +224,7 @@ def last_record_begins(data):
     ],
     ids=["record boundary", "inside", "empty", "missing", "byte", "length", "extra"],
 )
-def test_damage_is_named_before_training(copy, damage):
+def test_damage_is_reported_before_training(copy, damage):
     path = second_shard(copy)
     damage(path, path.read_bytes())
     with pytest.raises(UserError) as caught:
@@ -232,8 +233,8 @@ def test_damage_is_named_before_training(copy, damage):
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_damage_that_nobody_looked_for_never_trains_silently(copy):
-    """As verify would find, but without it."""
+def test_damage_is_an_error_in_training_without_verification(copy):
+    """Check that reading damaged shards fails even if `verify` was not called."""
     path = second_shard(copy)
     data = path.read_bytes()
     for damaged, kind in (
@@ -260,7 +261,7 @@ def test_damage_that_nobody_looked_for_never_trains_silently(copy):
     ],
 )
 @pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
-def test_an_impossible_number_is_named_by_shard_and_record(copy, name, value, message, layout):
+def test_an_impossible_number_is_reported_with_shard_and_record(copy, name, value, message, layout):
     path = second_shard(copy)
     examples = next(inspection.read_shard(str(path), tf_examples.parser(LENGTH, PREDICTIONS)))
     examples[name][17, 0] = value
@@ -274,7 +275,7 @@ def test_an_impossible_number_is_named_by_shard_and_record(copy, name, value, me
     assert f"{path}: record 17: {message}" in str(bad_record(caught.value))
 
 
-def test_inspection_counts_what_is_there(shards, copy):
+def test_inspection_counts_examples_and_features(shards, copy):
     manifest = Manifest.load(shards)
     statistics = inspection.inspect(manifest, Vocabulary(ENTRIES))
     everything = rows(data_of(shards).evaluation_batches(50, pad_examples))
@@ -292,7 +293,7 @@ def test_inspection_counts_what_is_there(shards, copy):
         inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
 
 
-def test_an_example_is_described_as_text():
+def test_an_example_is_formatted_as_text():
     vocabulary = Vocabulary("[PAD] [UNK] [CLS] [SEP] [MASK] un ##able cat".split())
     example = {
         "input_ids": np.array([2, 5, 4, 3, 7, 3, 0]),
@@ -312,8 +313,8 @@ def test_an_example_is_described_as_text():
 
 
 @pytest.mark.slow
-def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
-    """Written feature by feature with protobuf, as google-research/bert does."""
+def test_shards_of_other_programs_get_a_manifest(copy, tmp_path, run_command):
+    """Write features one by one with protobuf, as google-research/bert does."""
     everything = rows(data_of(copy).evaluation_batches(50, pad_examples))
     directory = tmp_path / "released"
     directory.mkdir()
@@ -347,8 +348,8 @@ def test_shards_of_other_programs_are_adopted(copy, tmp_path, run_command):
 
 
 @pytest.mark.parametrize("value", [-7, 2**32 + 9])
-def test_ids_beyond_32_bits_and_below_0_are_refused(copy, value):
-    """By adoption and in training, and told as they are in the file."""
+def test_ids_beyond_32_bits_and_below_0_are_rejected(copy, value):
+    """Check that both write_manifest and training report the value stored in the file."""
     path = second_shard(copy)
     records_of = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
     example = tf.train.Example.FromString(records_of[5])

@@ -1,4 +1,4 @@
-"""Checkpoints and runs: whole or not at all, total on both sides, damage told aloud."""
+"""Checkpoints and runs: atomic saves, strict restoring, and reports of damage."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ def saved(tmp_path, *steps, **kwargs):
     return checkpoints
 
 
-def test_names_on_disk_are_the_names_given(tmp_path):
+def test_names_on_disk_are_the_names_of_the_variables(tmp_path):
     checkpoints = saved(tmp_path, 5)
     assert dict(tf.train.list_variables(f"{checkpoints.path(5)}/variables")) == {
         "a/kernel": [300, 7],
@@ -39,7 +39,7 @@ def test_names_on_disk_are_the_names_given(tmp_path):
     assert values["step"] == 5
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path):
     checkpoints = saved(tmp_path)
     for step, score in enumerate((0.5, 0.9, 0.7, 0.9, 0.6, 0.2, 0.1)):
         checkpoints.save(step, variables(step))
@@ -50,7 +50,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert saved(tmp_path / "unscored", 1, 2, 3).best_or_latest_step() == 3
 
 
-def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_swept(tmp_path):
+def test_files_of_a_killed_save_are_ignored_and_removed(tmp_path):
     checkpoints = saved(tmp_path, 1, 2)
     half = pathlib.Path(checkpoints.path(9))
     shutil.copytree(checkpoints.path(2), half)
@@ -77,7 +77,7 @@ def flip(path):
     ],
     ids=["flipped", "truncated data", "truncated index", "no index"],
 )
-def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, damage):
+def test_a_damaged_newest_checkpoint_is_reported_and_the_previous_one_is_restored(tmp_path, damage):
     checkpoints, said = saved(tmp_path, 1, 2), []
     damage(pathlib.Path(checkpoints.path(2)))
     target = variables(0)
@@ -87,10 +87,11 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_restored(tmp_path, dama
     damage(pathlib.Path(checkpoints.path(1)))
     with pytest.raises(UserError, match="none of the 1 checkpoints can be restored"):
         checkpoints.restore_latest(target, said.append)
-    assert checkpoints.steps() == [1]  # Still there: the next start will not take it for a new run.
+    # The file is still there, so the next start does not mistake the run for a new one.
+    assert checkpoints.steps() == [1]
 
 
-def test_what_is_saved_after_a_damaged_one_was_passed_over_is_kept(tmp_path):
+def test_checkpoints_saved_after_a_damaged_one_are_kept(tmp_path):
     checkpoints = saved(tmp_path, 4)
     checkpoints.annotate(4, 1.0, {})
     for step in (8, 12):
@@ -106,7 +107,7 @@ def test_what_is_saved_after_a_damaged_one_was_passed_over_is_kept(tmp_path):
 
 
 def test_the_best_is_found_while_another_process_removes_checkpoints(tmp_path, monkeypatch):
-    """One that is removed between the look at names and at files counts for nothing."""
+    """Ignore a checkpoint that is removed after its name was listed."""
     checkpoints = saved(tmp_path, 1, 2, 3)
     assert checkpoints.annotate(2, 0.5, {}) and not checkpoints.annotate(3, 0.4, {})
     reader = CheckpointManager(checkpoints.directory, is_writer=False)
@@ -120,13 +121,13 @@ def test_the_best_is_found_while_another_process_removes_checkpoints(tmp_path, m
         reader.best_step()
 
 
-def test_restoring_from_nothing_is_none(tmp_path):
+def test_restoring_without_checkpoints_returns_none(tmp_path):
     assert saved(tmp_path).restore_latest(variables(0), print) is None
     with pytest.raises(UserError, match="no complete checkpoint in this directory"):
         saved(tmp_path).best_or_latest_step()
 
 
-def test_assign_is_total_on_both_sides():
+def test_assign_rejects_missing_and_unknown_names():
     values = {name: variable.numpy() for name, variable in variables(1).items()}
     with pytest.raises(UserError, match="here: 1 variables are missing, e.g. b"):
         assign({**variables(0), "b": tf.Variable(1.0)}, values, "here")
@@ -144,7 +145,7 @@ def test_metrics_of_lost_steps_are_dropped(tmp_path, config, vocabulary):
     for step in (1, 2, 3, 4):
         run.log_metrics({"step": step})
     with open(path, "a") as lines:
-        lines.write('{"step": 5, "lo')  # Killed while writing.
+        lines.write('{"step": 5, "lo')  # The process was killed while it wrote this line.
     run.forget_metrics_after(2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     run.log_metrics({"step": 3, "loss": 1.0})
@@ -156,7 +157,7 @@ def test_metrics_of_lost_steps_are_dropped(tmp_path, config, vocabulary):
 
 
 def scalars_of(run):
-    """[(step, tag, value)] as TensorBoard has them; a session start drops its step and later."""
+    """Return [(step, tag, value)] as TensorBoard shows them; a session start drops later steps."""
     read, names = [], os.listdir(run.file("tensorboard"))
     for name in sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]):
         path = os.path.join(run.file("tensorboard"), name)
@@ -170,7 +171,7 @@ def scalars_of(run):
     return read
 
 
-def test_tensorboard_forgets_the_metrics_of_lost_steps(tmp_path, config, vocabulary):
+def test_tensorboard_drops_the_metrics_of_lost_steps(tmp_path, config, vocabulary):
     first = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {}})
     for step in (1, 2, 3):
         first.log_metrics({"step": step, "loss": float(step)})
@@ -183,11 +184,11 @@ def test_tensorboard_forgets_the_metrics_of_lost_steps(tmp_path, config, vocabul
     run.forget_metrics_after(2, and_evaluation=True)
     assert scalars_of(run) == losses
     size = len(list(tf.io.gfile.glob(run.file("tensorboard/*"))))
-    Run.open(first.path).forget_metrics_after(2)  # There is nothing to forget.
+    Run.open(first.path).forget_metrics_after(2)  # There is nothing to drop.
     assert len(list(tf.io.gfile.glob(run.file("tensorboard/*")))) == size
 
 
-def test_a_run_that_never_saved_gives_way_to_the_next(tmp_path, config, vocabulary):
+def test_a_run_that_never_saved_is_replaced_by_the_next(tmp_path, config, vocabulary):
     first = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {"seed": 3}})
     first.log_metrics({"step": 1})
     second = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {"seed": 4}})
@@ -203,7 +204,7 @@ def everything(directory):
     return {str(path): path.is_dir() or path.read_bytes() for path in directory.rglob("*")}
 
 
-def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabulary):
+def test_an_unrelated_directory_is_left_unchanged(tmp_path, config, vocabulary):
     path = tmp_path / "theirs"
     for name in ("config.json", "vocab.txt", "checkpoints/best_model/weights.bin"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +215,7 @@ def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabular
         with pytest.raises(UserError, match=f"contains other files; name a new .*{found}"):
             with begin(path):
                 pass
-    (path / ".bert_tf.lock").touch()  # Ours, but for a file.
+    (path / ".bert_tf.lock").touch()  # This is a run, except for one file.
     with pytest.raises(UserError, match=r"found checkpoints/best_model/weights\.bin, but"):
         Run.create(path, config, vocabulary, train={})
     (path / ".bert_tf.lock").unlink()
@@ -228,7 +229,7 @@ def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path, config, vocabular
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, vocabulary, is_marked):
+def test_a_run_whose_only_checkpoint_is_incomplete_is_kept(tmp_path, config, vocabulary, is_marked):
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
     run.checkpoints.save(3, variables(3))
     (tmp_path / "run" / "checkpoints" / "step-00000003" / "checkpoint.json").unlink()
@@ -240,11 +241,11 @@ def test_a_run_whose_only_state_was_lost_in_a_copy_is_kept(tmp_path, config, voc
     assert everything(tmp_path) == before
 
 
-def test_what_a_killed_first_save_left_gives_way(tmp_path, config, vocabulary, monkeypatch):
+def test_files_of_a_killed_first_save_are_replaced(tmp_path, config, vocabulary, monkeypatch):
     run, left = Run.create(tmp_path / "run", config, vocabulary, train={}), tmp_path / "left"
     sync_directory = files.sync_directory
 
-    def copy(directory):  # Of all files but checkpoint.json, which comes next.
+    def copy(directory):  # All files are there except checkpoint.json, which is written last.
         shutil.copytree(run.path, left)
         sync_directory(directory)
 
@@ -260,7 +261,7 @@ def test_what_a_killed_first_save_left_gives_way(tmp_path, config, vocabulary, m
     assert not list((left / "checkpoints").iterdir())
 
 
-def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):
+def test_a_run_without_marker_resumes_and_gets_one(tmp_path, config, vocabulary):
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
     run.checkpoints.save(3, variables(3))
     marker = tmp_path / "run" / ".bert_tf.lock"
@@ -274,7 +275,7 @@ def test_a_run_without_marker_goes_on_and_gets_it(tmp_path, config, vocabulary):
                 pass
 
 
-def test_what_a_kill_or_a_full_disk_leaves_of_a_new_run_goes(tmp_path, config, vocabulary):
+def test_an_incomplete_new_run_is_replaced(tmp_path, config, vocabulary):
     path = tmp_path / "run"
     with pytest.raises(OSError, match="No space left"), Run.writing(path):
         run = Run.create(path, config, vocabulary, train={}, task={"kind": "x"})
@@ -291,10 +292,11 @@ def test_what_a_kill_or_a_full_disk_leaves_of_a_new_run_goes(tmp_path, config, v
     for file in left:
         file.touch()
     with Run.writing(path):
-        assert [file.exists() for file in left] == [False, True, False]  # The second is not ours.
+        # The second file was not written by bert_tf.
+        assert [file.exists() for file in left] == [False, True, False]
 
 
-def test_what_is_not_ours_in_a_checkpoint_stays(tmp_path):
+def test_unrelated_files_in_a_checkpoint_are_kept(tmp_path):
     checkpoints = saved(tmp_path, 1)
     notes = pathlib.Path(checkpoints.path(1)) / "notes.txt"
     notes.touch()
@@ -303,7 +305,7 @@ def test_what_is_not_ours_in_a_checkpoint_stays(tmp_path):
     assert checkpoints.steps() == [3, 4] and os.listdir(notes.parent) == ["notes.txt"]
 
 
-def test_a_run_opens_as_it_was_made(tmp_path, config, vocabulary):
+def test_a_run_is_opened_as_it_was_created(tmp_path, config, vocabulary):
     Run.create(
         tmp_path / "run",
         config,

@@ -1,4 +1,4 @@
-"""How commands start and end: statuses, one clear line, flags before TensorFlow."""
+"""Start and end of commands: exit statuses, one-line errors, flags checked before TensorFlow."""
 
 import dataclasses
 import signal
@@ -14,13 +14,13 @@ from tests.conftest import COMMANDS, ROOT
 
 @pytest.fixture
 def without_tensorflow(tmp_path):
-    """An environment in which importing TensorFlow ends the process with status 77."""
+    """Return an environment in which importing TensorFlow ends the process with status 77."""
     (tmp_path / "tensorflow.py").write_text("import os\nos._exit(77)\n")
     return {"PYTHONPATH": str(tmp_path)}
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_help_is_status_0_and_a_wrong_flag_status_2_in_one_line(
+def test_help_has_status_0_and_a_wrong_flag_status_2_with_one_line(
     run_command, without_tensorflow, verb
 ):
     done = run_command(verb, "--help", env=without_tensorflow)
@@ -114,7 +114,7 @@ def test_flags_are_checked_before_tensorflow_is_imported(
         ),
     ],
 )
-def test_so_are_those_of_the_other_commands(
+def test_flags_of_the_other_commands_are_checked_before_tensorflow_is_imported(
     run_command, without_tensorflow, verb, arguments, message
 ):
     done = run_command(verb, *arguments, env=without_tensorflow)
@@ -152,7 +152,7 @@ def test_flags_become_settings():
         command.parse(Settings, ["x"])
 
 
-def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
+def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell():
     code = (
         "from bert_tf import command; import dataclasses, time\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
@@ -167,7 +167,7 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell has its background jobs, and so these tests maybe, ignore it.
+            # A shell makes its background jobs ignore SIGINT, and these tests may be such a job.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout.readline() == "ready\n"
@@ -176,7 +176,7 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_shells_statuses():
         assert "Traceback" not in process.stderr.read()
 
 
-def test_an_error_of_tensorflows_is_one_line(monkeypatch, capsys):
+def test_a_tensorflow_error_is_reported_in_one_line(monkeypatch, capsys):
     import tensorflow as tf
 
     def fail(settings):

@@ -1,4 +1,4 @@
-"""What a TPU would be given: the train step as one XLA program of static shapes."""
+"""The train step as one XLA program of static shapes, as a TPU requires."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 from tests.corpus import config_of, write_shards
 
-# Whose output has a shape that depends on values.
+# Operations whose output shape depends on values.
 DYNAMIC = {"Where", "Unique", "UniqueV2", "UniqueWithCountsV2", "ListDiff", "DynamicPartition"}
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
@@ -31,14 +31,14 @@ def train_step(config):
 
 
 def compiled(step):
-    """What each replica runs, as XLA compiles it: on a TPU `next` stays on the host."""
+    """Return the compiled step of a replica; on a TPU, `next` stays on the host."""
     return tf.function(
         lambda batch: step._on_replica(batch, tf.constant(0)), jit_compile=True, autograph=False
     )
 
 
 def all_operations(graph):
-    """Those of a function's graph and of all functions that it holds."""
+    """Return the operations of a graph and of all functions in its library."""
     operations = list(graph.get_operations())
     for function in graph._functions.values() if hasattr(graph, "_functions") else ():
         operations += all_operations(function.graph)
@@ -51,7 +51,7 @@ def specs(data, batch_size):
 
 
 @pytest.mark.slow
-def test_the_base_step_is_one_program_of_static_shapes(tmp_path):
+def test_the_pretraining_step_of_bert_base_is_one_program_of_static_shapes(tmp_path):
     shards = write_shards(tmp_path / "shards", max_seq_length=512, max_predictions_per_seq=77)
     vocabulary = Vocabulary.load(shards / "vocab.txt")
     small = dataclasses.replace(MODEL_SIZES["base"], vocab_size=len(vocabulary), do_lower_case=True)
@@ -69,7 +69,8 @@ def test_the_base_step_is_one_program_of_static_shapes(tmp_path):
     zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batch)
     program = function.experimental_get_compiler_ir(zeros)(stage="hlo")
     assert program.startswith("HloModule") and "custom-call" not in program
-    assert re.search(r"\[<=\d|set-dimension-size", program) is None  # A size with a bound only.
+    # Such a size has only an upper bound.
+    assert re.search(r"\[<=\d|set-dimension-size", program) is None
 
 
 def state(step):
@@ -78,11 +79,13 @@ def state(step):
 
 
 @pytest.mark.slow
-def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tmp_path):
-    """XLA leaves check_numerics out: then the norm says it, and the update is left out."""
+def test_the_compiled_step_equals_the_uncompiled_one_and_skips_updates_that_are_not_finite(
+    tmp_path,
+):
+    """Check the norm of the gradient as well, because XLA drops check_numerics."""
     shards = write_shards(tmp_path / "shards")
     vocabulary = Vocabulary.load(shards / "vocab.txt")
-    # XLA draws other noise.
+    # XLA draws other dropout noise.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = config_of(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **still)
     data = PretrainingDataset(shards, vocabulary, config)
@@ -94,7 +97,7 @@ def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tm
         step = train_step(config)
         run = wrap(step)
         logs, norm = run(batch)
-        # Of the weights Adam's first update shows the gradients' signs only, also of those near 0.
+        # Adam's first update depends only on the gradients' signs, which are noise near 0.
         moments = {name: value for name, value in state(step).items() if "adam" in name}
         results.append([logs["loss"], norm, *moments.values()])
         if wrap is compiled:
@@ -109,7 +112,7 @@ def test_compiled_the_step_is_the_same_and_updates_nothing_that_is_not_finite(tm
         np.testing.assert_allclose(xla, plain, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.slow  # It asks the network where there is none.
-def test_there_is_no_tpu_here():
+@pytest.mark.slow  # TensorFlow asks the network for a TPU if the machine has none.
+def test_a_missing_tpu_is_reported():
     with pytest.raises(UserError, match="--strategy=tpu --tpu=local: no TPU found"):
         make_strategy("tpu")

@@ -1,4 +1,4 @@
-"""The configuration: what is read, what is refused, the published sizes."""
+"""The configuration: accepted keys, rejected values and published model sizes."""
 
 import json
 
@@ -18,7 +18,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("model_size", PUBLISHED)
-def test_presets_have_the_published_number_of_parameters(model_size):
+def test_model_sizes_have_the_published_number_of_parameters(model_size):
     total = 0
     for shape in name_map.weight_shapes(MODEL_SIZES[model_size]).values():
         size = 1
@@ -28,13 +28,13 @@ def test_presets_have_the_published_number_of_parameters(model_size):
     assert total == PUBLISHED[model_size]
 
 
-def test_gelu_is_tanh_in_googles_file_and_erf_elsewhere(tmp_path):
+def test_gelu_is_tanh_in_google_files_and_erf_elsewhere(tmp_path):
     for name, expected in (("bert_config.json", "gelu_new"), ("config.json", "gelu")):
         (tmp_path / name).write_text(json.dumps({"vocab_size": 11, "hidden_act": "gelu"}))
         assert BertConfig.load(tmp_path / name).hidden_act == expected
 
 
-def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):
+def test_irrelevant_keys_are_ignored_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
@@ -78,7 +78,7 @@ def test_keys_that_change_no_number_are_ignored_and_the_rest_is_kept(tmp_path):
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
     ],
 )
-def test_what_makes_no_bert_is_refused_by_name(values, message):
+def test_invalid_values_are_rejected_by_name(values, message):
     with pytest.raises(UserError, match=message):
         BertConfig.from_dict({"vocab_size": 11, **values})
 
@@ -101,7 +101,7 @@ def test_what_makes_no_bert_is_refused_by_name(values, message):
     ],
     ids=range(12),
 )
-def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
+def test_a_file_that_is_no_configuration_is_reported(tmp_path, content, message):
     path = tmp_path / "config.json"
     path.write_text(content)
     with pytest.raises(UserError, match=f"config.json: {message}") as raised:

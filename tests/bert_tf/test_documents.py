@@ -1,4 +1,4 @@
-"""Documents of every form: found, hashed by content alone, read back; bad input by its line."""
+"""Documents of every input format: found, hashed by content and read; bad input by its line."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ LINES = "One.\n  Two.  \n\n \t\nThree.\r\n\u3000\nFour.\nFive."
 
 
 def index(tmp_path, texts, input_format="lines"):
-    """(DocumentIndex, [the lines of each document, in its order]) of {name: text or bytes}."""
+    """Return (DocumentIndex, [lines of each document in its order]) of {name: text or bytes}."""
     for name, text in texts.items():
         data = text if isinstance(text, bytes) else text.encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -25,13 +25,13 @@ def index(tmp_path, texts, input_format="lines"):
     return found, read
 
 
-def test_blank_lines_of_any_white_space_separate_documents(tmp_path):
+def test_blank_lines_of_any_whitespace_separate_documents(tmp_path):
     found, read = index(tmp_path, {"a.txt": LINES})
     assert sorted(read) == [["Four.", "Five."], ["One.", "Two.", ""], ["Three.", ""]]
     assert len(found) == 3
 
 
-def test_order_and_hash_follow_content_not_files_or_line_ends(tmp_path):
+def test_order_and_hash_depend_on_content_only(tmp_path):
     halves = LINES.split("\n\u3000\n")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -48,14 +48,14 @@ def test_order_and_hash_follow_content_not_files_or_line_ends(tmp_path):
     assert index(tmp_path / "two", {"a.txt": LINES + "x"})[0].sha256 != complete.sha256
 
 
-def test_equal_documents_are_ordered_by_file_and_place(tmp_path):
+def test_equal_documents_are_ordered_by_file_and_position(tmp_path):
     found, _ = index(tmp_path, {"b": "same\n\nother\n\nsame\n", "a": "same\n"})
     order = list(zip(found.files.tolist(), found.offsets.tolist(), strict=True))
     same = [position for position in order if position != (1, 6)]
     assert same == [(0, 0), (1, 0), (1, 13)]
 
 
-def test_text_is_a_document_a_file_and_jsonl_a_document_a_line(tmp_path):
+def test_text_has_one_document_per_file_and_jsonl_one_per_line(tmp_path):
     _, read = index(tmp_path, {"a": "One. Two.\n\nThree.\n"}, "text")
     assert read == [["One. Two.", "", "Three.", ""]]
     rows = [{"text": "One.\nTwo.", "id": 1}, {"text": " "}, {"id": 2, "text": "Drei – drei."}]
@@ -64,17 +64,17 @@ def test_text_is_a_document_a_file_and_jsonl_a_document_a_line(tmp_path):
     assert sorted(read) == [["Drei – drei."], ["One.", "Two."]]
 
 
-def test_paragraphs_count_where_sentences_are_split(tmp_path):
+def test_paragraph_boundaries_change_the_hash_if_sentences_are_split(tmp_path):
     digests = set()
     for number, text in enumerate(("A.\n\nB.\nC.", "A.\nB.\n\nC.", "A.\n\n\n B. \r\nC.\n\n")):
         (tmp_path / str(number)).mkdir()
         for form, data in (("text", text), ("jsonl", json.dumps({"text": text}))):
             found, _ = index(tmp_path / str(number), {form: data}, form)
             digests.add((number == 1, found.sha256))
-    assert len(digests) == 2  # The first and the last are the same.
+    assert len(digests) == 2  # The first and the last document are equal.
 
 
-def test_a_file_is_read_once_and_output_never(tmp_path):
+def test_a_file_is_read_once_and_the_output_never(tmp_path):
     (tmp_path / "out").mkdir()
     for name in ("a.txt", "out/b.txt"):
         (tmp_path / name).write_text("text")
@@ -106,13 +106,13 @@ def test_a_file_is_read_once_and_output_never(tmp_path):
         ),
     ],
 )
-def test_bad_input_is_named_by_file_and_line(tmp_path, name, data, input_format, message):
+def test_bad_input_is_reported_with_file_and_line(tmp_path, name, data, input_format, message):
     with pytest.raises(UserError, match=message) as caught:
         index(tmp_path, {name: data}, input_format)
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_gzip_and_missing_files_are_named(tmp_path):
+def test_damaged_gzip_and_missing_files_are_reported(tmp_path):
     path = tmp_path / "a.gz"
     for data in (gzip.compress(b"text\n" * 1000)[:-9], b"no gzip"):
         path.write_bytes(data)
@@ -123,7 +123,7 @@ def test_damaged_gzip_and_missing_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("unit", [b"\n", b"\0", b"a text, line after line\n"])
-def test_gzip_that_expands_without_end_is_refused_before_it_fills_the_disk(
+def test_gzip_that_expands_without_end_is_rejected_before_it_fills_the_disk(
     tmp_path, unit, monkeypatch
 ):
     monkeypatch.setattr(documents, "FREE_EXPANSION_BYTES", 1 << 18)
@@ -132,7 +132,7 @@ def test_gzip_that_expands_without_end_is_refused_before_it_fills_the_disk(
     with pytest.raises(UserError, match=r"bomb.gz: (line 1 is longer|expands to over)") as raised:
         documents.index([str(path)], "lines", "text", str(spill))
     assert "\n" not in str(raised.value)
-    assert (spill / "0").stat().st_size < 4 << 20  # Of 6 MiB.
+    assert (spill / "0").stat().st_size < 4 << 20  # The file expands to 6 MiB.
 
 
 def test_gzip_of_repetitive_text_is_read(tmp_path):
@@ -143,12 +143,13 @@ def test_gzip_of_repetitive_text_is_read(tmp_path):
     assert found.lengths.tolist() == [24 << 17]
 
 
-def test_a_line_that_never_ends_is_refused_before_it_fills_memory(tmp_path):
+def test_a_line_without_end_is_rejected_before_it_fills_memory(tmp_path):
     import tracemalloc
 
     path = tmp_path / "long"
     with open(path, "wb") as stream:
-        stream.truncate(500 << 20)  # Half a GB of zero bytes, without taking them on disk.
+        # The file holds half a gigabyte of zero bytes; it is sparse, so it takes no disk space.
+        stream.truncate(500 << 20)
     tracemalloc.start()
     with pytest.raises(UserError, match="line 1 is longer"):
         documents.index([str(path)], "lines", "text", str(tmp_path / "unpacked"))
@@ -156,7 +157,7 @@ def test_a_line_that_never_ends_is_refused_before_it_fills_memory(tmp_path):
     tracemalloc.stop()
 
 
-def test_paths_of_tensorflows_file_systems_are_read(tmp_path):
+def test_paths_of_tensorflow_file_systems_are_read(tmp_path):
     (tmp_path / "a.txt").write_text(LINES)
     paths = documents.find_files([f"file://{tmp_path}/*.txt"])
     assert paths == [f"file://{tmp_path}/a.txt"]

@@ -1,4 +1,4 @@
-"""The encoder against float64 numpy, keras-nlp and real activations; and its properties."""
+"""The encoder against float64 NumPy, KerasNLP and real activations, and its invariants."""
 
 import dataclasses
 import functools
@@ -43,10 +43,10 @@ def test_equals_numpy_in_every_layer_and_attention(config, inputs_BL, hidden_act
         )
         reference.assert_equal(outputs["pooled"][row], expected["pooled"], 2)
         reference.assert_equal(outputs["sequence"][row, :length], expected["hidden_states"][-1], 2)
-        for actual, want in zip(outputs["hidden_states"], expected["hidden_states"], strict=True):
-            reference.assert_equal(actual[row, :length], want, 2)
-        for actual, want in zip(outputs["attentions"], expected["attentions"], strict=True):
-            reference.assert_equal(actual[row, :, :length, :length], want, 2)
+        for actual, layer in zip(outputs["hidden_states"], expected["hidden_states"], strict=True):
+            reference.assert_equal(actual[row, :length], layer, 2)
+        for actual, layer in zip(outputs["attentions"], expected["attentions"], strict=True):
+            reference.assert_equal(actual[row, :, :length, :length], layer, 2)
             np.testing.assert_array_equal(actual[row, :, :length, length:], 0)
 
 
@@ -117,8 +117,8 @@ def test_equals_keras_nlp_with_the_same_weights():
     )
 
 
-def test_equals_the_real_bert_tiny_activations(data_dir):
-    """google's bert-tiny, fine-tuned on SST-2, from a real embedding output to the logits."""
+def test_equals_the_activations_of_the_real_bert_tiny(data_dir):
+    """Compare with Google's bert-tiny fine-tuned on SST-2, from its embeddings to the logits."""
     directory = data_dir / "checkpoints" / "bert_tiny_sst2_encoder_only"
     theirs = dict(np.load(directory / "bert_tiny_sst2_encoder.npz"))
     expected = dict(np.load(directory / "expected_numpy_float64.npz"))
@@ -130,7 +130,7 @@ def test_equals_the_real_bert_tiny_activations(data_dir):
         intermediate_size=512,
         hidden_act="gelu",
     )
-    weights = small.random_weights(config)  # The embedding tables are not in the file.
+    weights = small.random_weights(config)  # The file has no embedding tables.
     found = {}
     for row in name_map.table(config):
         name = "bert." + row.huggingface
@@ -151,7 +151,7 @@ def test_equals_the_real_bert_tiny_activations(data_dir):
     reference.assert_equal(logits, expected["logits"], 2)
 
 
-def test_content_of_padding_never_reaches_a_token(config, inputs_BL):
+def test_content_of_padding_does_not_affect_tokens(config, inputs_BL):
     encoder = make_encoder(config, small.random_weights(config))
     is_token = inputs_BL["input_mask"] == 1
     garbled = {
@@ -166,7 +166,7 @@ def test_content_of_padding_never_reaches_a_token(config, inputs_BL):
 
 
 @pytest.mark.parametrize("padding", [1, 4, 11])
-def test_amount_of_padding_changes_nothing(config, inputs_BL, padding):
+def test_amount_of_padding_does_not_affect_tokens(config, inputs_BL, padding):
     encoder = make_encoder(config, small.random_weights(config))
     longer = {name: np.pad(values, [(0, 0), (0, padding)]) for name, values in inputs_BL.items()}
     short, long = encoder(inputs_BL), encoder(longer)
@@ -185,8 +185,8 @@ def test_every_variable_gets_a_gradient(config, inputs_BL):
     gradients = tape.gradient(loss, encoder.trainable_variables)
     for variable, gradient in zip(encoder.trainable_variables, gradients, strict=True):
         assert gradient is not None, variable.path
-        # A key's bias shifts all scores of a query alike: softmax takes it out, its true gradient
-        # is 0.
+        # A key bias shifts all scores of a query alike, and softmax removes the shift: its true
+        # gradient is 0.
         if not variable.path.endswith("key/bias"):
             assert np.abs(tf.convert_to_tensor(gradient)).max() > 1e-6, variable.path
     assert len(gradients) == len(name_map.table(config))
@@ -208,13 +208,13 @@ def test_dropout_is_a_function_of_its_seed(config, inputs_BL):
     )
 
 
-def test_dropout_without_a_seed_is_new_at_each_call(config, inputs_BL):
+def test_dropout_without_a_seed_differs_per_call(config, inputs_BL):
     encoder = make_encoder(config, small.random_weights(config))
     first, second = (encoder(inputs_BL, training=True)["pooled"].numpy() for _ in range(2))
     assert np.abs(first - second).max() > 1e-3
 
 
-def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
+def test_bfloat16_is_close_to_float32_and_has_float32_variables(config, inputs_BL):
     weights = small.random_weights(config)
     exact = make_encoder(config, weights)(inputs_BL)["pooled"].numpy()
     encoder = make_encoder(config, weights, dtype="mixed_bfloat16")
@@ -226,13 +226,13 @@ def test_bfloat16_is_near_float32_with_float32_variables(config, inputs_BL):
 
 
 def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
-    """Rows of mean 100: a variance taken in bfloat16 (8 bits) would be off by far more."""
+    """Use rows of mean 100, whose variance would be far off if computed in bfloat16 (8 bits)."""
     from bert_tf.model.layers import LayerNorm
 
     rows = tf.cast(100 + np.random.default_rng(0).normal(size=(4, 64)) * 3, tf.bfloat16)
     norm = LayerNorm(1e-12, dtype="mixed_bfloat16")
     expected = reference.layer_norm(tf.cast(rows, tf.float64).numpy(), 1.0, 0.0, 1e-12)
-    # What remains is the rounding of the result: half a unit in the last of its 8 bits.
+    # What remains is rounding of the result: half a unit in the last of its 8 bits.
     np.testing.assert_allclose(tf.cast(norm(rows), tf.float64), expected, rtol=2**-8, atol=1e-6)
     encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
     for probs in encoder(inputs_BL, output_hidden_states=True)["attentions"]:
@@ -242,11 +242,11 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
 @pytest.mark.parametrize("num_rows", [1, 40, 1100])
 @pytest.mark.parametrize("seed", [None, [1, 2]])
 @pytest.mark.parametrize("epsilon", [1e-12, 0.05])
-def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed, num_rows):
-    """Of many rows TensorFlow joins it into one kernel, which has to keep the epsilon."""
+def test_layer_norm_equals_numpy_in_a_graph(epsilon, seed, num_rows):
+    """Check the epsilon of the fused kernel that TensorFlow substitutes for many rows."""
     from bert_tf.model.layers import FEW_NUMBERS, LayerNorm
 
-    assert 40 * 64 < FEW_NUMBERS < 1100 * 64  # Both of its formulas.
+    assert 40 * 64 < FEW_NUMBERS < 1100 * 64  # Both formulas of LayerNorm are checked.
 
     rng = np.random.default_rng(0)
     rows, gamma, beta = rng.normal(3, 0.1, (num_rows, 64)), rng.normal(size=64), rng.normal(size=64)
@@ -258,9 +258,8 @@ def test_layer_norm_equals_numpy_in_a_graph_too(epsilon, seed, num_rows):
     reference.assert_equal(actual, reference.layer_norm(rows, gamma, beta, epsilon), 1)
 
 
-def test_no_two_calls_share_noise_at_any_place(config):
-    """Under `fit` seeds come from a generator that counts by one, and places count within a
-    call."""
+def test_no_two_calls_share_dropout_noise(config):
+    """Check seeds that count up per call under `fit`, and dropout ids that do within a call."""
     encoder = Encoder(config)
     seeds = [encoder.dropout_seed(True).numpy() for _ in range(3)]
     keys = {(seed[0], seed[1] + position) for seed in seeds for position in (*range(8), 2**15)}
@@ -268,13 +267,13 @@ def test_no_two_calls_share_noise_at_any_place(config):
     assert encoder.dropout_seed(False) is None
 
 
-def test_an_encoder_of_another_name_has_the_same_variable_names(config):
+def test_encoders_of_any_name_have_the_same_variable_names(config):
     encoder = Encoder(config, name="enc")
     encoder.build()
     assert set(name_map.weight_shapes(config)) < set(model_variables(encoder))
 
 
-def test_weights_begin_truncated_normal_each_its_own():
+def test_weights_start_truncated_normal_and_independent():
     config = BertConfig(
         vocab_size=500,
         hidden_size=48,
@@ -289,7 +288,7 @@ def test_weights_begin_truncated_normal_each_its_own():
             values = variable.numpy()
             assert np.abs(values).max() <= 0.04 and 0.015 < values.std() < 0.02, (
                 name
-            )  # 0.02 cut at two deviations: 0.0176.
+            )  # The deviation of 0.02, truncated at two deviations, becomes 0.0176.
         elif name in name_map.weight_shapes(config):
             np.testing.assert_array_equal(variable, 1.0 if name.endswith("gamma") else 0.0)
     attention = encoder.transformer[0].attention
@@ -305,7 +304,7 @@ def test_saves_and_loads_in_a_keras_model(config, inputs_BL, tmp_path):
     np.testing.assert_array_equal(loaded(inputs_BL), model(inputs_BL))
 
 
-def test_more_tokens_than_positions_are_refused(config):
+def test_more_tokens_than_positions_are_rejected(config):
     inputs = {
         name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")
     }

@@ -1,4 +1,4 @@
-"""Tokens that are kept of long texts are those of the whole text, whatever is read of it."""
+"""Excerpts of long texts, whose tokens equal those of the complete text."""
 
 import json
 import random
@@ -19,7 +19,7 @@ LETTERS = [*map(chr, range(97, 123)), *"\u0301\u03c3\uac00\u0131\u4e2d"]
 VOCABULARY = Vocabulary(
     list(dict.fromkeys([*WORDS, *(f"##{letter}" for letter in LETTERS), *LETTERS[:26]]))
 )
-# What context counts for: marks, sigmas, what is looked through, words without an end, bad bytes.
+# Characters with context: marks, sigmas, transparent characters, long words, invalid bytes.
 UNITS = [
     *("a", "the bill", " ", "\n", "!", "-", "'", ".", "A\u03a3", "\u03a3", "\u03a3'", "'\u03a3a"),
     *(
@@ -63,7 +63,7 @@ def tokenizer(request):
 
 
 def assert_same_ends(tokenize, texts, monkeypatch, max_tokens=6, reach=24):
-    """Compare each mode; small steps and a small reach, so that all that may happen does."""
+    """Compare each mode, with small steps and a small reach so that every branch is taken."""
     monkeypatch.setattr(excerpts, "BYTES_PER_TOKEN", 2)
     monkeypatch.setattr(excerpts, "REACH", reach)
     traced = tf.function(
@@ -90,15 +90,15 @@ def assert_same_ends(tokenize, texts, monkeypatch, max_tokens=6, reach=24):
     return complete, read
 
 
-def test_random_texts_have_the_ends_of_the_whole(tokenizer, monkeypatch):
+def test_random_texts_have_the_tokens_of_the_complete_text(tokenizer, monkeypatch):
     texts = random_texts(500, seed=1)
     complete, read = assert_same_ends(tokenizer.tokenize_with_offsets, texts, monkeypatch)
-    for mode in MODES:  # It did read less.
+    for mode in MODES:  # The excerpt is shorter than the text.
         assert len(read[mode].ids.flat_values) < 0.8 * len(complete.ids.flat_values)
 
 
 @pytest.mark.slow
-def test_conformance_strings_have_the_ends_of_the_whole(data_dir, monkeypatch):
+def test_conformance_strings_have_the_tokens_of_the_complete_text(data_dir, monkeypatch):
     strings = json.loads((data_dir / "conformance" / "random_strings.json").read_text())
     rng = random.Random(0)
     texts = ["".join(rng.sample(strings, 3)).encode("utf-8", "surrogatepass") for _ in range(2000)]
@@ -107,7 +107,7 @@ def test_conformance_strings_have_the_ends_of_the_whole(data_dir, monkeypatch):
 
 
 @pytest.mark.slow
-def test_masks_are_cut_nowhere(monkeypatch):
+def test_literal_masks_are_never_split(monkeypatch):
     tokenizer = Tokenizer(VOCABULARY, True)
 
     def tokenize(texts):
@@ -117,7 +117,7 @@ def test_masks_are_cut_nowhere(monkeypatch):
     assert_same_ends(tokenize, texts, monkeypatch)
 
 
-def test_an_normal_text_is_tokenized_once_and_a_long_one_as_far_as_it_matters():
+def test_a_normal_text_is_tokenized_once_and_a_long_one_as_far_as_needed():
     seen = []
 
     def tokenize(texts):
@@ -130,14 +130,14 @@ def test_an_normal_text_is_tokenized_once_and_a_long_one_as_far_as_it_matters():
     assert seen == [[3]]
     seen.clear()
     tokens = excerpts.tokenize_ends(tokenize, texts, 10)
-    # 160 bytes are enough of one; of the other 640 are not, 2,560 are more than it has.
+    # For one text 160 bytes suffice; of the other, 640 are too few, and 2,560 exceed its length.
     assert seen == [[158, 160], [640], [3, 158, 2100]]
     assert tokens.ids.row_lengths().numpy().tolist()[::2] == [2, 400]
 
 
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("strip", [True, False])
-def test_characters_before_which_a_text_is_cut_part_words_and_nothing_looks_across(lower, strip):
+def test_characters_that_allow_a_cut_separate_words_and_are_not_transparent(lower, strip):
     tables = unicode_tables.load(lower, strip)
     kinds = unicode_tables.expand(tables.index, tables.pages) & (1 << unicode_tables.KIND_BITS) - 1
     cases = unicode_tables.expand(tables.case_index, tables.case_pages)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes of files."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("before", [None, "old"])
-def test_what_is_written_appears_once_the_block_is_over(tmp_path, before):
+def test_a_file_appears_when_the_block_ends(tmp_path, before):
     path = tmp_path / "a.txt"
     if before:
         path.write_text(before)
@@ -28,19 +28,19 @@ def test_what_is_written_appears_once_the_block_is_over(tmp_path, before):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("before", [None, "old"])
-def test_after_an_error_all_is_as_before(tmp_path, error, before):
+def test_an_error_leaves_the_old_file_unchanged(tmp_path, error, before):
     path = tmp_path / "a.txt"
     if before:
         path.write_text(before)
     with pytest.raises(error), files.atomic_writer(path) as stream:
-        stream.write("new" * 100_000)  # More than a buffer holds.
+        stream.write("new" * 100_000)  # The content exceeds one buffer.
         raise error
     assert os.listdir(tmp_path) == (["a.txt"] if before else [])
     if before:
         assert path.read_text() == "old"
 
 
-def test_an_error_of_the_disk_names_the_file_that_was_wanted(tmp_path):
+def test_a_disk_error_names_the_target_file(tmp_path):
     path = tmp_path / "absent" / "a.txt"
     with pytest.raises(FileNotFoundError) as raised, files.atomic_writer(path):
         pass
@@ -55,7 +55,7 @@ def test_an_error_of_the_disk_names_the_file_that_was_wanted(tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
-def test_killed_without_warning_the_old_file_stays(tmp_path):
+def test_a_killed_process_leaves_the_old_file_unchanged(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = (
@@ -65,18 +65,19 @@ def test_killed_without_warning_the_old_file_stays(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
     assert done.returncode == -9 and path.read_text() == "old"
-    files.atomic_write_text(path, "newer")  # What the killed one left is in nobody's way.
+    # The leftover of the killed process does not affect the next write.
+    files.atomic_write_text(path, "newer")
     assert path.read_text() == "newer"
 
 
-def test_a_new_file_can_be_read_as_any_other(tmp_path):
+def test_a_new_file_has_the_usual_permissions(tmp_path):
     files.atomic_write_text(tmp_path / "a.txt", "x")
     (tmp_path / "b.txt").write_text("x")
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.txt", "b.txt")}
     assert len(modes) == 1
 
 
-def test_a_relative_path_without_a_directory(tmp_path, monkeypatch):
+def test_a_relative_path_without_a_directory_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.atomic_write_text("a.txt", "x")
     assert os.listdir(tmp_path) == ["a.txt"]

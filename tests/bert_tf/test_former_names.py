@@ -1,4 +1,4 @@
-"""Names that changed: former flags are aliases, former keys on disk are read as the new ones."""
+"""Former names: old flags are aliases, and old keys on disk are read under their new names."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def test_a_required_flag_may_have_a_former_name():
         command.parse(Required, ["x"])
 
 
-def test_former_flags_of_bert_tf():
+def test_every_former_flag_of_bert_tf_is_an_alias():
     arguments = ["x", "--shards=s", "--output_dir=o"]
     former = command.parse(PretrainSettings, [*arguments, "--preset=tiny", "--steps_per_call=5"])[0]
     assert (former.model_size, former.steps_per_execution) == ("tiny", 5)
@@ -67,7 +67,7 @@ def test_former_flags_of_bert_tf():
 
 
 @pytest.mark.parametrize("settings_class", [PretrainSettings, FinetuneSettings])
-def test_former_flags_that_runs_record_are_read_under_their_new_name(settings_class):
+def test_former_flags_recorded_in_runs_are_read_under_their_new_name(settings_class):
     for field in dataclasses.fields(settings_class):
         former = field.metadata["former_name"]
         if former is not None:
@@ -105,12 +105,12 @@ def test_a_run_of_an_earlier_version_is_read_with_the_new_keys(tmp_path, monkeyp
     run.check_resumable(now, {"kind": "a", "field": 1})
     with pytest.raises(UserError, match="--steps_per_execution: was 5 when"):
         run.check_settings({**now, "steps_per_execution": 6}, "a")
-    # Reading changes nothing on disk.
+    # Reading does not change the files.
     written = json.loads(pathlib.Path(run.file("train.json")).read_text())
     assert written["settings"] == settings
 
 
-def test_broken_records_of_changes_are_named(tmp_path):
+def test_malformed_change_records_are_reported(tmp_path):
     config = BertConfig(vocab_size=5, hidden_size=2, num_attention_heads=1, intermediate_size=2)
     path = tmp_path / "run"
     with Run.writing(path):

@@ -1,4 +1,4 @@
-"""The compiled pieces beside their plain formulation, and what a dropout keeps."""
+"""Compiled fused operations against their plain formulas, and the dropout mask."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,9 @@ from bert_tf.model import fused_ops
 
 SEED = tf.constant([7, 5], tf.int64)
 RATE = 0.1
-# Of a value or gradient of up to some units; bfloat16 has 8 bits.
+# Tolerances for values and gradients of a few units; bfloat16 has 8 bits.
 TOLERANCES = {tf.float32: 2e-5, tf.bfloat16: 2e-2}
-# Narrow ones are not compiled.
+# Narrow matrices use the plain formula.
 WIDTHS = pytest.mark.parametrize("width", [3, fused_ops.MIN_WIDTH + 1])
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
 
@@ -30,7 +30,7 @@ def normal(shape, dtype=tf.float32, seed=0):
 
 
 def values_and_gradients(function, arguments, upstream):
-    """float64 of the result and of the gradient of each argument."""
+    """Return the result and the gradient of each argument as float64 arrays."""
     with tf.GradientTape() as tape:
         tape.watch(arguments)
         result = function(*arguments)
@@ -39,7 +39,7 @@ def values_and_gradients(function, arguments, upstream):
 
 
 def assert_like_plain(kernel, plain, arguments, shape, dtype):
-    """In a graph of unknown shapes: both in float32 arithmetic, the kernel's in- and output not."""
+    """Compare in a graph of unknown shapes; both compute in float32, the kernel takes `dtype`."""
     upstream = normal(shape, dtype, seed=9)
     specs = [tf.TensorSpec(unknown(value.shape), value.dtype) for value in arguments]
     in_graph = tf.function(
@@ -56,7 +56,7 @@ def assert_like_plain(kernel, plain, arguments, shape, dtype):
 
 
 def unknown(shape):
-    """Which rows there are, and of scores [B, N, L, L] how long texts are."""
+    """Make the number of rows, and for scores [B, N, L, L] the length, unknown to the graph."""
     return [None, shape[1], None, None] if shape.rank == 4 else [None, *shape[1:]]
 
 
@@ -93,7 +93,7 @@ def test_dropout_add_norm(dtype, rate, rows, width):
     def plain(x, residual, gamma, beta):
         x = plain_dropout(x, rate, 3) if rate else x
         summed = x + residual
-        if dtype == tf.bfloat16:  # Kept for the backward pass in that.
+        if dtype == tf.bfloat16:  # The backward pass keeps it in that dtype.
             summed = summed + tf.stop_gradient(tf.cast(tf.cast(summed, dtype), tf.float32) - summed)
         return plain_norm(summed, gamma, beta, 0.01)
 
@@ -109,7 +109,7 @@ def test_dropout_add_norm(dtype, rate, rows, width):
 @DTYPES
 @WIDTHS
 def test_norm_of_rows_far_from_zero(dtype, width):
-    """A variance of E[x^2] - E[x]^2 would be lost here in float32."""
+    """Use values for which a variance computed as E[x^2] - E[x]^2 is lost in float32."""
     x = tf.cast(30 + normal([11, width]), dtype)
     arguments = [x, normal([width], seed=2), normal([width], seed=3)]
     assert_like_plain(
@@ -125,7 +125,7 @@ def test_norm_of_rows_far_from_zero(dtype, width):
 @pytest.mark.parametrize("rate", [0.0, RATE])
 @pytest.mark.parametrize("head_size", [4, 64])
 def test_softmax_dropout(dtype, rate, head_size):
-    """One text of two has 5 tokens of 9: the rest is masked."""
+    """Mask 4 of 9 tokens of one text in a batch of two."""
     scores = normal([2, 3, 9, 9], dtype)
     bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
 
@@ -192,8 +192,8 @@ def test_adamw_by_numpy(decay, width):
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_who_read_a_variable_before_an_update_keeps_what_was_read():
-    """The kernel writes where the variable lies."""
+def test_reads_before_an_update_keep_their_value():
+    """Check a value read earlier, because the kernel updates the variable in place."""
     variables = [tf.Variable(tf.ones([512, 64])) for _ in range(3)]
 
     @tf.function
@@ -222,7 +222,7 @@ def mask(seed, shape=(400, 500), rate=RATE):
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
-def test_a_share_is_dropped_everywhere(rate):
+def test_the_dropout_rate_holds_everywhere(rate):
     kept = mask([3, 4], rate=rate)
     deviation = np.sqrt(rate * (1 - rate))
     assert abs(kept.mean() - (1 - rate)) < 5 * deviation / np.sqrt(kept.size)
@@ -230,8 +230,8 @@ def test_a_share_is_dropped_everywhere(rate):
     assert np.abs(kept.mean(axis=1) - (1 - rate)).max() < 6 * deviation / np.sqrt(500)
 
 
-def test_each_entry_is_dropped_as_often_over_many_steps():
-    """Neither are some favored, nor are drops spread more evenly than by chance."""
+def test_each_entry_is_dropped_equally_often_over_many_steps():
+    """Check that the counts vary neither more nor less than by chance."""
     shape, steps = [32, 384], 252
     keeps = tf.function(lambda seed: fused_ops.dropout_mask(tf.constant(shape), RATE, seed))
     counts = np.zeros(shape)
@@ -239,34 +239,35 @@ def test_each_entry_is_dropped_as_often_over_many_steps():
         counts += ~keeps(tf.constant([1, step * STEP + 1], tf.int64)).numpy()
     z = (counts - steps * RATE) / np.sqrt(steps * RATE * (1 - RATE))
     for deviations in (z, z.mean(axis=0) * np.sqrt(shape[0]), z.mean(axis=1) * np.sqrt(shape[1])):
-        # The mean of n squares of a normal distribution has a variance of 2 / n.
+        # The mean of n squared standard normal values has a variance of 2 / n.
         assert abs(np.square(deviations).mean() - 1) < 5 * np.sqrt(2 / deviations.size)
     assert abs(z.mean()) < 5 / np.sqrt(z.size)
 
 
-def test_triples_of_neighbours_are_independent():
-    """All eight patterns of three entries, side by side and in three rows, by Pearson's chi2."""
+def test_triples_of_neighbors_are_independent():
+    """Test all eight patterns of three adjacent entries by Pearson's chi-squared test."""
     kept = mask([3, 4], shape=(600, 768), rate=0.5).astype(int)
     for triples in (kept.reshape(-1, 3), kept.reshape(-1, 3, 768).swapaxes(1, 2).reshape(-1, 3)):
         counts = np.bincount(triples @ [4, 2, 1], minlength=8)
         expected = len(triples) / 8
-        # Of 7 degrees of freedom; beyond 40 once in a million times.
+        # With 7 degrees of freedom, a value beyond 40 has a probability of one in a million.
         assert (np.square(counts - expected) / expected).sum() < 40
 
 
 def correlation(one, other):
-    """Of two patterns of the same rate, in standard deviations of what chance gives."""
+    """Return the correlation of two masks of equal rate, in standard deviations of chance."""
     one, other = one.ravel() - (1 - RATE), other.ravel() - (1 - RATE)
     return (one * other).mean() / (RATE * (1 - RATE)) * np.sqrt(one.size)
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 7, 8, 64, 500, 512, 4096])
-def test_neighbours_are_independent(lag):
+def test_neighbors_are_independent(lag):
     kept = mask([3, 4]).ravel()
     assert abs(correlation(kept[lag:], kept[:-lag])) < 5
 
 
-STEP, REPLICA, BATCH = 2**32, 2**16, 2**32  # How the train step counts; see its _dropout_seed.
+# The train step counts its seeds like this; see its _dropout_seed.
+STEP, REPLICA, BATCH = 2**32, 2**16, 2**32
 
 
 @pytest.mark.parametrize(
@@ -283,20 +284,21 @@ STEP, REPLICA, BATCH = 2**32, 2**16, 2**32  # How the train step counts; see its
     }.items(),
     ids=lambda item: item[0],
 )
-def test_no_two_dropouts_share_a_pattern(other):
-    """Neither as it is, nor shifted by any number of entries."""
+def test_no_two_dropouts_share_a_mask(other):
+    """Compare the masks unshifted and shifted by any number of entries."""
     one, two = (mask(seed).ravel() - (1 - RATE) for seed in ([11, 5 * STEP], other[1]))
     spectrum = np.fft.rfft(one) * np.conj(np.fft.rfft(two))
     at_all_shifts = np.fft.irfft(spectrum, one.size) / (RATE * (1 - RATE)) / np.sqrt(one.size)
-    assert np.abs(at_all_shifts).max() < 6.5  # Of 200,000 draws of a normal distribution.
+    # This bounds the maximum of 200,000 draws from a normal distribution.
+    assert np.abs(at_all_shifts).max() < 6.5
 
 
-def test_a_step_is_the_same_again():
+def test_a_step_is_reproducible():
     np.testing.assert_array_equal(mask([11, 5]), mask([11, 5]))
     assert (mask([11, 5]) != mask([11, 6])).any()
 
 
-def test_in_a_function_that_is_compiled_as_a_whole_they_are_the_same():
+def test_results_are_equal_in_an_xla_compiled_function():
     x, residual = normal([9, 128]), normal([9, 128], seed=1)
     gamma, beta = tf.ones(128), tf.zeros(128)
 

@@ -1,4 +1,4 @@
-"""The pretraining heads' weights from elsewhere: whole or not at all, and told where not used."""
+"""Weights of the pretraining heads: loaded completely or not at all, with a report if unused."""
 
 import json
 
@@ -29,7 +29,7 @@ NEXT_SENTENCE = {
 
 
 def add_heads(directory, config, *tables, **more):
-    """Puts heads into a Hugging Face directory by {their name: ours}, and tensors as they are."""
+    """Add heads, {Hugging Face name: our name}, and further tensors to a Hugging Face directory."""
     weights = heads(config)
 
     def change(tensors):
@@ -55,7 +55,7 @@ def assert_holds(variables, weights):
         np.testing.assert_array_equal(variables[name], array, err_msg=name)
 
 
-def test_every_variable_of_the_pretraining_model_is_named_in_the_table_with_its_shape(config):
+def test_every_variable_of_the_pretraining_model_is_in_the_table_with_its_shape(config):
     _, variables = built(config)
     shapes = {name: array.shape for name, array in variables.items() if "seed" not in name}
     assert shapes == {
@@ -65,7 +65,7 @@ def test_every_variable_of_the_pretraining_model_is_named_in_the_table_with_its_
     }
 
 
-def test_a_hugging_face_directory_gives_both_heads(huggingface_dir, config):
+def test_both_heads_are_read_from_a_hugging_face_directory(huggingface_dir, config):
     weights = add_heads(
         huggingface_dir,
         config,
@@ -86,7 +86,7 @@ def test_a_hugging_face_directory_gives_both_heads(huggingface_dir, config):
     assert pretrained.origin == pretrained.origin_in(model) == "Hugging Face directory huggingface"
 
 
-def test_one_head_is_set_and_the_other_stays_as_it_was(huggingface_dir, config):
+def test_one_head_is_loaded_and_the_other_keeps_its_initial_values(huggingface_dir, config):
     weights = add_heads(huggingface_dir, config, MASKED_LM)
     pretrained = read_pretrained(huggingface_dir)
     assert pretrained.heads == ("masked_lm",)
@@ -99,7 +99,7 @@ def test_one_head_is_set_and_the_other_stays_as_it_was(huggingface_dir, config):
             np.testing.assert_array_equal(variable, weights[name], err_msg=name)
 
 
-def test_an_encoder_takes_no_head_and_the_origin_says_so(huggingface_dir, config):
+def test_an_encoder_loads_no_head_and_the_origin_records_it(huggingface_dir, config):
     add_heads(huggingface_dir, config, MASKED_LM, NEXT_SENTENCE)
     pretrained = read_pretrained(huggingface_dir)
     encoder = Encoder(config)
@@ -147,7 +147,7 @@ def without(table, name):
         ),
     ],
 )
-def test_a_head_in_part_misshapen_or_not_tied_is_refused(
+def test_an_incomplete_misshapen_or_untied_head_is_rejected(
     huggingface_dir, config, tables, more, message
 ):
     add_heads(huggingface_dir, config, *tables, **more)
@@ -156,7 +156,7 @@ def test_a_head_in_part_misshapen_or_not_tied_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_google_release_gives_both_heads(tmp_path, config, vocabulary):
+def test_both_heads_are_read_from_a_google_release(tmp_path, config, vocabulary):
     theirs = {
         "masked_lm/transform/kernel": "cls/predictions/transform/dense/kernel",
         "masked_lm/transform/bias": "cls/predictions/transform/dense/bias",
@@ -186,9 +186,7 @@ def test_a_google_release_gives_both_heads(tmp_path, config, vocabulary):
     assert pretrained.origin.endswith("(not used: cls/predictions/output_bias/adam_m)")
 
 
-def test_a_converted_run_keeps_the_heads_and_gives_them_back(
-    huggingface_dir, config, tmp_path, capsys
-):
+def test_a_converted_run_keeps_the_heads(huggingface_dir, config, tmp_path, capsys):
     weights = add_heads(huggingface_dir, config, MASKED_LM, NEXT_SENTENCE)
     convert.main(convert.ConvertSettings(str(huggingface_dir), str(tmp_path / "run")))
     assert capsys.readouterr().err.endswith("heads: masked_lm, next_sentence\n")
@@ -197,7 +195,7 @@ def test_a_converted_run_keeps_the_heads_and_gives_them_back(
     assert_holds(again.weights, {**small.random_weights(config), **weights})
 
 
-def test_a_run_with_a_head_in_part_is_refused(config, vocabulary, tmp_path):
+def test_a_run_with_an_incomplete_head_is_rejected(config, vocabulary, tmp_path):
     weights = small.random_weights(config, parts=name_map.COMPONENTS)
     del weights["masked_lm/output_bias"]
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
@@ -208,7 +206,7 @@ def test_a_run_with_a_head_in_part_is_refused(config, vocabulary, tmp_path):
         read_pretrained(tmp_path / "run")
 
 
-def test_without_heads_a_models_own_stay_as_they_were(huggingface_dir, config):
+def test_without_heads_in_the_source_the_initial_values_stay(huggingface_dir, config):
     pretrained = read_pretrained(huggingface_dir)
     assert pretrained.heads == ()
     model, before = built(config)

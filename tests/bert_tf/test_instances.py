@@ -1,4 +1,4 @@
-"""Instances: a literal corpus by hand, real text against the released rules."""
+"""Instances: a small corpus checked by hand, and real text against the released rules."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ SETTINGS = {"max_seq_length": 128, "short_seq_prob": 0.1, "dupe_factor": 1, "see
 
 
 def tokenized(documents):
-    """[[[token ids of a sentence] of a document]] -> TokenizedDocuments."""
+    """Convert lists of documents, sentences and token ids to `TokenizedDocuments`."""
     sentences = [sentence for document in documents for sentence in document]
     return TokenizedDocuments(
         np.array([token for sentence in sentences for token in sentence], np.int32),
@@ -26,7 +26,7 @@ def tokenized(documents):
 
 
 def segments(instances, ids):
-    """[(tokens of A, tokens of B, whether B is random)]."""
+    """Return [(tokens of A, tokens of B, whether B is random)]."""
     return [
         (ids[a:b].tolist(), ids[c:d].tolist(), bool(is_random))
         for a, b, c, d, is_random in zip(
@@ -40,7 +40,7 @@ def segments(instances, ids):
     ]
 
 
-# Five documents of four sentences of three tokens. A token's digits: document, sentence, place.
+# Five documents of four sentences of three tokens. Digits of a token: document, sentence, index.
 TWENTY = [
     [[100 * document + 10 * sentence + position for position in range(3)] for sentence in range(4)]
     for document in range(1, 6)
@@ -48,22 +48,24 @@ TWENTY = [
 
 
 def scripted(monkeypatch, draws):
-    """Makes random.Random(...).random() give `draws`, one after the other."""
+    """Make random.Random(...).random() return `draws` in order."""
     values = iter(draws)
     monkeypatch.setattr(random.Random, "random", lambda self: next(values))
 
 
 def test_instances_of_twenty_lines_follow_scripted_draws(monkeypatch):
-    # Room for 3 + 9 tokens: three sentences a chunk.
-    first = [0.9, 0.0, 0.7]  # Not short. Of sentences 0-2 A is the first; B really follows.
+    # The budget is 3 + 9 tokens: three sentences per chunk.
+    # Not short. Of sentences 0 to 2, A is the first; B is the actual continuation.
+    first = [0.9, 0.0, 0.7]
     # Sentence 3 is alone, so its B is random without a draw:
-    first += [0.5, 0.3]  # the third of four others is document 4, of its sentences the second.
-    second = [0.9, 0.99, 0.2]  # A is two sentences; B is random:
-    second += [0.0, 0.99]  # document 1's last sentence. Sentence 2 is put back.
-    second += [0.0, 0.6]  # Of sentences 2 and 3 A is the first; B follows.
-    # Three draws of the target: short, 2 + int(0.2 * 8) = 3 tokens, so one sentence a chunk.
+    # the third of four other documents is document 4, starting at its second sentence.
+    first += [0.5, 0.3]
+    second = [0.9, 0.99, 0.2]  # A has two sentences; B is random:
+    second += [0.0, 0.99]  # the last sentence of document 1. Sentence 2 is put back.
+    second += [0.0, 0.6]  # Of sentences 2 and 3, A is the first; B follows.
+    # Three draws of the target: short, 2 + int(0.2 * 8) = 3 tokens, so one sentence per chunk.
     third = [0.05, 0.2]
-    third += [0.0, 0.0] * 4  # B is document 1's first sentence, four times.
+    third += [0.0, 0.0] * 4  # B is the first sentence of document 1, four times.
     rest = [0.9, 0.0, 0.7, 0.0, 0.0] * 2
     scripted(monkeypatch, first + second + third + rest)
     documents = tokenized(TWENTY)
@@ -86,7 +88,7 @@ def test_instances_of_twenty_lines_follow_scripted_draws(monkeypatch):
     assert sorted(segments(made, documents.ids)) == sorted(expected)
 
 
-def test_an_example_is_laid_out_as_released():
+def test_an_example_has_the_released_layout():
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     one = np.array([0])
     made = module.Instances(one + 1, one + 3, one + 5, one + 6, one.astype(bool))
@@ -98,8 +100,8 @@ def test_an_example_is_laid_out_as_released():
     assert examples["next_sentence_labels"].tolist() == [[0]]
 
 
-def test_pairs_are_cut_as_by_popping():
-    """Every pair of lengths keeps what popping keeps; what goes in front is a fair coin."""
+def test_pairs_are_truncated_like_the_released_code():
+    """Check the tokens kept for every pair of lengths; a fair coin decides which end loses one."""
     for length_a, length_b in itertools.product(range(1, 12), repeat=2):
         a, b = list(range(length_a)), list(range(length_b))
         truncate(a, b, 9, random.Random(0))
@@ -117,7 +119,7 @@ def test_pairs_are_cut_as_by_popping():
             assert abs(begin.mean() - lost / 2) <= 5 * (lost / 4 / 400) ** 0.5
 
 
-def test_a_random_next_is_never_of_the_same_document_unless_asked_for():
+def test_a_random_next_sentence_is_from_another_document_unless_configured():
     documents = tokenized(TWENTY[:2])
     made = make_instances(documents, **{**SETTINGS, "dupe_factor": 200, "short_seq_prob": 0.5})
     pairs = segments(made, documents.ids)
@@ -130,7 +132,7 @@ def test_a_random_next_is_never_of_the_same_document_unless_asked_for():
     assert released.is_random_next.any()
 
 
-def test_seeds_and_dupes_differ_and_repeat():
+def test_seeds_and_duplicates_differ_and_are_reproducible():
     documents = tokenized(TWENTY)
     one, again, other = (
         segments(make_instances(documents, **{**SETTINGS, "seed": seed}), documents.ids)
@@ -141,7 +143,7 @@ def test_seeds_and_dupes_differ_and_repeat():
 
 @pytest.fixture(scope="module")
 def novels(data_dir):
-    """150 documents of real text, whose "tokens" are numbered words."""
+    """Return 150 documents of real text, whose "tokens" are numbered words."""
     text = (data_dir / "text" / "books.txt").read_text(encoding="utf-8")[:3_000_000]
     documents, number = [], 0
     for part in text.split("\n\n")[:150]:
@@ -155,7 +157,7 @@ def novels(data_dir):
 
 
 @pytest.mark.slow
-def test_real_text_is_distributed_as_by_the_released_rules(novels):
+def test_instances_of_real_text_are_distributed_like_the_released_rules(novels):
     documents, rng = tokenized(novels), random.Random(3)
     settings = {**SETTINGS, "short_seq_prob": 0.0, "dupe_factor": 20}
     made = segments(make_instances(documents, **settings), documents.ids)
@@ -179,25 +181,26 @@ def test_real_text_is_distributed_as_by_the_released_rules(novels):
         ours, theirs = (
             np.array([of(*pair) for pair in pairs], float) for pairs in (made, released)
         )
-        # Examples of a document hang together, so that they count for fewer: twice the deviation.
+        # Examples of one document are correlated, so the tolerance is twice the deviation.
         error = (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5
         assert abs(ours.mean() - theirs.mean()) < 2 * 4 * error, name
         assert abs(ours.std() / theirs.std() - 1) < 0.03, name
 
 
-def test_a_tenth_of_the_documents_is_cut_short_to_any_length():
+def test_a_tenth_of_the_documents_is_shortened_to_a_uniform_length():
     rng = random.Random(5)
     targets = np.array([module._target(125, 0.1, rng.random) for _ in range(200_000)])
     short = targets[targets != 125]
-    # A short one is of 125 tokens, too, once in 124 times.
+    # A short target is of 125 tokens as well, once in 124 draws.
     assert abs(len(short) / len(targets) - 0.1 * 123 / 124) < 5 * (0.1 * 0.9 / len(targets)) ** 0.5
     counts = np.bincount(short, minlength=126)[2:125]
     assert counts.min() > 0 and counts.sum() == len(short)
     expected = len(short) / 123
-    assert ((counts - expected) ** 2 / expected).sum() < 123 + 5 * (2 * 123) ** 0.5  # Chi-squared.
+    # Chi-squared statistic.
+    assert ((counts - expected) ** 2 / expected).sum() < 123 + 5 * (2 * 123) ** 0.5
 
 
-def test_segments_of_real_text_stay_inside_their_documents(novels):
+def test_segments_of_real_text_are_contiguous_within_documents(novels):
     documents = tokenized(novels)
     made = make_instances(documents, **{**SETTINGS, "dupe_factor": 3})
     starts = documents.sentence_splits[documents.document_splits]
@@ -205,8 +208,8 @@ def test_segments_of_real_text_stay_inside_their_documents(novels):
     follows = 0
     for a, b, is_random in segments(made, documents.ids):
         for part in (a, b):
-            assert part == list(range(part[0], part[0] + len(part)))  # Consecutive.
+            assert part == list(range(part[0], part[0] + len(part)))  # The tokens are consecutive.
             assert owner[part[0]] == owner[part[-1]]
         assert (owner[a[0]] == owner[b[0]]) != is_random
         follows += not is_random and b[0] == a[-1] + 1
-    assert follows > 100  # B begins where A ends, where nothing was cut between them.
+    assert follows > 100  # B starts where A ends, unless a truncation lies between them.

@@ -1,4 +1,4 @@
-"""Layers that learn at different rates, and layers that do not learn at all."""
+"""Layer-wise learning rates and frozen layers."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tests import reference, small
 
-# By hand, for three layers: 3 - i of layer i, 4 of the embeddings, none of the rest.
+# Exponents by hand for three layers: 3 - i for layer i, 4 for the embeddings, 0 for the rest.
 EXPONENTS = {
     "bert/embeddings/word_embeddings": 4,
     "bert/embeddings/LayerNorm/gamma": 4,
@@ -30,7 +30,7 @@ OPTIMIZERS = pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
 
 
 def variables_of(paths, rng):
-    """{path: Keras variable of that path}."""
+    """Return {path: Keras variable with that path}."""
     variables = {}
     for path in paths:
         *scopes, name = path.split("/")
@@ -43,7 +43,7 @@ def variables_of(paths, rng):
 
 
 def steps_of(optimizer, num_steps=12, seed=0):
-    """Weights before, gradients of each step, weights after."""
+    """Return the weights before, the gradients of each step, and the weights after."""
     rng = np.random.default_rng(seed)
     variables = variables_of(EXPONENTS, rng)
     before = {path: variable.numpy() for path, variable in variables.items()}
@@ -75,7 +75,7 @@ def test_layer_decay_equals_numpy(optimizer_class):
 
 
 @OPTIMIZERS
-def test_a_layer_decay_of_1_changes_no_bit_and_the_config_keeps_it(optimizer_class):
+def test_a_layer_decay_of_1_is_bitwise_neutral_and_kept_in_the_config(optimizer_class):
     halves = optimizer_class(0.1, layer_decay=0.5)
     plain, ones, half, again = (
         steps_of(optimizer)[2]
@@ -92,7 +92,7 @@ def test_a_layer_decay_of_1_changes_no_bit_and_the_config_keeps_it(optimizer_cla
         assert np.array_equal(half[path], plain[path]) == (exponent == 0)
 
 
-def test_every_variable_of_a_model_has_its_layers_rate(config):
+def test_every_variable_of_a_model_has_the_rate_of_its_layer(config):
     step = make_step(config)
     assert len(step.model.encoder.transformer) == 2
     for name, variable in model_variables(step.model).items():
@@ -118,8 +118,8 @@ def weights_of(step):
 
 
 @pytest.mark.parametrize("num_frozen", [0, 1, 2])
-def test_exactly_what_is_frozen_stays_and_checkpoints_hold_it(config, num_frozen):
-    """Its decay is off, and moments are kept of what learns only."""
+def test_only_frozen_variables_stay_constant_and_checkpoints_record_it(config, num_frozen):
+    """Check that decay skips frozen variables and that only trainable ones have slots."""
     step = make_step(config, num_frozen, weight_decay_rate=0.1)
     names = {variable.path: name for name, variable in model_variables(step.model).items()}
     before, iterator = weights_of(step), iter(small.batches(vocab_size=config.vocab_size))
@@ -135,7 +135,7 @@ def test_exactly_what_is_frozen_stays_and_checkpoints_hold_it(config, num_frozen
 
 
 def gradients_of(config, inputs_BL, num_frozen, recompute=False):
-    """-> ({name: gradient}, the number of dense layers' products in the graph)."""
+    """Return {name: gradient} and the number of matrix products of dense layers in the graph."""
     encoder = Encoder(config, recompute=recompute)
     encoder.build()
     variables, weights = model_variables(encoder), small.random_weights(config)
@@ -157,11 +157,11 @@ def gradients_of(config, inputs_BL, num_frozen, recompute=False):
     return gradients(inputs_BL), operations.count("MatMul")
 
 
-def test_no_gradient_is_taken_through_what_is_frozen(config, inputs_BL):
-    """Forwards two layers have 6 products each, the pooler 1; backwards each product has 2.
+def test_no_gradient_is_computed_through_frozen_layers(config, inputs_BL):
+    """Count products: two layers have 6 each, the pooler 1, and the backward pass two per product.
 
-    Those of query, key and value that lead down are left out in the lowest layer that learns, that
-    of the pooler where no layer does.
+    The products for the inputs of query, key and value are omitted in the lowest trainable layer,
+    that of the pooler if no layer is trainable.
     """
     complete, count = gradients_of(config, inputs_BL, None)
     assert count == 13 + 2 * 13
@@ -170,14 +170,14 @@ def test_no_gradient_is_taken_through_what_is_frozen(config, inputs_BL):
         assert count == 13 + backwards
         recomputed, _ = gradients_of(config, inputs_BL, num_frozen, recompute=True)
         assert set(part) == set(recomputed) < set(complete)
-        for name, gradient in part.items():  # Dropout below is as it was.
+        for name, gradient in part.items():  # Dropout in the lower layers is unchanged.
             np.testing.assert_allclose(gradient, complete[name], rtol=1e-5, atol=1e-6, err_msg=name)
             np.testing.assert_allclose(
                 recomputed[name], complete[name], rtol=1e-5, atol=1e-6, err_msg=name
             )
 
 
-def test_under_fit_what_is_frozen_stays_too(config):
+def test_frozen_layers_stay_constant_under_fit(config):
     step = make_step(config, 1)
     losses = {name: WeightedMean(loss) for name, loss in step.losses.items()}
     step.model.compile(optimizer=step.optimizer, loss=losses)
@@ -189,7 +189,7 @@ def test_under_fit_what_is_frozen_stays_too(config):
         assert np.array_equal(array, before[name]) == stays, name
 
 
-def test_more_layers_to_freeze_than_there_are_are_refused(config):
+def test_freezing_more_layers_than_there_are_is_rejected(config):
     for num_layers in (3, -1):
         with pytest.raises(ValueError, match=f"^num_layers={num_layers}: expected 0 to 2"):
             Encoder(config).freeze(num_layers)

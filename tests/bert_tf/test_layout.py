@@ -1,4 +1,4 @@
-"""The flat layout against the padded one, values and gradients; and what it is made of."""
+"""The flat layout against the padded one: values, gradients and the structure of batches."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ LENGTHS = {
 
 @pytest.fixture(scope="module")
 def deep_config(config):
-    """With 512 positions."""
+    """Return a configuration with 512 positions."""
     return dataclasses.replace(config, max_position_embeddings=512)
 
 
@@ -44,7 +44,7 @@ def random_texts(lengths, config, seed=0):
 
 
 def tokens(values_BL, lengths):
-    """The rows of a padded [B, L, ...] that are tokens, as flat has them."""
+    """Select the tokens of a padded array [B, L, ...], in the order of the flat layout."""
     return np.concatenate(
         [row[:length] for row, length in zip(np.asarray(values_BL), lengths, strict=True)]
     )
@@ -86,7 +86,7 @@ def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wr
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
+def test_flat_and_padded_gradients_are_equal(deep_config, vocabulary, lengths, training):
     config = dataclasses.replace(
         deep_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
@@ -107,7 +107,7 @@ def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
     expected = gradients(
         to_padded(texts, vocabulary), lambda values_BLH: tf.boolean_mask(values_BLH, is_token)
     )
-    # The rows that are nobody's have a token that no text has: its embedding gets no gradient.
+    # Padding tokens have an id that no text has, so its embedding gets no gradient.
     inputs = to_flat(texts, vocabulary)
     actual = gradients(inputs, lambda values_TH: values_TH[:count])
     for variable, mine, theirs in zip(encoder.trainable_variables, actual, expected, strict=True):
@@ -117,7 +117,7 @@ def test_gradients_are_equal_too(deep_config, vocabulary, lengths, training):
             np.testing.assert_array_equal(mine[vocabulary["[PAD]"]], 0)
 
 
-def test_rows_that_are_nobodys_reach_nothing(config, vocabulary):
+def test_padding_tokens_affect_nothing(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
     inputs = to_flat(random_texts([3, 7, 1], config), vocabulary)
     garbled = {
@@ -132,7 +132,7 @@ def test_rows_that_are_nobodys_reach_nothing(config, vocabulary):
         )
 
 
-def test_a_batch_in_the_flat_layout(vocabulary):
+def test_a_batch_has_the_flat_layout(vocabulary):
     ids, segments = [[2, 7, 3], [2, 5, 6, 3, 8, 3]], [[0, 0, 0], [0, 0, 0, 0, 1, 1]]
     texts = Packed(tf.ragged.constant(ids, tf.int32), tf.ragged.constant(segments, tf.int32))
     assert {
@@ -144,7 +144,7 @@ def test_a_batch_in_the_flat_layout(vocabulary):
     }
 
 
-def test_there_are_few_row_counts():
+def test_the_number_of_buckets_is_small():
     some = [0, 1, 8, 9, 64, 65, 128, 129, 500, 513, 1000, 16384]
     assert [int(round_up_to_bucket(number)) for number in some] == (
         [0, 8, 8, 16, 64, 72, 128, 144, 512, 576, 1024, 16384]
@@ -155,20 +155,20 @@ def test_there_are_few_row_counts():
         assert ((sizes > octave) & (sizes <= 2 * octave)).sum() == 8
 
 
-def test_flat_texts_of_more_tokens_than_positions_are_refused(config, vocabulary):
+def test_flat_texts_of_more_tokens_than_positions_are_rejected(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
     inputs = to_flat(random_texts([4, 17], config), vocabulary)
     for encode in (encoder, tf.function(encoder)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_position"):
             encode(inputs)
-    for lengths in ([16, 1], [1, 16]):  # The rows behind the last text have no 17th position.
+    for lengths in ([16, 1], [1, 16]):  # The padding after the last sequence has no 17th position.
         encoder(to_flat(random_texts(lengths, config), vocabulary))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_labels", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_labels):
-    """Five steps of the one loop's step, batches of different lengths, clipping active."""
+def test_training_and_evaluation_are_equal_in_both_layouts(config, vocabulary, num_labels):
+    """Run five steps of the training loop on batches of different lengths, with active clipping."""
     config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % num_labels
     texts = random_texts(lengths, config)
@@ -194,9 +194,10 @@ def test_training_and_evaluation_are_the_same_in_both(config, vocabulary, num_la
         np.testing.assert_allclose(weights[to_flat][path], values, atol=1e-4, err_msg=path)
 
 
-def test_fine_tuning_is_flat_but_where_xla_compiles():
+def test_fine_tuning_is_flat_unless_xla_compiles():
     assert choose_layout(tf.distribute.get_strategy()) is to_flat
-    on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)  # There is none here.
+    # XLA does not compile here.
+    on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)
     assert choose_layout(on_tpu) is to_padded
     tf.config.optimizer.set_jit(True)
     try:
@@ -205,7 +206,7 @@ def test_fine_tuning_is_flat_but_where_xla_compiles():
         tf.config.optimizer.set_jit(False)
 
 
-def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
+def test_flat_is_close_to_padded_in_bfloat16(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
     texts = random_texts([5, 1, 16, 3], config)
     expected, actual = (
@@ -215,8 +216,8 @@ def test_under_bfloat16_flat_is_near_padded(config, vocabulary):
     np.testing.assert_allclose(actual, expected, atol=0.03)
 
 
-def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
-    """Attention's grid from rows and back, by plain gathers, whose gradients TensorFlow adds up."""
+def test_the_gradient_of_the_gather_equals_tensorflow():
+    """Compare with tf.gather, whose gradient TensorFlow accumulates, on the grid of attention."""
     splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(2)
     layout = FlatLayout({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
     x_TH = tf.constant(rng.normal(size=(12, 6)), tf.float32)
@@ -234,7 +235,7 @@ def test_the_gradient_of_the_gathers_is_that_of_tensorflow():
     np.testing.assert_array_equal(layout.merge_heads(mine)[:9], x_TH[:9])
 
 
-def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
+def test_the_gradient_of_the_inverse_gather_equals_tensorflow():
     splits, rng = np.array([0, 3, 4, 9]), np.random.default_rng(3)
     layout = FlatLayout({"input_ids": tf.zeros([12], tf.int32), "row_splits": tf.constant(splits)})
     context = tf.constant(rng.normal(size=(3, 2, 8, 3)), tf.float32)
@@ -254,7 +255,7 @@ def test_the_gradient_of_the_way_back_is_that_of_tensorflow():
 
 
 @pytest.mark.parametrize("splits", [[0, 3, 3, 8], [0, 3, 9], [1, 3, 8], [0, 3, 2, 8]])
-def test_wrong_row_splits_are_refused(config, vocabulary, splits):
+def test_wrong_row_splits_are_rejected(config, vocabulary, splits):
     encoder = make_encoder(config, small.random_weights(config))
     ids = tf.ones([8], tf.int32)
     inputs = {"input_ids": ids, "segment_ids": 0 * ids, "row_splits": tf.constant(splits)}
@@ -265,7 +266,7 @@ def test_wrong_row_splits_are_refused(config, vocabulary, splits):
             encode(inputs)
 
 
-def test_no_texts_have_no_outputs(config, vocabulary):
+def test_an_empty_batch_has_empty_outputs(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
     outputs = encoder(to_flat(random_texts([], config), vocabulary))
     assert outputs["pooled"].shape == (0, 12) and outputs["sequence"].shape == (0, 12)

@@ -1,4 +1,4 @@
-"""Learning a vocabulary: counted words, entries known by hand, the same bytes in any process."""
+"""Learning a vocabulary: word counts, entries checked by hand, identical bytes in any process."""
 
 import gzip
 import itertools
@@ -14,13 +14,13 @@ from bert_tf.data import vocabulary_learning as learning
 from bert_tf.text.normalizer import NEVER
 from bert_tf.text.vocabulary import SPECIALS
 
-# c once, abc twice, ab three times: a goes with ##b 5 times, then ab with ##c twice.
+# c once, abc twice, ab three times: a and ##b merge 5 times, then ab and ##c twice.
 SMALL = "ab abc\n\nabc ab ab\nc\n"
 SMALL_ENTRIES = [*SPECIALS, "a", "b", "c", "##b", "##c", "ab", "abc"]
 
 
 def learn(*paths, size, do_lower_case=True, strip_accents=None, input_format="lines"):
-    """-> (entries, what was said)."""
+    """Return a function that learns a vocabulary and returns (entries, log lines)."""
     said = []
     vocabulary = learning.learn(
         sorted(map(str, paths)),
@@ -35,7 +35,7 @@ def learn(*paths, size, do_lower_case=True, strip_accents=None, input_format="li
 
 
 def count(lines):
-    """-> ({word: count}, what was said)."""
+    """Return a function that counts words and returns ({word: count}, log lines)."""
     said = []
     unique_words = learning.make_unique_words(do_lower_case=True)
     return learning.count_words(map(str.encode, lines), unique_words, said.append), said
@@ -55,14 +55,14 @@ def write(tmp_path):
     return write
 
 
-def test_entries_of_a_text_counted_by_hand(write):
+def test_entries_of_a_text_equal_those_counted_by_hand(write):
     path = write(SMALL)
     assert learn(path, size=12)[0] == SMALL_ENTRIES
     assert learn(path, size=11)[0] == SMALL_ENTRIES[:11]
     assert learn(path, size=10)[0] == SMALL_ENTRIES[:10]
 
 
-def test_the_files_form_makes_no_difference(write):
+def test_the_format_of_files_does_not_affect_the_entries(write):
     documents = [{"text": "ab abc\n\nabc ab"}, {"text": " "}, {"text": "ab\nc", "more": 1}]
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     for path, input_format in (
@@ -74,12 +74,12 @@ def test_the_files_form_makes_no_difference(write):
         assert learn(path, size=12, input_format=input_format)[0] == SMALL_ENTRIES
 
 
-def test_half_a_surrogate_pair_in_json_is_dropped(write):
+def test_a_lone_surrogate_in_json_is_dropped(write):
     path = write('{"text": "a\\ud83db"}\n{"text": "ab"}\n')
     assert learn(path, size=9, input_format="jsonl")[0] == [*SPECIALS, "a", "b", "##b", "ab"]
 
 
-def test_too_little_text_and_too_small_a_vocabulary_are_refused_with_the_number(write):
+def test_too_little_text_and_too_small_a_vocabulary_are_rejected_with_the_number(write):
     path = write(SMALL)
     with pytest.raises(UserError, match="--vocab_size=13: the text only gives 12 entries; use "):
         learn(path, size=13)
@@ -89,8 +89,8 @@ def test_too_little_text_and_too_small_a_vocabulary_are_refused_with_the_number(
         learn(write("\n \n\x00\n"), size=12)
 
 
-def test_the_number_told_is_one_that_works(monkeypatch):
-    """The alphabet shrinks with the vocabulary, and with it what can be merged."""
+def test_the_number_in_the_error_works(monkeypatch):
+    """Check the number because a smaller vocabulary has a smaller alphabet and fewer merges."""
     monkeypatch.setattr(learning, "MIN_ALPHABET", 2)
     counts = {chr(code): 2000 - code for code in range(0x4E00, 0x4E00 + 60)}
     counts |= {"ab": 5000, "abab": 5000}
@@ -101,26 +101,27 @@ def test_the_number_told_is_one_that_works(monkeypatch):
     assert len(learning.train(counts, most)) == most
 
 
-def test_the_alphabet_is_of_the_most_frequent_characters(monkeypatch):
+def test_the_alphabet_holds_the_most_frequent_characters(monkeypatch):
     monkeypatch.setattr(learning, "MIN_ALPHABET", 4)
     counts = {"ab": 5, "é": 3, "ñ": 3, "ba": 1, "中": 1}
     assert learning.alphabet(counts, 12) == ["a", "b", "##a", "##b"]
-    assert learning.alphabet(counts, 20) == ["a", "b", "é", "##a", "##b"]  # Of é and ñ one fits.
+    # Only one of é and ñ fits.
+    assert learning.alphabet(counts, 20) == ["a", "b", "é", "##a", "##b"]
     assert learning.alphabet(counts, 40) == ["a", "b", "é", "ñ", "中", "##a", "##b"]
 
 
-def test_words_with_a_character_outside_the_alphabet_have_no_part(monkeypatch):
+def test_words_with_a_character_outside_the_alphabet_contribute_no_piece(monkeypatch):
     counts = {"ab": 5, "aa": 3, "aaé": 4}
     assert learning.merge(counts, 20)[11:] == ["aa", "ab", "aaé"]
     monkeypatch.setattr(learning, "MIN_ALPHABET", 5)
     assert learning.merge(counts, 20)[5:] == ["a", "b", "##a", "##b", "ab", "aa"]
 
 
-def test_words_count_as_often_as_they_were_seen():
+def test_words_are_weighted_by_their_count():
     assert learning.merge({"ab": 20_001, "cd": 20_002}, 20)[11:] == ["cd", "ab"]
 
 
-def test_case_and_accents_are_the_normalizers(write):
+def test_case_and_accents_follow_the_normalizer(write):
     path = write("Ä Ä ä\n")
     for do_lower_case, strip_accents, expected in (
         (True, None, ["a"]),
@@ -135,22 +136,22 @@ def test_case_and_accents_are_the_normalizers(write):
         assert entries[len(SPECIALS) :] == expected
 
 
-def test_what_no_vocabulary_can_hold_is_left_out():
+def test_words_that_no_vocabulary_can_hold_are_skipped():
     counts, _ = count(["ab " + "x" * 201, "y" * 200])
     assert counts == {"ab": 1, "y" * 200: 1} and NEVER not in counts
-    # Nor a blank, of whichever kind.
+    # Blanks of any kind are skipped, too.
     blanks = "".join(filter(str.isspace, map(chr, range(0x11000))))
     assert count([f"a{blank}b" for blank in blanks if blank != "\n"])[0].keys() <= {"a", "b", "ab"}
 
 
-def test_no_entry_is_longer_than_the_tokenizer_takes(write, tmp_path, monkeypatch):
-    letters = "".join(map(chr, range(0x12000, 0x12000 + 100)))  # 4 bytes each.
+def test_no_entry_is_longer_than_the_limit_of_the_tokenizer(write, tmp_path, monkeypatch):
+    letters = "".join(map(chr, range(0x12000, 0x12000 + 100)))  # Each character takes 4 bytes.
     path = write("\n".join(letters[:end] for end in range(1, 101)))
     with pytest.raises(UserError) as caught:
         learn(path, size=5000, do_lower_case=False)
     entries, _ = learn(path, size=most_entries(caught.value), do_lower_case=False)
     assert max(len(entry.removeprefix("##")) for entry in entries) == 63
-    # Without the limit it is noticed before anything is written.
+    # Without the limit, the error is raised before anything is written.
     monkeypatch.setattr(learning, "MAX_ENTRY_CHARACTERS", 1000)
     settings = learn_vocab.LearnVocabSettings(
         (str(path),), str(tmp_path / "vocab.txt"), vocab_size=len(entries), do_lower_case=False
@@ -160,7 +161,7 @@ def test_no_entry_is_longer_than_the_tokenizer_takes(write, tmp_path, monkeypatc
     assert [found.name for found in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_words_are_counted_alike_in_one_batch_and_in_many(monkeypatch):
+def test_word_counts_do_not_depend_on_the_batch_size(monkeypatch):
     words = [f"w{number % 97}" for number in range(5000)]
     lines = [" ".join(words[begin : begin + 7]) for begin in range(0, len(words), 7)]
     expected = {word: words.count(word) for word in {*words}}
@@ -172,20 +173,20 @@ def test_words_are_counted_alike_in_one_batch_and_in_many(monkeypatch):
     assert "counted 0.0 MB, 97 distinct words" in said[-1] and len(said) > 10
 
 
-def test_over_the_cap_the_rarest_words_are_dropped_and_the_user_is_told(monkeypatch):
+def test_over_the_cap_the_rarest_words_are_dropped_with_a_warning(monkeypatch):
     monkeypatch.setattr(learning, "MAX_WORDS", 4)
-    monkeypatch.setattr(learning, "BATCH_BYTES", 1)  # A line each.
+    monkeypatch.setattr(learning, "BATCH_BYTES", 1)  # One batch per line.
     assert not any("dropped" in line for line in count(["a a a b b", "c d"])[1])
-    # e is the fifth word and drops those seen once; so does d, which is new again.
+    # e is the fifth word and drops words seen once; so does d, which is new again.
     counts, said = count(["a a a b b", "c d e", "f g", "a d", "d"])
     assert counts == {"a": 4, "b": 2, "d": 1}
-    # Of five words at most two stay, so that there is room again.
+    # Of five words at most two stay, so there is space again.
     assert count(["a a a b b c c d d e"])[0] == {"a": 3}
     expected = "over 4 distinct words: dropped the rarest, seen up to 1 times by then"
     assert said[-1] == expected
 
 
-def test_every_100th_line_is_held_out_from_all_of_the_text(monkeypatch):
+def test_every_100th_line_is_held_out(monkeypatch):
     held_out = []
     assert list(learning.hold_out(range(1, 100), held_out)) == list(range(1, 100))
     assert held_out == []
@@ -201,7 +202,7 @@ def test_every_100th_line_is_held_out_from_all_of_the_text(monkeypatch):
             assert sorted([*counted, *held_out]) == sorted(lines)
 
 
-def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
+def test_pieces_per_word_and_unknown_tokens_are_measured_on_held_out_text(write):
     text = "ab abb\n" * 99
     # ab, ab ##b, [UNK], b: five tokens of four words.
     entries, said = learn(write(text + "ab abb zz b\n"), size=9)
@@ -217,8 +218,8 @@ def test_pieces_a_word_and_unknown_tokens_of_held_out_text(write):
 
 
 @pytest.mark.slow
-def test_the_same_bytes_in_any_process(run_command, tmp_path):
-    """Many words, all equally frequent: only the order of the alphabet decides between them."""
+def test_the_bytes_are_the_same_in_any_process(run_command, tmp_path):
+    """Use many equally frequent words, so that only alphabetical order decides between them."""
     letters = "abcdefghijklmnopqrstuvwxyzéßжя"
     words = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
     words = np.random.default_rng(0).permutation([word + end for word in words for end in "qkи"])
@@ -259,7 +260,7 @@ def test_the_same_bytes_in_any_process(run_command, tmp_path):
         ({"input_format": "pdf"}, "should be one of"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(changes, message):
+def test_impossible_flags_are_rejected(changes, message):
     values = {"input": "setup.py", "output": "/absent", "vocab_size": 100, **changes}
     arguments = [f"--{name}={value}" for name, value in values.items()]
     with pytest.raises((UserError, flags.Error)) as caught:
@@ -267,7 +268,7 @@ def test_flags_that_cannot_be_are_refused(changes, message):
     assert message in str(caught.value)
 
 
-def test_they_are_refused_before_tensorflow_is_imported(run_command, tmp_path):
+def test_flags_are_rejected_before_tensorflow_is_imported(run_command, tmp_path):
     (tmp_path / "tensorflow.py").write_text("import os\nos._exit(77)\n")
     done = run_command(
         "bert_tf.learn_vocab",
@@ -291,7 +292,7 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
-def test_a_vocabulary_of_novels_has_the_size_asked_for_and_its_entries_are_used(
+def test_a_vocabulary_of_novels_has_the_requested_size_and_its_entries_are_used(
     data_dir, write, do_lower_case
 ):
     with open(data_dir / "text/books.txt", encoding="utf-8") as file:
@@ -303,7 +304,7 @@ def test_a_vocabulary_of_novels_has_the_size_asked_for_and_its_entries_are_used(
     lines = path.read_text(encoding="utf-8").split("\n")
     ids = Tokenizer(vocabulary, do_lower_case).tokenize(lines).ids.flat_values.numpy()
     used = np.unique(ids)
-    # Not used: pieces that went into longer ones wherever they stood.
+    # Unused entries are pieces that were merged into longer ones at every occurrence.
     assert len(used) > 0.9 * 4000
     assert np.mean(ids == vocabulary["[UNK]"]) < 1e-3
     pieces = float(said[-1].split(" pieces per word")[0].split("; ")[-1])

@@ -1,4 +1,4 @@
-"""Losses by hand, against numpy in float64, and at logits where a careless formula breaks."""
+"""Losses by hand, against float64 NumPy, and at logits where a naive formula overflows."""
 
 import functools
 import math
@@ -39,7 +39,7 @@ def with_gradient(loss, logits):
 
 
 def test_focal_losses_by_hand():
-    """p = 1/4 and gamma 2: (3/4)^2 log 4."""
+    """Use p = 1/4 and gamma = 2: the loss is (3/4)^2 log 4."""
     expected = 0.5625 * math.log(4)
     logits_BC = np.log([[0.25, 0.75, 1e-30], [0.7, 0.05, 0.25]])
     np.testing.assert_allclose(
@@ -51,7 +51,7 @@ def test_focal_losses_by_hand():
         [expected] * 2,
         1e-5,
     )
-    # The second label of the first text, and the first of the second, are as sure as can be.
+    # The second label of the first text and the first label of the second have probability 1.
     np.testing.assert_allclose(
         focal_multi_label_cross_entropy(
             np.array([[0, 1], [0, 1]]), np.array([[logit, 50.0], [-50.0, -logit]]), gamma=2.0
@@ -97,8 +97,8 @@ def test_focal_losses_equal_the_formula_and_with_gamma_0_the_cross_entropies(gam
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_focal_losses_and_their_slopes_stay_finite_as_p_goes_to_0_and_1(gamma):
-    """Where p is 1, 1 - p is 0: 0^gamma has no slope below gamma 1. Where p is 0, neither log p."""
+def test_focal_losses_and_their_gradients_stay_finite_as_p_goes_to_0_and_1(gamma):
+    """Check p = 1, where (1 - p)^gamma has an infinite slope for gamma < 1, and p = 0 (log p)."""
     logits = np.array(EXTREMES)
     for label in (0, 1):
         labels = np.full(len(logits), label)
@@ -111,16 +111,16 @@ def test_focal_losses_and_their_slopes_stay_finite_as_p_goes_to_0_and_1(gamma):
         )
         for array in (values, slopes, of_two, slopes_of_two):
             assert np.isfinite(array).all()
-        # Of two classes softmax is the sigmoid of the difference.
+        # For two classes, softmax is the sigmoid of the difference.
         np.testing.assert_allclose(of_two, values, rtol=1e-5)
         np.testing.assert_allclose(slopes_of_two[:, 1:], slopes, rtol=1e-4, atol=1e-6)
-        # Wrong for sure: the loss is the distance, its slope 1; right for sure: both are 0.
+        # Certain and wrong: the loss is the distance, its slope 1. Certain and right: both are 0.
         wrong, right = (0, -1) if label else (-1, 0)
         assert values[wrong] == pytest.approx(1e30) and values[right] == 0
         np.testing.assert_allclose(slopes[[wrong, right], 0], [1 - 2 * label, 0])
 
 
-def test_the_slope_of_a_focal_loss_equals_a_difference():
+def test_the_gradient_of_a_focal_loss_equals_a_finite_difference():
     rng = np.random.default_rng(1)
     labels_B, logits_BC = rng.integers(0, 4, 6), rng.normal(0, 2, (6, 4))
 
@@ -137,7 +137,7 @@ def test_the_slope_of_a_focal_loss_equals_a_difference():
         np.testing.assert_allclose(slopes[:, column], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_cross_entropies_of_labels_tokens_and_spans():
+def test_cross_entropies_of_labels_tokens_and_spans_equal_numpy():
     np.testing.assert_allclose(
         multi_label_cross_entropy(
             np.array([[1, 0], [1, 1]]), np.log([[3.0, 1 / 3], [1.0, 1.0]]).astype(np.float32)
@@ -149,7 +149,7 @@ def test_cross_entropies_of_labels_tokens_and_spans():
     np.testing.assert_allclose(
         softmax_cross_entropy(np.array([[0, 1]]), logits_BLC), [[math.log(4), math.log(2)]], 1e-6
     )
-    # A span of three places from the second to the third; the last place of all is masked out.
+    # A span of three tokens from the second to the third; the last token is masked out.
     start_BL, end_BL = np.log([[0.5, 0.25, 0.25]]), np.log([[0.75, 0.125, 0.125]])
     start_BL, end_BL = (np.append(logits, [[-1e9]], axis=1) for logits in (start_BL, end_BL))
     both = half_softmax_cross_entropy(np.array([1]), start_BL) + half_softmax_cross_entropy(
@@ -158,14 +158,14 @@ def test_cross_entropies_of_labels_tokens_and_spans():
     np.testing.assert_allclose(both, [(math.log(4) + math.log(8)) / 2], rtol=1e-6)
 
 
-def test_squared_error_is_one_a_text():
+def test_squared_error_is_one_value_per_text():
     actual = squared_error(np.array([1.0, -2.0, 0.5]), np.array([[3.0], [-2.5], [0.5]], np.float32))
     np.testing.assert_array_equal(actual, [4.0, 0.25, 0.0])
     assert squared_error(np.array([1, 2]), np.zeros((2, 1))).dtype == tf.float32
 
 
-def test_every_loss_goes_through_a_keras_config_and_keeps_its_gamma():
-    """By name and options alone, so that a saved, compiled model finds it again."""
+def test_every_loss_survives_a_keras_config_and_keeps_its_gamma():
+    """Serialize by name and options alone, so that a saved, compiled model can be loaded."""
     labels_B, logits_BC = np.array([0, 1, 2]), np.random.default_rng(0).normal(size=(3, 3))
     weights_B = np.array([1.0, 0.0, 2.0])
     given = {

@@ -1,4 +1,4 @@
-"""Masks: whom they may hit, how many, what becomes of them, whole words, and their seeds."""
+"""Masks: eligible tokens, their number, replacements, whole words and seeds."""
 
 import random
 
@@ -14,7 +14,7 @@ from tests.released_instances import masked_positions
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 ENTRIES = "[PAD] [UNK] [CLS] [SEP] [MASK] [unused0] a b c d ##e ##f".split()
-FIRST, WORDS = 6, [6, 7, 8, 9, 10, 11]  # The entries that may replace.
+FIRST, WORDS = 6, [6, 7, 8, 9, 10, 11]  # Entries that may replace a token.
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def vocabulary():
 
 
 def examples(num_rows, lengths, seed=0, length=24):
-    """{input_ids, input_mask} of rows [CLS] ... [SEP] ... [SEP] of random words."""
+    """Return input_ids and input_mask for rows [CLS] ... [SEP] ... [SEP] of random words."""
     rng = np.random.default_rng(seed)
     ids = rng.choice(WORDS, (num_rows, length)).astype(np.int32)
     row_lengths = np.resize(lengths, num_rows)
@@ -43,7 +43,7 @@ def masked(masking, given, seed=0, stream=0, graph=True):
 
 
 @pytest.mark.parametrize("whole_word_mask", [False, True])
-def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whole_word_mask):
+def test_masks_cover_words_only_and_the_labels_restore_the_text(vocabulary, whole_word_mask):
     given = examples(3000, [4, 5, 9, 16, 24])
     masking = MaskGenerator(
         vocabulary,
@@ -72,17 +72,17 @@ def test_masks_hit_tokens_only_and_the_answers_restore_the_text(vocabulary, whol
     assert found["masked_lm_weights"].dtype == np.float32
 
 
-def test_rounding_is_pythons_and_short_examples_give_what_they_have(vocabulary):
-    given = examples(4, [10, 3, 30, 24], length=30)  # 10 * 0.25 = 2.5, which goes to 2.
+def test_the_number_of_masks_rounds_like_python_and_is_limited_by_short_examples(vocabulary):
+    given = examples(4, [10, 3, 30, 24], length=30)  # 10 * 0.25 = 2.5, which rounds to 2.
     masking = MaskGenerator(vocabulary, masked_lm_prob=0.25, max_predictions_per_seq=40)
     counts = masked(masking, given)["masked_lm_weights"].sum(axis=1)
-    # The second is [CLS] [SEP] [SEP], of which nothing can be predicted.
+    # The second is [CLS] [SEP] [SEP], which has no eligible token.
     assert counts.tolist() == [2, 0, 8, 6] and round(30 * 0.25) == 8
     everything = MaskGenerator(vocabulary, masked_lm_prob=1.0, max_predictions_per_seq=40)
     assert masked(everything, given)["masked_lm_weights"].sum(axis=1).tolist() == [7, 0, 27, 21]
 
 
-def test_mask_actions_and_positions_are_distributed_as_released(vocabulary):
+def test_mask_actions_and_positions_have_the_released_distribution(vocabulary):
     num_rows, length = 40_000, 24
     given = examples(num_rows, [length])
     masking = MaskGenerator(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=20)
@@ -97,13 +97,13 @@ def test_mask_actions_and_positions_are_distributed_as_released(vocabulary):
         return abs(count - fraction * total) < 5 * (fraction * (1 - fraction) * total) ** 0.5
 
     assert near((seen == MASK).sum(), 0.8)
-    # A random replacement is the very token once in len(WORDS) times.
+    # A random replacement equals the original token once in len(WORDS) times.
     assert near((seen == answers).sum(), 0.1 + 0.1 / len(WORDS))
     for word in WORDS:
         replaced = ((seen == word) & (answers != word)).sum()
         assert near(replaced, 0.1 / len(WORDS) * (1 - 1 / len(WORDS))), word
     assert not np.isin(seen, [PAD, UNK, CLS, SEP, 5]).any()
-    # Places: uniform over the 21 that are words; fates: the same at every place.
+    # Positions: uniform over the 21 words; actions: the same at every position.
     words = np.setdiff1d(np.arange(length), [0, 12, 23])
     hits = np.bincount(positions.ravel(), minlength=length)
     assert hits[[0, 12, 23]].sum() == 0
@@ -112,7 +112,7 @@ def test_mask_actions_and_positions_are_distributed_as_released(vocabulary):
     assert np.abs(masks - 0.8).max() < 5 * (0.16 / hits[words].min()) ** 0.5
 
 
-def test_any_entry_may_replace_where_asked_for(vocabulary):
+def test_any_entry_may_replace_a_token_if_configured(vocabulary):
     given = examples(20_000, [24])
     masking = MaskGenerator(
         vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4, replace_with_any=True
@@ -125,7 +125,7 @@ def test_any_entry_may_replace_where_asked_for(vocabulary):
         assert abs(counts[entry] - expected) < 5 * expected**0.5
 
 
-def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
+def test_whole_words_are_masked_completely_and_at_the_released_rate(vocabulary):
     given = examples(30_000, [10, 24], seed=4)
     masking = MaskGenerator(
         vocabulary, masked_lm_prob=0.3, max_predictions_per_seq=5, whole_word_mask=True
@@ -152,20 +152,20 @@ def test_whole_words_are_masked_whole_and_as_often_as_released(vocabulary):
         assert (np.abs(ours - theirs) <= 5 * np.sqrt(2 * np.maximum(ours, 1))).all()
 
 
-def test_masks_follow_seed_stream_and_number_and_nothing_else(vocabulary):
+def test_masks_depend_on_seed_stream_and_number_only(vocabulary):
     given = examples(64, [24])
     masking = MaskGenerator(vocabulary, masked_lm_prob=0.15, max_predictions_per_seq=4)
     complete = masked(masking, given)["masked_lm_positions"]
     assert (masked(masking, given, graph=False)["masked_lm_positions"] == complete).all()
     part = {name: values[40:] for name, values in given.items()}
     again = masking(part, keys(0, 0, np.arange(40, 64)))["masked_lm_positions"].numpy()
-    assert (again == complete[40:]).all()  # Whatever batch an example comes in.
+    assert (again == complete[40:]).all()  # The batch of an example does not matter.
     for seed, stream in ((1, 0), (0, 1)):
         other = masked(masking, given, seed, stream)["masked_lm_positions"]
         assert (other != complete).any(axis=1).mean() > 0.9
 
 
-def test_draws_are_those_of_splitmix64_and_uncorrelated():
+def test_draws_equal_splitmix64_and_are_uncorrelated():
     def splitmix(state, count):
         for _ in range(count):
             state = (state + 0x9E3779B97F4A7C15) % 2**64
@@ -176,7 +176,7 @@ def test_draws_are_those_of_splitmix64_and_uncorrelated():
     for state in (0, 1, 2**64 - 1, 0x1234_5678_9ABC_DEF0):
         drawn = random_int63(tf.constant([state], tf.uint64), 5)
         assert drawn.numpy().tolist() == [list(splitmix(state, 5))]
-    # Neighbouring numbers, streams and seeds give unrelated draws.
+    # Adjacent numbers, streams and seeds yield unrelated draws.
     rows = [keys(seed, stream, np.arange(20_000)) for seed, stream in ((0, 0), (0, 1), (1, 0))]
     drawn = [random_int63(row, 2).numpy() / 2.0**63 for row in rows]
     columns = np.concatenate([*drawn, drawn[0][np.r_[1:20_000, 0]]], axis=1)
@@ -186,7 +186,7 @@ def test_draws_are_those_of_splitmix64_and_uncorrelated():
 
 @pytest.mark.parametrize("whole_word_mask", [False, True])
 def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask):
-    """How many exactly, which fates and places within five deviations."""
+    """Check the number of masks exactly, and actions and positions within five deviations."""
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
     path = tmp_path / "text"
     path.write_bytes((data_dir / "text" / "books.txt").read_bytes()[:1_500_000])
@@ -222,7 +222,7 @@ def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask
     entries = np.array(vocabulary.entries)
     replaced = entries[seen[(seen != answers) & (seen != mask_id)]]
     assert not any(entry.startswith("[") and entry.endswith("]") for entry in replaced)
-    # Full examples: every place but those of [CLS] and [SEP] as often as any other.
+    # In full examples, every position except [CLS] and [SEP] is equally likely.
     full = made.num_tokens == 128
     hits = np.bincount(found["masked_lm_positions"][full][is_one[full]], minlength=128)
     special_tokens = np.isin(given["input_ids"][full], [vocabulary["[CLS]"], vocabulary["[SEP]"]])

@@ -1,4 +1,4 @@
-"""Two processes on loopback train as one does, stop together, and notice when one is lost."""
+"""Two worker processes on loopback: equal to one process, stopped together, loss reported."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ from tests.workers import finish, start
 FLAGS = {
     "global_batch_size": 12,
     "num_train_steps": 10,
-    "learning_rate": 1e-2,  # Some gradients are longer than 1, so clipped.
+    "learning_rate": 1e-2,  # Some gradient norms exceed 1 and are clipped.
     "warmup_steps": 2,
     "log_every": 1,
     "save_every": 4,
@@ -49,7 +49,7 @@ def flags(tmp_path_factory):
 
 
 def start_workers(flags, output_dir, module="bert_tf.pretrain", of_others=None):
-    """Two processes of one pretraining, the chief first."""
+    """Start two processes of one pretraining run, the chief first."""
     return start(module, {**flags, "output_dir": output_dir}, of_others=of_others)
 
 
@@ -60,11 +60,11 @@ def last_weights(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
-def test_two_workers_are_one(flags, tmp_path, run_command, recompute):
-    """Also if they compute layers again in the backward pass, and the one does not."""
+def test_two_workers_equal_one_process(flags, tmp_path, run_command, recompute):
+    """Recompute layers in the backward pass of the workers, but not in the single process."""
     of_two = {**flags, "gradient_checkpointing": recompute}
     chief, other = finish(start_workers(of_two, tmp_path / "two"))
-    assert "step 10/10" in chief and other == ""  # One of them speaks.
+    assert "step 10/10" in chief and other == ""  # Only one worker logs.
     arguments = {**flags, "output_dir": tmp_path / "one"}
     done = run_command(
         "bert_tf.pretrain", *(f"--{name}={value}" for name, value in arguments.items())
@@ -72,7 +72,8 @@ def test_two_workers_are_one(flags, tmp_path, run_command, recompute):
     assert done.returncode == 0, done.stderr
     one, two = (last_weights(tmp_path / name) for name in ("one", "two"))
     assert set(one) == set(two)
-    for name in one:  # Adam divides by small numbers: 1.3e-5 was seen on one kind of processor.
+    # Adam divides by small numbers: a difference of 1.3e-5 was measured on one CPU type.
+    for name in one:
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5, err_msg=name)
     lines = [Run(tmp_path / name).metrics() for name in ("one", "two")]
     for first, second in zip(*lines, strict=True):
@@ -87,7 +88,7 @@ def wait_for_step(process, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
-def test_told_to_stop_both_save_the_same_step_and_go_on(flags, tmp_path, which):
+def test_a_signal_makes_both_workers_save_the_same_step_and_they_resume(flags, tmp_path, which):
     flags = {**flags, "config": flags["config"].with_name("dropout.json"), "num_train_steps": 400}
     del flags["eval_shards"]
     processes = start_workers(flags, tmp_path / "stopped")
@@ -121,7 +122,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("text", "worker"), ERRORS.items())
-def test_errors_of_a_lost_worker_are_told_from_others(text, worker):
+def test_errors_of_a_lost_worker_are_distinguished_from_others(text, worker):
     @names_lost_worker
     def train(error):
         raise error
@@ -137,7 +138,7 @@ def test_errors_of_a_lost_worker_are_told_from_others(text, worker):
 
 
 def assert_lost(process, which, timeout=60):
-    """Asserts that a process ends within a minute with one line that names the lost worker."""
+    """Assert that a process ends within a minute with one line that names the lost worker."""
     output = process.communicate(timeout=timeout)[1]
     assert process.returncode == 2, output
     *steps, line = output.splitlines()
@@ -148,7 +149,7 @@ def assert_lost(process, which, timeout=60):
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_worker_is_named_by_the_other(flags, tmp_path, which, signum):
+def test_a_lost_worker_is_reported_by_the_other(flags, tmp_path, which, signum):
     flags = {**flags, "num_train_steps": 50000, "save_every": 5}
     processes = start_workers(flags, tmp_path / "run")
     try:
@@ -162,7 +163,7 @@ def test_a_lost_worker_is_named_by_the_other(flags, tmp_path, which, signum):
 
 
 @pytest.mark.slow
-def test_a_worker_lost_during_a_save_is_named_in_the_evaluation(flags, tmp_path, monkeypatch):
+def test_a_worker_lost_during_a_save_is_reported_at_the_evaluation(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("PAUSES", json.dumps({"0": {"save": [0, 15]}}))
     flags = {**flags, "eval_every": 4}
     processes = start_workers(flags, tmp_path / "run", "tests.paused")
@@ -174,7 +175,7 @@ def test_a_worker_lost_during_a_save_is_named_in_the_evaluation(flags, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_save_may_take_longer_than_heartbeats_may_stay_away(flags, tmp_path, monkeypatch):
+def test_a_save_may_take_longer_than_the_heartbeat_timeout(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("PAUSES", json.dumps({"0": {"save": [15, 0]}}))
     chief, _ = finish(start_workers(flags, tmp_path / "run", "tests.paused"))
     assert "step 10/10" in chief
@@ -182,7 +183,7 @@ def test_a_save_may_take_longer_than_heartbeats_may_stay_away(flags, tmp_path, m
 
 @pytest.mark.slow
 def test_only_the_chief_reads_which_checkpoint_is_best(flags, tmp_path, monkeypatch):
-    """It removes the best so far, of step 3, between the other's look at names and at files."""
+    """Remove the best checkpoint, of step 3, after the other worker has listed the names."""
     pauses = {"0": {"annotate": [1, 0]}, "1": {"steps": [0, 4]}}
     monkeypatch.setenv("PAUSES", json.dumps(pauses))
     flags = {**flags, "num_train_steps": 6, "save_every": 1, "eval_every": 3}
@@ -192,8 +193,8 @@ def test_only_the_chief_reads_which_checkpoint_is_best(flags, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_worker_of_other_flags_is_named(flags, tmp_path):
-    """All would wait forever, each for another step than the others."""
+def test_a_worker_with_other_flags_is_reported(flags, tmp_path):
+    """Check flags that would make all workers wait forever, each at another step."""
     processes = start_workers(flags, tmp_path / "run", of_others={"learning_rate": 1e-3})
     output = processes[1].communicate(timeout=120)[1]
     assert processes[1].returncode == 2, output
@@ -211,7 +212,7 @@ def threads_and_megabytes(process):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_threads_and_memory_stay_over_2000_steps(flags, tmp_path):
+def test_threads_and_memory_stay_constant_over_2000_steps(flags, tmp_path):
     flags = {**flags, "num_train_steps": 2000, "log_every": 100, "save_every": 500}
     flags["config"] = flags["config"].with_name("small.json")
     del flags["eval_shards"]

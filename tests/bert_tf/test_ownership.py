@@ -1,4 +1,4 @@
-"""One process at a time, wherever something is written; nothing is deleted that is not ours."""
+"""Locks of output directories, and removal of our own files only."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 OWNER = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"
 
 
-def test_a_directory_is_held_by_one_process_which_the_error_names(tmp_path):
+def test_a_directory_is_locked_by_one_process_which_the_error_names(tmp_path):
     directory = tmp_path / "a" / "b"
     with ownership.sole_writer(directory) as made:
         assert made == [str(directory), str(tmp_path / "a")] and ownership.is_ours(directory)
@@ -27,7 +27,7 @@ def test_a_directory_is_held_by_one_process_which_the_error_names(tmp_path):
         assert not made
 
 
-def test_after_an_error_a_directory_is_as_it_was(tmp_path):
+def test_an_error_leaves_a_directory_unchanged(tmp_path):
     (tmp_path / "empty").mkdir()
     for directory in (tmp_path / "a" / "b", tmp_path / "empty"):
         with pytest.raises(KeyError), ownership.sole_writer(directory):
@@ -46,15 +46,15 @@ def killed(code, path):
     assert done.returncode == -signal.SIGKILL
 
 
-def test_what_a_killed_process_held_is_free(tmp_path):
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
     killed("with ownership.sole_writer(sys.argv[1]): os.kill(os.getpid(), 9)", tmp_path)
     assert re.fullmatch(rf"{socket.gethostname()} \d+\n", (tmp_path / ".bert_tf.lock").read_text())
     with ownership.sole_writer(tmp_path):
         pass
-    assert not (tmp_path / ".bert_tf.lock").read_text()  # Nobody's.
+    assert not (tmp_path / ".bert_tf.lock").read_text()  # No process holds it.
 
 
-def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path):
+def test_the_partial_output_of_a_killed_process_is_removed(tmp_path):
     path = tmp_path / "out.jsonl"
     killed(
         "with ownership.sole_output(sys.argv[1]), files.atomic_writer(sys.argv[1]) as stream:\n"
@@ -63,13 +63,13 @@ def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path):
     )
     assert len(os.listdir(tmp_path)) == 2 and not path.exists()
     other = tmp_path / f".other.jsonl.{'0' * 32}"
-    other.touch()  # Of another output, which may be written right now.
+    other.touch()  # This file belongs to another output, which may be in progress.
     with ownership.sole_output(path):
         files.atomic_write_text(path, "whole")
     assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
 
 
-def test_an_output_is_written_by_one_process_and_replaced_only_if_asked(tmp_path):
+def test_an_output_has_one_writer_and_is_replaced_only_on_request(tmp_path):
     path = tmp_path / "out.jsonl"
     with ownership.sole_output(path):
         with pytest.raises(UserError, match=OWNER), ownership.sole_output(path):
@@ -83,13 +83,13 @@ def test_an_output_is_written_by_one_process_and_replaced_only_if_asked(tmp_path
     assert path.read_text() == "first" and os.listdir(tmp_path) == ["out.jsonl"]
 
 
-def test_without_locks_in_a_file_system_work_goes_on(tmp_path, monkeypatch):
+def test_file_systems_without_locks_are_usable(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(ownership.fcntl, "flock", refuse)
     left = tmp_path / f".out.jsonl.{'0' * 32}"
-    left.touch()  # Maybe another process is at work on it.
+    left.touch()  # Another process may still write it.
     with ownership.sole_writer(tmp_path), ownership.sole_output(tmp_path / "out.jsonl"):
         pass
     assert sorted(os.listdir(tmp_path)) == [ownership.MARKER, left.name]
@@ -105,7 +105,7 @@ def test_a_remote_directory_is_marked(tmp_path):
             pass
 
 
-def test_only_what_is_ours_is_removed(tmp_path):
+def test_only_our_own_files_are_removed(tmp_path):
     for path in ("a.txt", "x/a.txt", "x/y/a.txt", "x/y/b.txt", "z/a.txt"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
@@ -119,7 +119,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_a_new_directory_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+def test_a_new_directory_is_synced_to_disk(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(files, "sync", synced.append)
     files.makedirs(tmp_path / "a" / "b")

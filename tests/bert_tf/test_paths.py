@@ -26,7 +26,7 @@ OVERWRITES = {
 
 @pytest.fixture(params=OVERWRITES)
 def settings(request, tmp_path, monkeypatch):
-    """Makes the settings of a command that writes a file: settings(output=..., overwrite=...)."""
+    """Return a function that creates the settings of a command that writes a file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.csv").write_text("text\nx\n")
     (tmp_path / "run").mkdir()
@@ -36,7 +36,7 @@ def settings(request, tmp_path, monkeypatch):
     return lambda output, **flags: make({"output": str(output)}, **flags)
 
 
-def test_a_file_is_replaced_only_if_asked(settings):
+def test_a_file_is_replaced_only_on_request(settings):
     settings("new.jsonl")
     with pytest.raises(UserError, match="--output=old.jsonl: already exists; .* --overwrite"):
         settings("old.jsonl")
@@ -56,7 +56,7 @@ def test_an_input_is_never_replaced(settings, tmp_path, kind):
     if "link" in kind:
         (os.link if kind == "hard link" else os.symlink)(tmp_path / "in.csv", path)
     for overwrite in (False, True):
-        # What ends in neither .npy nor .jsonl is no output of extract anyway.
+        # A path that ends in neither .npy nor .jsonl is never an output of extract.
         with pytest.raises(
             UserError, match="is part of the input .* name another|expected a .npy or .jsonl"
         ):
@@ -92,12 +92,12 @@ def test_remote_outputs_and_inputs_are_compared_by_name():
         ),
     ],
 )
-def test_what_cannot_be_remote_says_so(make, flag):
+def test_paths_that_cannot_be_remote_are_reported(make, flag):
     with pytest.raises(UserError, match=f"--{flag}=gs://b/m: expected a local path"):
         make("gs://b/m")
 
 
-def test_a_vocabulary_is_learned_from_and_to_a_remote_path(tmp_path):
+def test_a_vocabulary_is_learned_from_and_written_to_a_remote_path(tmp_path):
     write_corpus(tmp_path / "corpus.txt")
     files.atomic_write_bytes("ram://paths/corpus.txt", (tmp_path / "corpus.txt").read_bytes())
     settings = LearnVocabSettings(("ram://paths/*.txt",), "ram://paths/vocab", vocab_size=60)
@@ -121,7 +121,7 @@ def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
         read_pretrained("ram://paths/google")
 
 
-def test_versions_do_not_go_into_the_run_itself(tmp_path):
+def test_versions_are_not_exported_into_the_run_itself(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="is the run directory; name another"):
         ExportSettings(run=str(tmp_path / "run"), output_dir=str(tmp_path / "run" / "." / ""))

@@ -1,4 +1,4 @@
-"""A run stops once its evaluations no longer improve; killed anywhere, it does at the same step."""
+"""Early stopping: a run ends at the same step, even if it is killed anywhere."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from bert_tf.train.step import TrainStep
 from tests import small
 
 LAST = 12
-# An evaluation each second step. The best is the second; equal to it is no better.
+# One evaluation per two steps. The best is the second; an equal score is no improvement.
 SCORES = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.7, 10: 0.7, 12: 0.9}
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulated end of the process."""
 
 
 class Linear(keras.Model):
-    """As small as a model can be."""
+    """Smallest possible model."""
 
     def build(self, inputs_shape=None):
         self.head = keras.layers.Dense(3, name="head")
@@ -42,7 +42,7 @@ class Linear(keras.Model):
 
 @pytest.fixture
 def train(tmp_path, config, vocabulary):
-    """train(name, patience) trains, or goes on with, a run whose evaluations give SCORES."""
+    """Return a function that trains or resumes a run whose evaluations return SCORES."""
 
     def call(name="run", patience=3, scores=SCORES):
         path, said = tmp_path / name, []
@@ -85,7 +85,9 @@ def lines_of(run):
 
 
 @pytest.mark.parametrize(("patience", "last"), [(1, 6), (2, 8), (3, 10), (4, 12), (None, 12)])
-def test_it_ends_after_so_many_evaluations_without_a_better_one(train, patience, last):
+def test_a_run_ends_after_the_given_number_of_evaluations_without_improvement(
+    train, patience, last
+):
     run, said = train(patience=patience)
     assert run.checkpoints.steps()[-1] == last
     scores = [(line["step"], line["score"]) for line in run.metrics() if "score" in line]
@@ -108,18 +110,18 @@ def test_it_ends_after_so_many_evaluations_without_a_better_one(train, patience,
     assert lines_of(again) == before and again.checkpoints.steps()[-1] == last
 
 
-def test_a_score_that_is_no_number_is_not_better(train):
+def test_a_nan_score_is_no_improvement(train):
     run, _ = train(patience=2, scores={2: math.nan, 4: math.nan, 6: 1.0})
     assert run.checkpoints.steps()[-1] == 4
 
 
 def kill_at(monkeypatch, owner, name, step, after):
-    """The process ends before, or after, `owner.name` of that step."""
+    """End the process before, or after, `owner.name` at that step."""
     original = getattr(owner, name)
 
     def killed(self, first, *rest):
         at = first["step"] if isinstance(first, dict) else first
-        # A line of the training at the step is not the one meant.
+        # Log calls of training at that step are not meant.
         is_it = at == step and (not isinstance(first, dict) or "score" in first)
         if is_it and not after:
             raise Killed
@@ -141,14 +143,14 @@ def kill_at(monkeypatch, owner, name, step, after):
         (CheckpointManager, "annotate", True, 6),
     ],
 )
-def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):
+def test_a_run_killed_anywhere_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):
     complete, _ = train("whole")
     with monkeypatch.context() as context:
         kill_at(context, owner, name, step, after)
         with pytest.raises(Killed):
             train("killed")
     killed = Run(complete.path.replace("whole", "killed"))
-    # Nothing is left to do only where the last evaluation was recorded.
+    # Nothing remains to be done only if the last evaluation was recorded.
     assert killed.is_finished(LAST, True, 3) == (step == 10 and name == "annotate")
     run, said = train("killed")
     assert run.is_finished(LAST, True, 3) and said[-1].startswith("stopped early at step 10 of 12")
@@ -158,7 +160,7 @@ def test_killed_anywhere_it_stops_at_the_same_step(train, monkeypatch, owner, na
         np.testing.assert_array_equal(weights[key], array, err_msg=key)
 
 
-def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(train, monkeypatch):
+def test_a_stop_request_at_an_evaluation_is_honored_after_it_at_the_same_step(train, monkeypatch):
     original = TrainingLoop._steps
 
     def step(loop, iterator, number, asked, count):
@@ -176,7 +178,7 @@ def test_asked_to_stop_at_an_evaluation_it_makes_it_and_stops_at_the_same_step(t
     assert [line["step"] for line in run.metrics() if "score" in line] == [2, 4, 6, 8, 10]
 
 
-def test_a_damaged_end_is_made_again(train):
+def test_a_damaged_last_checkpoint_is_trained_again(train):
     run, _ = train()
     before = lines_of(run)
     data = f"{run.checkpoints.path(10)}/variables.data-00000-of-00001"
@@ -187,7 +189,7 @@ def test_a_damaged_end_is_made_again(train):
     assert lines_of(run) == before
 
 
-def test_a_line_that_a_killed_process_left_half_written_is_none(train):
+def test_a_partial_line_of_a_killed_process_is_ignored(train):
     run, _ = train()
     before = run.metrics()
     with open(run.file("metrics.jsonl"), "a") as lines:
@@ -195,9 +197,9 @@ def test_a_line_that_a_killed_process_left_half_written_is_none(train):
     assert run.metrics() == before and run.is_finished(LAST, True, 3)
 
 
-def test_a_run_without_evaluations_is_over_at_its_last_step(tmp_path, config, vocabulary):
+def test_a_run_without_evaluations_is_finished_at_its_last_step(tmp_path, config, vocabulary):
     run = Run.create(tmp_path / "run", config, vocabulary, {})
     assert not run.is_finished(0, False)
     run.checkpoints.save(5, {"step": AdamW(1e-3).iterations})
     assert run.is_finished(5, False) and run.is_finished(4, False) and not run.is_finished(6, False)
-    assert not run.is_finished(5, True)  # Its evaluation is missing.
+    assert not run.is_finished(5, True)  # The evaluation is missing.

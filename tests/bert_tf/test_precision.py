@@ -1,4 +1,4 @@
-"""Gradients summed over many rows in bfloat16, LayerNorm of rows far from 0, and TF32."""
+"""Precision: sums of bfloat16 gradients, LayerNorm far from 0, and TF32."""
 
 import dataclasses
 import json
@@ -23,12 +23,12 @@ from tests import small
 from tests.corpus import config_of, write_shards
 from tests.pretraining import TINY, settings_of
 
-ROWS, POLICY = 4096, "mixed_bfloat16"  # bfloat16 holds 256 and 258, but not 257.
+ROWS, POLICY = 4096, "mixed_bfloat16"  # bfloat16 represents 256 and 258, but not 257.
 SEED = tf.constant([1, 2], tf.int64)
 
 
 def gradients_of_ones(function, variables):
-    """The gradients of the sum of all that `function` returns, as float32 arrays."""
+    """Return the gradients of the sum of all outputs of `function` as float32 arrays."""
     with tf.GradientTape() as tape:
         output = function()
     ones = tf.ones_like(output)
@@ -37,7 +37,7 @@ def gradients_of_ones(function, variables):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
-def test_the_gradient_of_a_bias_counts_all_rows(config, wrap):
+def test_the_gradient_of_a_bias_sums_all_rows(config, wrap):
     layer = dense(config, 3, "layer", POLICY)
     layer.build((None, 4))
 
@@ -50,8 +50,8 @@ def test_the_gradient_of_a_bias_counts_all_rows(config, wrap):
     np.testing.assert_array_equal(of_bias, [ROWS] * 3)
 
 
-@pytest.mark.parametrize("width", [8, 128])  # Plain, and compiled by XLA.
-def test_the_gradients_of_layer_norm_count_all_rows(width):
+@pytest.mark.parametrize("width", [8, 128])  # Plain and compiled by XLA.
+def test_the_gradients_of_layer_norm_sum_all_rows(width):
     layer = LayerNorm(1e-12, dtype=POLICY)
     layer.build((None, width))
     x_TH = tf.tile(tf.constant([[1.0, -1.0]], tf.bfloat16), [ROWS, width // 2])
@@ -65,8 +65,8 @@ def test_the_gradients_of_layer_norm_count_all_rows(width):
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
-def test_the_gradients_of_embeddings_count_all_rows(config, layout, monkeypatch):
-    # LayerNorm's own would be 0 for ones.
+def test_the_gradients_of_embeddings_sum_all_rows(config, layout, monkeypatch):
+    # The gradient of LayerNorm itself would be 0 for ones.
     monkeypatch.setattr(LayerNorm, "call", lambda self, x_TH, seed=None: x_TH)
     layer = Embeddings(dataclasses.replace(config, hidden_dropout_prob=0.0), dtype=POLICY)
     layer.build()
@@ -89,7 +89,7 @@ def test_the_gradients_of_embeddings_count_all_rows(config, layout, monkeypatch)
     np.testing.assert_array_equal(of_positions[:length], texts)
 
 
-def test_the_gradients_of_heads_count_all_rows(config):
+def test_the_gradients_of_heads_sum_all_rows(config):
     config = dataclasses.replace(config, hidden_dropout_prob=0.0)
     masked_lm = MaskedLmHead(config, dtype=POLICY)
     masked_lm.build((None, config.hidden_size))
@@ -105,7 +105,7 @@ def test_the_gradients_of_heads_count_all_rows(config):
     np.testing.assert_array_equal(of_bias, [ROWS] * 2)
     encoder = model.encoder
     for variable in (encoder.pooler.kernel, encoder.pooler.bias):
-        variable.assign(tf.zeros_like(variable))  # Where the slope of tanh is 1.
+        variable.assign(tf.zeros_like(variable))  # The slope of tanh is 1 here.
     of_one = {"input_ids": tf.ones([ROWS], tf.int32), "row_splits": tf.range(ROWS + 1)}
     inputs = {**of_one, "segment_ids": tf.zeros([ROWS], tf.int32)}
     for options in ({}, {"pooled_only": True}):
@@ -122,7 +122,7 @@ TOLERANCE_OF_MEAN = {0: 5e-6, 30: 5e-5, 300: 5e-4, 3000: 5e-3}
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile", "nested", "concrete", "keras"])
 def test_layer_norm_of_many_rows_far_from_zero(mode):
-    """A variance of E[x^2] - E[x]^2 has no digit left at a mean of 3,000."""
+    """Use a mean of 3,000, where a variance of E[x^2] - E[x]^2 has no correct digit."""
     layer = LayerNorm(1e-12)
     layer.build((None, 384))
     rng, x_TH = np.random.default_rng(0), tf.TensorSpec([None, 384])
@@ -143,7 +143,7 @@ def test_layer_norm_of_many_rows_far_from_zero(mode):
         np.testing.assert_allclose(call(tf.constant(x)), expected, rtol=0, atol=tolerance)
 
 
-def test_set_jit_takes_the_same_formula(monkeypatch):
+def test_set_jit_uses_the_same_formula(monkeypatch):
     layer = LayerNorm(1e-12)
     layer.build((None, 384))
 
@@ -158,14 +158,14 @@ def test_set_jit_takes_the_same_formula(monkeypatch):
 
 @pytest.fixture
 def is_tf32():
-    """Whether TensorFlow's switch is on; it stands as it stood before afterwards."""
+    """Restore TensorFlow's TF32 switch afterwards; return a function that reads it."""
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     yield tf.config.experimental.tensor_float_32_execution_enabled
     tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_tf32_is_on_where_it_was_asked_for_and_nowhere_else(precision, is_tf32):
+def test_tf32_is_on_only_if_requested(precision, is_tf32):
     for before in (True, False):
         tf.config.experimental.enable_tensor_float_32_execution(before)
         policy = use_precision(precision)
@@ -174,10 +174,10 @@ def test_tf32_is_on_where_it_was_asked_for_and_nowhere_else(precision, is_tf32):
 
 
 class Built(Exception):
-    """Ends a recipe where its model is built."""
+    """Raised in place of building the model, to end a recipe there."""
 
 
-def test_both_recipes_set_it(is_tf32, huggingface_dir, complaints, tmp_path, monkeypatch):
+def test_both_recipes_set_tf32(is_tf32, huggingface_dir, complaints, tmp_path, monkeypatch):
     def build(*arguments, **options):
         raise Built
 
@@ -197,7 +197,7 @@ def test_both_recipes_set_it(is_tf32, huggingface_dir, complaints, tmp_path, mon
             assert is_tf32() == (precision == "tf32")
 
 
-def test_what_is_trained_is_used_in_float32(huggingface_dir, tmp_path, is_tf32):
+def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_path, is_tf32):
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pretrained = read_pretrained(str(huggingface_dir))
     FeatureExtractor(pretrained, "last", "mean", 8)

@@ -1,4 +1,4 @@
-"""Pretraining's recipe: it learns, also in phases; what does not fit is refused."""
+"""The pretraining recipe: it learns, also in phases; inconsistent settings are rejected."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def directories(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_it_learns_and_says_how(directories, tmp_path):
+def test_it_learns_and_logs_metrics(directories, tmp_path):
     said = []
     settings = settings_of(
         directories,
@@ -49,7 +49,7 @@ def test_it_learns_and_says_how(directories, tmp_path):
     )
     run = recipe.pretrain(settings, said.append)
     first, last = (line for line in lines_of(run) if "loss" not in line)
-    # Of random letters little can be known, but which are letters and where a sentence ends.
+    # Random letters are unpredictable, except which entries are letters and where sentences end.
     assert last["eval_masked_lm_loss"] < np.log(len(ENTRIES)) - 0.08
     assert first["step"] == 60 and last["step"] == 120
     assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_masked_lm_loss"]))
@@ -98,7 +98,9 @@ def test_phases_share_one_schedule_and_one_optimizer(directories, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_two_replicas_and_accumulated_parts_are_one(directories, tmp_path, mirrored, monkeypatch):
+def test_two_replicas_and_gradient_accumulation_equal_one_large_batch(
+    directories, tmp_path, mirrored, monkeypatch
+):
     still = json.loads(directories["config"].read_text())
     still |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (tmp_path / "config.json").write_text(json.dumps(still))
@@ -118,7 +120,7 @@ def test_two_replicas_and_accumulated_parts_are_one(directories, tmp_path, mirro
             np.testing.assert_allclose(other[weight], one[weight], rtol=0, atol=1e-5)
         for line, expected in zip(lines_of(runs[name]), lines_of(runs["one"]), strict=True):
             assert line == pytest.approx(expected, rel=1e-4)
-    # Held-out examples are counted once each, however many replicas see filler.
+    # Held-out examples are counted once each, however many replicas get filler examples.
     config = recipe.BertConfig.load(tmp_path / "config.json")
     vocabulary = Manifest.load(directories["shards"]).vocabulary()
     data = recipe.PretrainingDataset(str(directories["held_out"]), vocabulary, config)
@@ -139,13 +141,13 @@ def test_two_replicas_and_accumulated_parts_are_one(directories, tmp_path, mirro
 
 
 def given(directories, output_dir, init_from, **changes):
-    """Settings of one step from given weights; its rate is 0: the weights stay."""
+    """Return settings of one step from given weights; the rate is 0, so the weights stay."""
     changes = {"num_train_steps": 1, "warmup_steps": 1, **changes}
     return settings_of(directories, output_dir, config=None, init_from=str(init_from), **changes)
 
 
 @pytest.mark.slow
-def test_it_begins_with_given_weights_and_heads(directories, tmp_path):
+def test_it_starts_from_given_weights_and_heads(directories, tmp_path):
     first = recipe.pretrain(settings_of(directories, tmp_path / "first"))
     said = []
     second = recipe.pretrain(given(directories, tmp_path / "second", first.path), said.append)
@@ -166,7 +168,7 @@ def test_it_begins_with_given_weights_and_heads(directories, tmp_path):
         (("bert",), "; new masked_lm and next_sentence heads"),
     ],
 )
-def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
+def test_it_logs_which_heads_are_new(directories, tmp_path, parts, new):
     config = BertConfig.load(directories["config"])
     weights = small.random_weights(config, parts=parts)
     PretrainedWeights(config, Vocabulary(ENTRIES), weights, "somewhere").save(tmp_path / "first")
@@ -177,7 +179,7 @@ def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
 @pytest.mark.parametrize(
     ("vocabulary", "changes", "message"),
     [
-        # As many entries, two of them the other way round.
+        # The number of entries is the same, but two of them are swapped.
         (
             [*ENTRIES[:-2], *ENTRIES[:-3:-1]],
             {},
@@ -189,7 +191,7 @@ def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
         (ENTRIES, {"max_position_embeddings": 31}, "max_seq_length=32 exceeds max_position_embeddings=31"),
     ],
 )
-def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
+def test_weights_that_do_not_fit_the_shards_are_rejected_in_one_line(
     directories, tmp_path, vocabulary, changes, message
 ):
     config = dataclasses.replace(BertConfig.load(directories["config"]), **changes)
@@ -201,7 +203,7 @@ def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(
     assert not (tmp_path / "second").exists()
 
 
-def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_path):
+def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_path):
     directory = write_shards(tmp_path / "bad")
     path = directory / "examples-00001-of-00003.tfrecord"
     parse = tf_examples.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
@@ -212,7 +214,7 @@ def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_pa
             writer.write(record)
     settings = settings_of({**directories, "shards": directory}, tmp_path / "run")
     with pytest.raises(UserError, match="00001-of-00003.tfrecord: "):
-        recipe.pretrain(settings)  # Its hash is not the manifest's.
+        recipe.pretrain(settings)  # The hash of the shard differs from that of the manifest.
     manifest = Manifest.load(directory)
     manifest.shards[1] |= {
         "bytes": path.stat().st_size,
@@ -224,20 +226,22 @@ def test_an_impossible_id_stops_training_by_shard_and_record(directories, tmp_pa
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 5])
-def test_what_is_not_finite_names_step_and_place(directories, tmp_path, steps_per_execution):
+def test_a_value_that_is_not_finite_is_reported_with_step_and_position(
+    directories, tmp_path, steps_per_execution
+):
     changes = {"learning_rate": 1e30, "warmup_steps": 0, "steps_per_execution": steps_per_execution}
     with pytest.raises(UserError) as caught:
         recipe.pretrain(settings_of(directories, tmp_path / "run", log_every=5, **changes))
     message = str(caught.value)
-    # The first update throws the weights out of every range: the second step is the one.
+    # The first update makes the weights overflow, so the second step fails.
     assert message.startswith("step 1 (epoch 0 of"), message
     assert "the loss or its gradient is not finite" in message
     assert "from example 12 in the order of seed 0" in message
 
 
 @pytest.mark.slow
-def test_several_steps_a_call_change_nothing(directories, tmp_path, monkeypatch):
-    """Also where saves, lines and evaluations cut the calls short, and in what is counted."""
+def test_several_steps_per_execution_equal_single_steps(directories, tmp_path, monkeypatch):
+    """Check it where saves, log lines and evaluations shorten the calls, and check the counters."""
     changes = {"eval_shards": str(directories["held_out"]), "eval_every": 7, "log_every": 5}
     changes |= {"num_train_steps": 12}
     one = recipe.pretrain(settings_of(directories, tmp_path / "one", **changes))
@@ -261,8 +265,8 @@ def test_several_steps_a_call_change_nothing(directories, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_run_can_lie_where_only_tensorflow_reaches(directories, tmp_path, monkeypatch):
-    """As on gs://; ram:// is TensorFlow's file system in memory."""
+def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monkeypatch):
+    """Use ram://, TensorFlow's file system in memory, in place of gs://."""
     local = recipe.pretrain(settings_of(directories, tmp_path / "run"))
     settings = settings_of(directories, "ram://folder/run")
     with monkeypatch.context() as context:
@@ -293,13 +297,15 @@ def test_a_run_can_lie_where_only_tensorflow_reaches(directories, tmp_path, monk
         ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_there_is_a_run(directories, tmp_path, changes, message):
+def test_impossible_settings_are_rejected_before_a_run_is_created(
+    directories, tmp_path, changes, message
+):
     with pytest.raises(UserError, match=message):
         recipe.pretrain(settings_of(directories, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 
 
-def test_changed_flags_and_other_shards_are_refused(directories, tmp_path):
+def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
     recipe.pretrain(settings)
     with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
@@ -309,7 +315,7 @@ def test_changed_flags_and_other_shards_are_refused(directories, tmp_path):
         recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
 
 
-def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
+def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(
     directories, tmp_path, config, vocabulary
 ):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=4)
@@ -326,14 +332,14 @@ def test_another_number_of_steps_is_told_with_its_rates_and_recorded_once(
     (change,) = run.train["changes"]
     assert (change["step"], change["num_train_steps"]) == (3, [4, 8])
     assert change["learning_rate"] == pytest.approx([2.5e-4, 6.25e-4])
-    # The next resume is no change, and other settings are still compared.
+    # The next resume changes nothing, and other settings are still compared.
     assert recipe._change_steps(run, longer, 8) is None
     with pytest.raises(UserError, match="--seed: was 0"):
         run.check_resumable(dataclasses.replace(longer, seed=1).recorded(), None)
 
 
 @pytest.mark.slow
-def test_a_longer_run_goes_on_at_the_rate_that_it_tells(directories, tmp_path):
+def test_a_longer_run_resumes_at_the_logged_rate(directories, tmp_path):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=3)
     recipe.pretrain(settings)
     said = []
@@ -345,7 +351,7 @@ def test_a_longer_run_goes_on_at_the_rate_that_it_tells(directories, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_goes_through_every_stage_and_leaves_nothing(directories, tmp_path, run_command):
+def test_a_dry_run_covers_every_stage_and_leaves_nothing(directories, tmp_path, run_command):
     done = run_command(
         "bert_tf.pretrain",
         f"--shards={directories['shards']},{directories['longer']}",

@@ -1,4 +1,4 @@
-"""Pretraining as a process: the same twice, killed at any moment, without room on the disk."""
+"""Pretraining as a process: reproducible, killed at any moment, and on a full disk."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def same_bits(first, second):
 
 
 @pytest.mark.slow
-def test_12_steps_in_two_processes_are_the_same_bit_for_bit(flags, tmp_path, run_command):
+def test_12_steps_in_two_processes_are_bitwise_equal(flags, tmp_path, run_command):
     results = []
     for name in ("one", "two"):
         flags_of = arguments(flags, tmp_path / name, num_train_steps=12)
@@ -66,7 +66,7 @@ def test_12_steps_in_two_processes_are_the_same_bit_for_bit(flags, tmp_path, run
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_last_save_stays(flags, tmp_path, run_command):
+def test_a_full_disk_is_reported_in_one_line_and_the_last_save_stays(flags, tmp_path, run_command):
     limits = arguments(flags, tmp_path / "run", num_train_steps=4, save_every=2)
     done = run_command("bert_tf.pretrain", *limits)
     assert done.returncode == 0, done.stderr
@@ -87,8 +87,8 @@ def test_a_full_disk_is_one_line_and_the_last_save_stays(flags, tmp_path, run_co
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_moments_nothing_but_time_is_lost(flags, tmp_path, run_command):
-    """Some inside of a save: every second step is saved."""
+def test_killed_at_twenty_moments_only_time_is_lost(flags, tmp_path, run_command):
+    """Kill some processes during a save: every second step is saved."""
     changes = {"num_train_steps": 400, "save_every": 2}
     done = run_command("bert_tf.pretrain", *arguments(flags, tmp_path / "whole", **changes))
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ def test_killed_at_twenty_moments_nothing_but_time_is_lost(flags, tmp_path, run_
             if line.startswith("step "):
                 break
         resumed = [int(line.split()[3]) for line in said if line.startswith("resuming")]
-        # At most one interval was lost: all of it only where the first save was not yet whole.
+        # At most one interval was lost; all of it only if the first save was not complete.
         assert sum(resumed) >= reached - 2, (said, reached)
         moment = time.monotonic() + rng.uniform(0, 0.3)
         while time.monotonic() < moment:

@@ -1,4 +1,4 @@
-"""The pretraining model: both heads against float64 numpy, both layouts, tied embeddings."""
+"""The pretraining model: both heads against float64 NumPy, both layouts, tied embeddings."""
 
 import math
 
@@ -21,7 +21,7 @@ LENGTHS = (8, 5, 3)
 
 
 def heads(config, seed=3):
-    """{our name: array} of both heads."""
+    """Return {our name: array} for the variables of both heads."""
     rng = np.random.default_rng(seed)
     hidden, entries = config.hidden_size, config.vocab_size
     shapes = {
@@ -42,12 +42,12 @@ def make_model(config, dtype="float32"):
     variables = {
         name: variable for name, variable in model_variables(model).items() if "seed" not in name
     }
-    assign(variables, weights, "test")  # Total: exactly these variables.
+    assign(variables, weights, "test")  # These are all variables.
     return model, weights
 
 
 def examples(config, seed=0):
-    """Three examples of the released features, padded to 10, with 3, 1 and 2 predictions of 4."""
+    """Return three examples of the released features of length 10, with 3, 1 and 2 predictions."""
     rng = np.random.default_rng(seed)
     length, found = 10, {}
     is_token = np.arange(length) < np.array(LENGTHS)[:, np.newaxis]
@@ -63,7 +63,7 @@ def examples(config, seed=0):
 
 
 def flat(found):
-    """The same in the flat layout, by hand; four rows are nobody's."""
+    """Convert to the flat layout by hand; four rows are padding."""
     is_token = found["input_mask"] > 0
     splits = np.cumsum([0, *LENGTHS]).astype(np.int32)
     tail = np.full(4, 9, np.int32)
@@ -77,7 +77,7 @@ def flat(found):
 
 
 def expected_outputs(found, weights, config):
-    """-> (masked_lm [B, P, V], next_sentence [B, 2]) in float64."""
+    """Return masked_lm [B, P, V] and next_sentence [B, 2] in float64."""
     masked, pairs = [], []
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     for row, length in enumerate(LENGTHS):
@@ -139,8 +139,8 @@ def test_the_loss_is_the_sum_of_both_means():
 
 
 @pytest.mark.parametrize("layout", [dict, flat])
-def test_layers_computed_again_give_the_same_gradients(layout):
-    """With dropout, which has to fall alike the second time; and the graph is another one."""
+def test_recomputed_layers_have_the_same_gradients(layout):
+    """Check that dropout repeats its mask in a recomputed layer, and that the graph differs."""
     config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     inputs, labels, weights = to_batch(layout(examples(config)))
     results, sizes = [], []
@@ -170,14 +170,14 @@ def test_layers_computed_again_give_the_same_gradients(layout):
             operations.count("PartitionedCall") + operations.count("StatefulPartitionedCall")
         )
     (loss, plain), (loss_again, again) = results
-    # To the last digit but one: the two graphs' products may be joined otherwise.
+    # Equal up to the last digit but one: the two graphs may fuse products differently.
     np.testing.assert_allclose(loss, loss_again, rtol=2e-7)
     for one, other in zip(plain, again, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
     assert sizes[1] > sizes[0]  # Kernels are called twice.
 
 
-def test_a_new_model_guesses_evenly():
+def test_a_new_model_predicts_uniformly():
     config = tiny_config()
     model = PretrainingModel(config)
     outputs = model(to_batch(examples(config))[0])
@@ -201,7 +201,7 @@ def test_token_embeddings_learn_from_both_ends_and_every_variable_learns():
         assert gradient is not None and tf.reduce_any(tf.convert_to_tensor(gradient) != 0), (
             variable.path
         )
-    # An entry that is in no text is still pushed down as a wrong answer.
+    # An entry that occurs in no text still gets a gradient as a wrong prediction.
     table = next(
         tf.convert_to_tensor(gradient)
         for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
@@ -211,7 +211,7 @@ def test_token_embeddings_learn_from_both_ends_and_every_variable_learns():
 
 
 def many(config, count):
-    """`count` of the released features' examples, of 3 to 10 tokens, 0 to 4 predictions."""
+    """Return `count` released examples of 3 to 10 tokens with 0 to 4 predictions."""
     parts = [examples(config, seed) for seed in range(-(-count // 3))]
     found = {name: np.concatenate([part[name] for part in parts])[:count] for name in parts[0]}
     found["masked_lm_weights"][1] = 0
@@ -221,8 +221,8 @@ def many(config, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
 @pytest.mark.parametrize("size", [pytest.param(12, marks=pytest.mark.slow), 10])
-def test_accumulated_batches_equal_the_big_one(layout, size):
-    """The last window is of fewer batches where they do not come out even."""
+def test_accumulated_batches_equal_one_large_batch(layout, size):
+    """Check a last accumulation window of fewer batches as well."""
     config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     found = many(config, 2 * size)
     found["next_sentence_labels"] = found["next_sentence_labels"][:, np.newaxis]
@@ -259,7 +259,7 @@ def test_accumulated_batches_equal_the_big_one(layout, size):
 
 @pytest.mark.slow
 def test_losses_of_20_steps_equal_an_independent_implementation():
-    """keras-nlp's backbone, heads in plain functions, its own gradients, AdamW in float64 numpy."""
+    """Compare with KerasNLP's backbone, plain heads, its gradients and AdamW in float64 NumPy."""
     keras_nlp = pytest.importorskip("keras_nlp", reason="keras-nlp is not installed")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = tiny_config(hidden_act="gelu_new", **no_dropout)
@@ -351,16 +351,16 @@ def test_losses_of_20_steps_equal_an_independent_implementation():
     )
     logs, last = train(step, data, 20)
     assert [line["loss"] for line in logs] == pytest.approx(expected, rel=1e-4)
-    assert np.ptp(expected) > 0.2  # They go somewhere.
+    assert np.ptp(expected) > 0.2  # The weights do move.
     for name, variable in variables.items():
         array = np.array(variable).reshape(last[name].shape)
-        # Updates of up to 0.01 each; where a gradient is next to nothing, they are of rounding.
+        # Updates are up to 0.01 each; where a gradient is almost 0, rounding decides them.
         np.testing.assert_allclose(last[name], array, rtol=0, atol=3e-4, err_msg=name)
 
 
 @pytest.mark.slow
-def test_fit_gives_the_same_losses_and_weights():
-    """20 steps of Keras' own loop on the same batches, padded as it wants them."""
+def test_fit_has_the_same_losses_and_weights():
+    """Run 20 steps of Keras `fit` on the same batches, padded as Keras requires."""
     config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batches = [to_batch(examples(config, seed)) for seed in range(20)]
     signature = tf.nest.map_structure(
@@ -377,7 +377,7 @@ def test_fit_gives_the_same_losses_and_weights():
                 optimizer=optimizer,
                 loss={name: WeightedMean(loss) for name, loss in LOSSES.items()},
             )
-            # Keras reports a running mean over the epoch; an epoch a step shows each loss.
+            # Keras reports a running mean over the epoch; one step per epoch shows each loss.
             history = model.fit(data, epochs=20, steps_per_epoch=1, verbose=0)
             losses = history.history["loss"]
             weights = {

@@ -1,4 +1,4 @@
-"""Replicas under Keras `fit`, and of the train step with gradient checkpointing."""
+"""Replicas under Keras `fit`, and in the train step with gradient checkpointing."""
 
 import keras
 import numpy as np
@@ -15,10 +15,10 @@ from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 
 
 class Observed(SequenceClassifier):
-    """A text model that keeps each replica's outputs and dropout seed of the last `fit` step."""
+    """Sequence classifier that keeps each replica's outputs and dropout seed of a `fit` step."""
 
     def keep(self):
-        """Creates the variables, under the strategy's scope."""
+        """Create the variables under the strategy's scope."""
         own = {"synchronization": tf.VariableSynchronization.ON_READ, "trainable": False}
         own["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
         self.kept = {
@@ -61,7 +61,7 @@ def observe(strategy, inputs_BL):
     return steps
 
 
-def test_under_fit_each_replica_has_its_own_dropout(mirrored, inputs_BL):
+def test_each_replica_has_its_own_dropout_under_fit(mirrored, inputs_BL):
     steps = observe(mirrored, inputs_BL)
     for step in steps:
         first, second = step["scores"]
@@ -79,7 +79,7 @@ def test_under_fit_each_replica_has_its_own_dropout(mirrored, inputs_BL):
 
 @pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing_on_two_replicas(mirrored):
-    """With dropout, which has to fall alike the second time on each replica."""
+    """Check that dropout repeats its mask on each replica when a layer is recomputed."""
     config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     results = []
     for recompute in (False, True):

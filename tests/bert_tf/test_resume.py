@@ -1,4 +1,4 @@
-"""A run goes on from any step as though never stopped; a damaged checkpoint is told and passed."""
+"""Resuming a run: bitwise equal at any step; damaged checkpoints are reported and skipped."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.pretraining import (
     weights_of,
 )
 
-# Of 350 examples: step 10 begins in the first epoch and ends in the second.
+# With 350 examples, step 10 starts in the first epoch and ends in the second.
 STEPS = {"num_train_steps": 12, "global_batch_size": 36}
 NEVER = {"save_every": 100}  # Only the end is saved.
 
@@ -35,10 +35,10 @@ def directories(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(directories, tmp_path_factory):
-    """runs(shards) -> (a run of 12 steps that nothing stops, {step: a copy of it at that step}).
+    """Return a function of shards: an uninterrupted run of 12 steps, and {step: its copy}.
 
-    It saves at every step, those that go on from a copy only at the end: a save that changed what
-    comes after it would be seen too.
+    The uninterrupted run saves at every step, resumed copies only at the end. If a save affected
+    later steps, the comparison would fail as well.
     """
     made = {}
 
@@ -63,7 +63,7 @@ def runs(directories, tmp_path_factory):
 
 
 def assert_same_run(run, complete):
-    """The same weights, moments and step at the end; the same losses and measures at each step."""
+    """Assert equal weights, moments and step at the end, and equal losses and metrics per step."""
     assert run.checkpoints.steps()[-1] == 12
     assert_same_bits(weights_of(run), weights_of(complete))
     assert [line["step"] for line in lines_of(run)] == list(range(1, 13))
@@ -82,10 +82,8 @@ def assert_same_run(run, complete):
         for step in range(1, 12)
     ],
 )
-def test_restored_at_any_step_the_rest_is_the_same_bit_for_bit(
-    directories, runs, tmp_path, shards, step
-):
-    """Weights, moments, losses, data, masks and dropout, over the end of an epoch."""
+def test_resumed_at_any_step_the_run_is_bitwise_equal(directories, runs, tmp_path, shards, step):
+    """Check weights, moments, losses, data, masks and dropout beyond the end of an epoch."""
     complete, copies = runs(shards)
     shutil.copytree(copies[step], tmp_path / "run")
     said = []
@@ -97,10 +95,10 @@ def test_restored_at_any_step_the_rest_is_the_same_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
+def test_stopped_by_a_signal_twice_the_run_is_bitwise_equal(
     directories, runs, tmp_path, monkeypatch
 ):
-    """At steps that are not saved anyway; the second stop comes right after going on."""
+    """Stop at steps that would not be saved otherwise, the second time right after resuming."""
     settings, said = settings_of(directories, tmp_path / "run", **STEPS, **NEVER), []
     for step in (7, 8):
         with monkeypatch.context() as context:
@@ -116,8 +114,8 @@ def test_stopped_by_a_signal_twice_the_rest_is_the_same_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_model_of_compiled_kernels_goes_on_bit_for_bit(directories, tmp_path, monkeypatch):
-    """Wide enough for them in every place, with dropout; TINY ones use the same uncompiled."""
+def test_a_model_with_compiled_kernels_resumes_bitwise_equal(directories, tmp_path, monkeypatch):
+    """Use a model wide enough for compiled kernels, with dropout; TINY ones use plain formulas."""
     config = config_of(
         **{**TINY, "hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2},
         max_position_embeddings=48,
@@ -166,7 +164,7 @@ def directory_of(path, step):
 
 
 @EACH_DAMAGE
-def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
+def test_a_damaged_newest_checkpoint_is_reported_and_the_final_weights_are_equal(
     directories, runs, tmp_path, damage, file
 ):
     complete, copies = runs("shards")
@@ -178,7 +176,7 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_end_is_the_same(
     assert str(directory_of(path, 7)) in warning and "\n" not in warning
     assert said.index(warning) < said.index("resuming at step 6 of 12")
     assert_same_run(run, complete)
-    # What was damaged can be looked at, and stands in nobody's way.
+    # The damaged checkpoint is kept for inspection and does not affect later saves.
     assert sorted(os.listdir(path / "checkpoints")) == [
         "damaged-step-00000007",
         "step-00000009",
@@ -190,12 +188,12 @@ def contents(directory):
     return {
         path: path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != ownership.MARKER  # It names who was here last.
+        if path.is_file() and path.name != ownership.MARKER  # The marker names the last process.
     }
 
 
 @EACH_DAMAGE
-def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_left_alone(
+def test_a_run_whose_checkpoints_are_all_damaged_is_rejected_and_left_unchanged(
     directories, runs, tmp_path, damage, file
 ):
     path, said = tmp_path / "run", []
@@ -213,10 +211,10 @@ def test_a_run_of_which_all_checkpoints_are_damaged_is_refused_and_left_alone(
     assert contents(path) == before
 
 
-def test_an_older_checkpoint_of_damaged_state_is_told_and_stops_nothing(
+def test_an_older_checkpoint_of_damaged_state_is_reported_and_training_resumes(
     directories, runs, tmp_path
 ):
-    """Its weights are not wanted, but whether it was the best is asked at every save."""
+    """Damage a checkpoint that is not restored; each save reads it only to find the best."""
     complete, copies = runs("shards")
     path, said = tmp_path / "run", []
     shutil.copytree(copies[7], path)
@@ -228,7 +226,7 @@ def test_an_older_checkpoint_of_damaged_state_is_told_and_stops_nothing(
     assert_same_run(run, complete)
 
 
-def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(
+def test_a_finished_run_whose_last_checkpoint_is_damaged_trains_it_again(
     directories, runs, tmp_path
 ):
     complete, copies = runs("shards")
@@ -241,7 +239,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_again(
 
 
 @pytest.mark.slow
-def test_killed_before_the_last_evaluation_it_is_made_when_going_on(
+def test_killed_before_the_last_evaluation_a_run_evaluates_when_it_resumes(
     directories, tmp_path, monkeypatch
 ):
     changes = {"num_train_steps": 2, "eval_shards": str(directories["held_out"])}

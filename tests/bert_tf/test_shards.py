@@ -1,4 +1,4 @@
-"""Shards: bytes that only text and settings decide, in the released form."""
+"""Shards: bytes that depend on text and settings only, in the released format."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ from bert_tf.data.sentences import split_sentences, tokenize_documents
 from tests.corpus import ENTRIES, SMALL, contents, settings_of, write_command, write_here
 
 
-def test_records_are_the_protos_that_protobuf_makes():
+def test_records_equal_the_serialized_protobuf_messages():
     rng = np.random.default_rng(0)
     numbers = np.array([[0, 1, 127, 128, 16383], [16384, 2**21 - 1, 2**21, 2**28 - 1, 5]])
     examples = {
@@ -48,8 +48,10 @@ def test_records_are_the_protos_that_protobuf_makes():
         {"masking": "dynamic"},
     ],
 )
-def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monkeypatch, changes):
-    """Put together from the parts, without batches; each part has tests of its own."""
+def test_a_shard_holds_its_instances_masked_by_their_numbers(
+    corpus, tmp_path, monkeypatch, changes
+):
+    """Build the expected shard from its components, without batches; each has tests of its own."""
     monkeypatch.setattr(shards, "BATCH_TOKENS", 7 * SMALL["max_seq_length"])
     settings = settings_of(corpus, tmp_path / "shards", **changes)
     written = write_here(settings)
@@ -75,7 +77,8 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
             seed=settings.seed * 100_000 + number,
             same_document_next=settings.same_document_next,
         )
-        assert len(instances) < 5 or (np.diff(instances.a_begin) < 0).any()  # Shuffled.
+        # The instances are shuffled.
+        assert len(instances) < 5 or (np.diff(instances.a_begin) < 0).any()
         expected = to_examples(instances, tokenized.ids, vocabulary, settings.max_seq_length)
         if is_static:
             mask = masking.MaskGenerator(
@@ -94,8 +97,8 @@ def test_a_shard_is_its_instances_masked_by_their_numbers(corpus, tmp_path, monk
             np.testing.assert_array_equal(joined, np.asarray(values), err_msg=feature)
 
 
-def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_path):
-    """As google-research/bert's run_pretraining.py and its kin declare them."""
+def test_a_reader_with_the_released_specification_reads_every_feature(corpus, tmp_path):
+    """Declare features like google-research/bert's run_pretraining.py."""
     write_here(settings_of(corpus, tmp_path / "shards"))
     length, predictions = SMALL["max_seq_length"], SMALL["max_predictions_per_seq"]
     specification = {
@@ -108,7 +111,7 @@ def test_a_reader_by_the_released_specification_reads_every_feature(corpus, tmp_
         "next_sentence_labels": tf.io.FixedLenFeature([1], tf.int64),
     }
     text = (tmp_path / "corpus.txt").read_text()
-    # Every document as one string of characters; what an example says has to be found there.
+    # Each document as one string of characters, in which the text of every example is searched.
     plain = ["".join(part.split()) for part in text.split("\n\n")]
     paths = sorted(map(str, (tmp_path / "shards").glob("*.tfrecord")))
     count = 0
@@ -175,7 +178,7 @@ def test_workers_and_beam_write_the_same_bytes(corpus, tmp_path, run_command, fl
 
 
 @pytest.mark.slow
-def test_gzip_and_any_split_into_files_write_the_same_bytes(corpus, tmp_path, run_command):
+def test_gzip_and_any_split_into_files_yield_the_same_bytes(corpus, tmp_path, run_command):
     here = write_here(settings_of(corpus, tmp_path / "here"))
     text = pathlib.Path(corpus["input"]).read_text()
     parts = text.split("\n\n")
@@ -217,7 +220,7 @@ def test_text_and_jsonl_are_split_into_sentences(corpus, tmp_path):
     assert as_text == as_json and as_text
 
 
-def test_running_text_is_split_as_a_reader_would():
+def test_running_text_is_split_into_sentences():
     lines = ["Mr. A. saw 3.5 of", "them. It was", "", "A title", "", "你好。我！ Why?"]
     assert split_sentences(lines) == [
         "Mr. A. saw 3.5 of them.",

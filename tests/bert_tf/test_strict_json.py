@@ -1,4 +1,4 @@
-"""JSON as the standard has it, and every failure in one line."""
+"""Strict JSON, with every error in one line."""
 
 import json
 
@@ -15,12 +15,12 @@ from bert_tf.run import Run
     [
         ('{"a": [1, -2.5, true, null, "\\ud83d\\ude00"]}', {"a": [1, -2.5, True, None, "😀"]}),
         ("9223372036854774784", 9223372036854774784),
-        ("16931456849842234143", 16931456849842234143.0),  # Integers of 64 bits, and no others.
+        ("16931456849842234143", 16931456849842234143.0),  # Integers of up to 64 bits.
         ("[" * 100 + "]" * 100, json.loads("[" * 100 + "]" * 100)),
         ('["' + "[" * 200 + '"]', ["[" * 200]),
     ],
 )
-def test_what_is_json_is_read(text, value):
+def test_valid_json_is_read(text, value):
     parsed = strict_json.parse(text)
     assert parsed == value and type(parsed) is type(value)
 
@@ -34,13 +34,13 @@ def test_what_is_json_is_read(text, value):
     ],
     ids=lambda text: text[:10],
 )
-def test_what_is_not_is_a_value_error_of_one_short_line(text):
+def test_invalid_json_is_a_value_error_of_one_short_line(text):
     with pytest.raises(ValueError) as raised:
         strict_json.parse(text)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
 
 
-# What a killed process, a full disk or an editor makes of our own files.
+# Damage to our own files by a killed process, a full disk or an editor.
 DAMAGE = (
     b"",
     b"\0" * 100,
@@ -59,7 +59,7 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("content", DAMAGE, ids=range(len(DAMAGE)))
-def test_damaged_files_of_a_run_are_named(tmp_path, content):
+def test_damaged_files_of_a_run_are_reported(tmp_path, content):
     manifest, state, metrics = (
         tmp_path / name for name in ("manifest.json", "step-00000001", "metrics.jsonl")
     )
@@ -72,15 +72,15 @@ def test_damaged_files_of_a_run_are_named(tmp_path, content):
         (Run(tmp_path, is_writer=False).metrics, "metrics.jsonl"),
         (lambda: CheckpointManager(tmp_path).info(1), "checkpoint.json"),
     )
-    refused = 0
+    rejected = 0
     for read, name in cases:
         try:
             read()
         except UserError as error:
             assert name in str(error) and "\n" not in str(error) and len(str(error)) < 400
-            refused += 1
-    # A checkpoint.json need not hold a score, and nobody asks for its step.
-    assert refused >= 2
+            rejected += 1
+    # A checkpoint.json without a score is valid, and its step is not read.
+    assert rejected >= 2
 
 
 def test_a_score_that_is_nan_is_not_the_best(tmp_path):
@@ -93,7 +93,7 @@ def test_a_score_that_is_nan_is_not_the_best(tmp_path):
     assert CheckpointManager(tmp_path).best_step() == 2
 
 
-def test_a_line_that_a_killed_process_left_is_passed_over(tmp_path):
+def test_a_partial_line_of_a_killed_process_is_ignored(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": Infinity}\n{"step": 2, "lo')
     run = Run(tmp_path)
     assert run.metrics() == [{"step": 1, "loss": float("inf")}]

@@ -14,7 +14,7 @@ def ragged(*rows):
     return tf.ragged.constant(rows, tf.int32, ragged_rank=1)
 
 
-def test_pack_of_one_and_of_two_segments(vocabulary):
+def test_pack_accepts_one_and_two_segments(vocabulary):
     a, b = (
         Tokens(ragged([5, 6], [], [5, 6, 7, 8, 9])),
         Tokens(ragged([7], [10, 11], [10, 11, 12, 13, 14])),
@@ -39,7 +39,7 @@ def test_pack_of_one_and_of_two_segments(vocabulary):
     np.testing.assert_array_equal(alone["segment_ids"], np.zeros((3, 6)))
 
 
-def test_offsets_are_packed_along_with_minus_one_at_specials(vocabulary):
+def test_offsets_are_packed_with_minus_1_at_special_tokens(vocabulary):
     a = Tokens(ragged([5, 6]), ragged([0, 4]), ragged([3, 8]))
     b = Tokens(ragged([7]), ragged([0]), ragged([2]))
     packed = pack([a, b], vocabulary, 8)
@@ -47,7 +47,7 @@ def test_offsets_are_packed_along_with_minus_one_at_specials(vocabulary):
     assert packed.ends.to_list() == [[-1, 3, 8, -1, 2, -1]]
 
 
-def test_truncation_pops_from_the_longer_like_the_released_code(vocabulary):
+def test_truncation_removes_from_the_longer_segment_like_the_released_code(vocabulary):
     lengths = [(a, b) for a in range(9) for b in range(9)]
     segments = [
         Tokens(ragged(*(list(range(5, 5 + pair[which])) for pair in lengths))) for which in (0, 1)
@@ -62,7 +62,7 @@ def test_truncation_pops_from_the_longer_like_the_released_code(vocabulary):
 
 
 def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
-    """Of ten tokens 6 stay: a quarter of 6, rounded up, is 2."""
+    """Keep 6 of ten tokens: a quarter of 6, rounded up, is 2."""
     row = list(range(10, 20))
     text = Tokens(ragged(row, [5]), ragged(row, [0]), ragged([n + 1 for n in row], [1]))
     kept = {
@@ -76,7 +76,7 @@ def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
         assert packed.segment_ids.to_list() == [[0] * 8, [0] * 3]
         assert packed.starts.to_list() == [[-1, *expected, -1], [-1, 0, -1]]
         assert packed.ends.to_list() == [[-1, *(n + 1 for n in expected), -1], [-1, 1, -1]]
-    # Of a pair A keeps 4 and B all of its 2.
+    # Of a pair, A keeps 4 tokens and B both of its tokens.
     pair = [Tokens(text.ids), Tokens(ragged([7, 8], [9]))]
     packed = pack(pair, vocabulary, 9, "head_tail")
     assert packed.input_ids.to_list() == [[2, 10, 17, 18, 19, 3, 7, 8, 3], [2, 5, 3, 9, 3]]
@@ -84,15 +84,15 @@ def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):
         pack([text], vocabulary, 8, "middle")
 
 
-def test_head_tail_is_the_published_128_and_382_of_512(vocabulary):
+def test_head_tail_keeps_the_published_128_and_382_of_512(vocabulary):
     packed = pack([Tokens(ragged(list(range(1000))))], vocabulary, 512, "head_tail")
     expected = [2, *range(128), *range(1000 - 382, 1000), 3]
     assert packed.input_ids.to_list() == [expected]
 
 
 @pytest.mark.parametrize("num_segments", [1, 2])
-def test_truncation_equals_lists_cut_one_token_at_a_time(vocabulary, num_segments):
-    """Rows of all lengths in one batch: how much of each stays does not depend on the mode."""
+def test_truncation_equals_lists_truncated_token_by_token(vocabulary, num_segments):
+    """Put rows of all lengths into one batch; the mode must not affect the length that is kept."""
     rng = np.random.default_rng(num_segments)
     texts = [[rng.integers(5, 99, rng.integers(0, 30)).tolist() for _ in range(40)] for _ in "ab"]
     for truncation in ("head", "tail", "head_tail"):
@@ -122,14 +122,14 @@ def test_truncation_equals_lists_cut_one_token_at_a_time(vocabulary, num_segment
         (["[PAD]", "[UNK]", "a"], r"3 entries without \[CLS\], \[SEP\], \[MASK\]"),
     ],
 )
-def test_what_is_no_vocabulary_is_refused(tmp_path, lines, message):
+def test_an_invalid_vocabulary_is_rejected(tmp_path, lines, message):
     path = tmp_path / "vocab.txt"
     path.write_text("".join(line + "\n" for line in lines))
     with pytest.raises(UserError, match=message):
         Vocabulary.load(path)
 
 
-def test_a_vocabulary_is_split_at_newlines_only_and_saved_as_it_was(tmp_path):
+def test_a_vocabulary_is_split_at_newlines_only_and_saved_unchanged(tmp_path):
     content = "".join(line + "\n" for line in [*WORDS, "\u2028", "##\u2028", "last"]).encode()
     (tmp_path / "vocab.txt").write_bytes(content)
     vocabulary = Vocabulary.load(tmp_path / "vocab.txt")
@@ -153,7 +153,7 @@ def test_a_vocabulary_is_split_at_newlines_only_and_saved_as_it_was(tmp_path):
         ("chinese", 21128, False),
     ],
 )
-def test_released_vocabularies_load_and_show_their_case(data_dir, name, size, cased):
+def test_released_vocabularies_load_and_their_case_is_detected(data_dir, name, size, cased):
     vocabulary = Vocabulary.load(data_dir / "vocab" / name / "vocab.txt")
     assert len(vocabulary) == size
     assert vocabulary.looks_cased() is cased

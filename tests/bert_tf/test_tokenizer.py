@@ -18,7 +18,7 @@ SPECIALS = WORDS[:5]
 
 
 def covered(text, vocabulary, do_lower_case=True, strip_accents=None):
-    """[(entry, the characters that it covers)] of one text."""
+    """Return [(entry, the characters it covers)] for one text."""
     tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
     ids, starts, ends = tokenizer.tokenize_with_offsets(tf.constant([text]))
     np.testing.assert_array_equal(ids[0], tokenizer.tokenize(tf.constant([text])).ids[0])
@@ -28,7 +28,7 @@ def covered(text, vocabulary, do_lower_case=True, strip_accents=None):
 
 
 def all_ids(tokenizer, texts):
-    """Ids of many texts, a list a text."""
+    """Return the ids of many texts, one list per text."""
     tokenize = tf.function(
         lambda texts: tokenizer.tokenize(texts).ids,
         input_signature=[tf.TensorSpec([None], tf.string)],
@@ -53,13 +53,13 @@ def all_ids(tokenizer, texts):
         (
             "Cafe\u0301 bill",
             [("cafe", "Cafe\u0301"), ("bill", "bill")],
-        ),  # The accent a code point of its own.
+        ),  # The accent is a separate code point.
         ("\u0301a\u0301\u0323 b", [("a", "a\u0301\u0323"), ("b", "b")]),
         ("a中b", [("a", "a"), ("中", "中"), ("b", "b")]),
         (
             "bi\u00adll b\u200dill",
             [("bill", "bi\u00adll"), ("bill", "b\u200dill")],
-        ),  # Format characters vanish.
+        ),  # Format characters are removed.
         ("\u200dbill\u200d a", [("bill", "bill"), ("a", "a")]),
         (
             "\U0001f469\u200d\U0001f680 bill",
@@ -83,8 +83,8 @@ def test_tokens_and_the_characters_they_cover(vocabulary, text, expected):
     assert covered(text, vocabulary) == expected
 
 
-def test_hangul_falls_apart_and_each_part_covers_its_syllable():
-    """The syllable is two or three jamo once decomposed; a piece may end inside of it."""
+def test_hangul_is_decomposed_and_each_piece_covers_its_syllable():
+    """Decompose a syllable to two or three jamo; a piece may end inside of it."""
     vocabulary = Vocabulary([*SPECIALS, "\u1112", "##\u1161", "##\u11ab", "##\u1100"])
     assert covered("\ud55c\uac00", vocabulary) == [
         ("\u1112", "\ud55c"),
@@ -108,8 +108,8 @@ def test_sigma_is_final_where_python_makes_it_final():
     ]
 
 
-def test_marks_in_either_order_become_one_order():
-    """U+1D165 (class 216) and U+302E (224) are no Mn: they stay, in canonical order."""
+def test_marks_are_reordered_canonically():
+    """Use U+1D165 (class 216) and U+302E (224), which are not Mn and therefore are kept."""
     vocabulary = Vocabulary([*SPECIALS, "a\U0001d165\u302e", "##\u302e"])
     for text in (
         "a\U0001d165\u302e",
@@ -118,7 +118,7 @@ def test_marks_in_either_order_become_one_order():
         "a\u302e\u200d\U0001d165",
     ):
         assert [entry for entry, _ in covered(text, vocabulary)] == ["a\U0001d165\u302e"]
-    # A stripped mark of class 0 stands between: nothing passes it.
+    # A stripped mark of class 0 between them blocks the reordering.
     assert [entry for entry, _ in covered("a\u302e\u0941\U0001d165", vocabulary)] == ["[UNK]"]
 
 
@@ -135,7 +135,7 @@ def test_cased_text_keeps_case_and_accents():
     ) == [("Bill", "Bill"), ("Cafe", "Café")]
 
 
-def test_words_of_200_characters_have_pieces_and_longer_ones_do_not():
+def test_words_of_200_characters_have_pieces_and_longer_ones_are_unknown():
     vocabulary = Vocabulary([*SPECIALS, "é", "##é", "a", "##a"])
     tokenizer = Tokenizer(vocabulary, False)
     ids = tokenizer.tokenize(tf.constant(["é" * 200, "é" * 201, "a" * 200, "a" * 201])).ids
@@ -143,7 +143,7 @@ def test_words_of_200_characters_have_pieces_and_longer_ones_do_not():
     assert ids[1].numpy().tolist() == ids[3].numpy().tolist() == [vocabulary["[UNK]"]]
 
 
-def test_batches_of_none_and_a_megabyte(vocabulary):
+def test_empty_batches_and_a_megabyte_are_tokenized(vocabulary):
     tokenizer = Tokenizer(vocabulary, True)
     for texts in ([], [""], ["", ""]):
         tokens = tokenizer.tokenize_with_offsets(tf.constant(texts, tf.string))
@@ -161,7 +161,7 @@ def test_batches_of_none_and_a_megabyte(vocabulary):
     assert (tokens.starts[1][0], tokens.ends[1][0]) == (0, 1_000_000)
 
 
-def test_a_text_does_not_depend_on_its_neighbours(vocabulary):
+def test_tokens_of_a_text_do_not_depend_on_its_batch(vocabulary):
     texts = [
         "Σ",
         "ΑΣ",
@@ -185,8 +185,7 @@ def test_a_text_does_not_depend_on_its_neighbours(vocabulary):
 
 
 def character_vocabulary(texts, do_lower_case):
-    """A vocabulary of every character that the texts come to, so that ids hide nothing behind
-    [UNK]."""
+    """Return a vocabulary of all characters of the normalized texts, so that no id is [UNK]."""
     characters = sorted(
         {
             character
@@ -219,7 +218,7 @@ def assert_as_the_reference(texts, do_lower_case):
         pytest.param(False, id="cased", marks=pytest.mark.slow),
     ],
 )
-def test_every_assigned_code_point_alone_inside_and_beside_letters(do_lower_case):
+def test_every_assigned_code_point_alone_inside_and_next_to_letters(do_lower_case):
     assigned = (
         chr(code)
         for code in range(sys.maxunicode + 1)
@@ -231,8 +230,8 @@ def test_every_assigned_code_point_alone_inside_and_beside_letters(do_lower_case
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
-def test_random_strings_of_what_depends_on_context(do_lower_case):
-    """Sigmas, what is looked through, marks of all classes, what decomposes, what vanishes."""
+def test_random_strings_of_characters_with_context(do_lower_case):
+    """Draw sigmas, transparent and decomposable characters, marks of all classes, removed ones."""
     pool = (
         "Σσςa1B.'\u00b7\u2019:- "
         "\u3000\t\u200d\u00ad\u0345\u02b0\u0301\u0323\u0327\u0941\u093f\u302e\u302f\u1b44\u0bca\ud55c\uac00\u1112"
@@ -245,11 +244,10 @@ def test_random_strings_of_what_depends_on_context(do_lower_case):
 
 
 @pytest.mark.slow
-def test_the_tables_are_what_this_pythons_unicode_makes_of_them():
-    """Under another Unicode version the code points that differ are listed, and may only be new
-    ones."""
+def test_the_tables_equal_the_unicode_data_of_python():
+    """List the code points that differ under another Unicode version; only new ones may."""
     different = []
-    for case in ((True, True), (False, False)):  # As released, uncased and cased.
+    for case in ((True, True), (False, False)):  # Uncased and cased, as released.
         ours, made = unicode_tables.load(*case), unicode_tables.compute(*case)
         entries = [unicode_tables.expand(table.index, table.pages) for table in (ours, made)]
         different += [hex(code) for code in np.flatnonzero(entries[0] != entries[1])]
@@ -266,9 +264,8 @@ def test_the_tables_are_what_this_pythons_unicode_makes_of_them():
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
 @pytest.mark.parametrize("kind", ["multilingual", "random"])
-def test_no_difference_from_the_released_ids(data_dir, name, kind):
-    """What the released code itself gave: 91,270 lines of 380 languages, 100,000 adversarial
-    strings."""
+def test_ids_equal_the_released_ids(data_dir, name, kind):
+    """Compare with the released code: 91,270 lines of 380 languages, 100,000 hard strings."""
     if kind == "multilingual":
         texts = (
             (data_dir / "multilingual" / "all_lines.txt").read_bytes().decode("utf-8").split("\n")
@@ -290,8 +287,8 @@ def test_no_difference_from_the_released_ids(data_dir, name, kind):
     ] == []
 
 
-def test_the_reference_itself_gives_the_released_ids(data_dir):
-    """A sample, as it is slow: it has the last word in the tests above."""
+def test_ids_of_the_reference_equal_the_released_ids(data_dir):
+    """Check a sample of the slow reference, which the tests above compare with."""
     texts = json.loads(
         (data_dir / "conformance" / "random_strings.json").read_text(encoding="utf-8")
     )

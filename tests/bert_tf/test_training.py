@@ -1,4 +1,4 @@
-"""Losses, optimizer and train step against numpy; one replica against two."""
+"""Losses, optimizers and train step against NumPy; one replica against two."""
 
 import math
 
@@ -68,8 +68,8 @@ def assert_weights_equal(first, second, tolerance=1e-5):
         np.testing.assert_allclose(first[name], second[name], rtol=0, atol=tolerance, err_msg=name)
 
 
-def test_learning_rate_at_the_corners():
-    """Steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1; the jump at W is the released one."""
+def test_learning_rate_at_the_corners_of_the_schedule():
+    """Check steps 0, 1, W - 1, W, W + 1, N - 1, N, N + 1; the released schedule jumps at W."""
     schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10)
     steps = [0, 1, 9, 10, 11, 99, 100, 101]
     np.testing.assert_allclose(
@@ -78,7 +78,7 @@ def test_learning_rate_at_the_corners():
     assert float(WarmupLinearDecay(1.0, 100)(0)) == 1.0
 
 
-def test_a_continuous_learning_rate_reaches_its_peak():
+def test_a_continuous_schedule_reaches_its_peak():
     schedule = WarmupLinearDecay(1.0, num_train_steps=100, warmup_steps=10, continuous=True)
     expected = {0: 0, 1: 0.1, 9: 0.9, 10: 1.0, 11: 89 / 90, 99: 1 / 90, 100: 0, 101: 0}
     for step, rate in expected.items():
@@ -122,7 +122,7 @@ def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction)
     assert int(optimizer.iterations.numpy()) == 100
 
 
-def test_exactly_these_variables_decay():
+def test_exactly_these_variables_have_weight_decay():
     step = make_step(tiny_config(num_hidden_layers=1), make_strategy("none"))
     decayed = {
         name
@@ -146,7 +146,7 @@ def test_exactly_these_variables_decay():
 
 
 def test_sparse_gradients_are_clipped_by_their_true_norm():
-    """Two slices of one row: the norm of their sum is 2, not sqrt(2)."""
+    """Use two slices of one row: the norm of their sum is 2, not sqrt(2)."""
     table = keras.Variable(np.zeros((3, 1), np.float32), name="table")
     optimizer = AdamW(1e-3)
     norm = optimizer.apply(
@@ -155,7 +155,7 @@ def test_sparse_gradients_are_clipped_by_their_true_norm():
     assert float(norm) == 2.0
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing():
+def test_a_gradient_that_is_not_finite_causes_no_update():
     variable = keras.Variable(np.ones(2, np.float32), name="kernel")
     optimizer = AdamW(1e-1)
     optimizer.build([variable])
@@ -200,15 +200,15 @@ def test_rows_of_weight_zero_change_nothing():
     [
         (("a", "b", "c"), 12, 1e-3),
         pytest.param(("no", "yes"), 12, 1e-3, marks=pytest.mark.slow),
-        # So wide, its kernels are compiled. At 1e-3 the gradient's norm falls from 23 to 0.03
-        # in 10 steps, on which way rounding alone makes a difference of 3e-4.
+        # This width uses compiled kernels. At 1e-3 the gradient norm falls from 23 to 0.03
+        # in 10 steps, in which rounding alone makes a difference of 3e-4.
         pytest.param(("a", "b", "c"), 129, 1e-4, marks=pytest.mark.slow),
     ],
 )
 def test_two_replicas_equal_one_with_uneven_weights_and_clipping(
     mirrored, labels, hidden_size, rate
 ):
-    """10 steps; the replicas' shares hold 8 and 3 real rows; the norm is clipped at every step."""
+    """Run 10 steps with 8 and 3 real rows per replica; every step clips the norm."""
     config = tiny_config(hidden_size=hidden_size, **NO_DROPOUT)
     weights = [1] * 8 + [1, 0, 1, 0, 1, 0, 0, 0]
     arguments = {"rows": 16, "weights": weights, "num_labels": len(labels)}
@@ -229,7 +229,7 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(
 
 @pytest.mark.slow
 def test_clipping_each_replica_before_the_sum_is_noticed(mirrored):
-    """The negative control of the test above: Keras' order of clipping gives other weights."""
+    """Clip per replica first, as Keras does, as a negative control: the weights must differ."""
 
     class ClipsFirst(AdamW):
         def apply(self, grads, trainable_variables=None):
@@ -254,7 +254,7 @@ def test_clipping_each_replica_before_the_sum_is_noticed(mirrored):
 
 
 def replica_copies(step):
-    """{(name, replica): array} of all that training changes."""
+    """Return {(name, replica): array} of all that training changes."""
     variables = model_variables(step.model)
     names = {variable.path: name for name, variable in variables.items()}
     return {
@@ -265,11 +265,11 @@ def replica_copies(step):
 
 
 def without_gradient_on(replica, loss):
-    """A loss that is finite everywhere; on one replica its gradient is not."""
+    """Return a loss that is finite everywhere, but whose gradient on one replica is not."""
 
     def total(labels, outputs):
         here = tf.distribute.get_replica_context().replica_id_in_sync_group == replica
-        # The slope of a root at 0: inf, times 0.
+        # The slope of a square root at 0: inf, times 0.
         return loss(labels, outputs) + tf.sqrt(tf.where(here, 0.0, 1.0) + 0.0 * outputs[:, 0])
 
     return total
@@ -284,7 +284,7 @@ def without_gradient_on(replica, loss):
         pytest.param("gradient", 1, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_not_finite_on_one_replica_is_an_update_on_none(mirrored, cause, replica):
+def test_a_value_that_is_not_finite_prevents_the_update_on_all_replicas(mirrored, cause, replica):
     step, weights = make_step(tiny_config(), mirrored), np.ones(16, np.float32)
     if cause == "weight":
         weights[8 * replica + 3] = np.inf
@@ -325,8 +325,8 @@ def test_every_trainable_variable_moves():
     assert {name for name in after if np.array_equal(before[name], after[name])} == set()
 
 
-def test_keras_fit_gives_the_same_losses_and_weights():
-    """20 steps, dropout 0: one model, dataset, loss and optimizer under our loop and under fit."""
+def test_keras_fit_has_the_same_losses_and_weights():
+    """Train 20 steps without dropout in our loop and in `fit`, with the same model and data."""
     config = tiny_config(**NO_DROPOUT)
     dataset = small.batches(rows=24, weights=[1] * 20 + [0] * 4)
     schedule = {"peak": 1e-2, "num_train_steps": 20, "warmup_steps": 4}
@@ -339,7 +339,7 @@ def test_keras_fit_gives_the_same_losses_and_weights():
         optimizer=theirs.optimizer,
         loss={name: WeightedMean(loss) for name, loss in theirs.losses.items()},
     )
-    # Keras reports a running mean over the epoch; an epoch a step shows each loss.
+    # Keras reports a running mean over the epoch; one step per epoch shows each loss.
     history = theirs.model.fit(dataset, epochs=20, steps_per_epoch=1, verbose=0)
     losses = history.history["loss"]
     np.testing.assert_allclose(losses, [log["loss"] for log in logs], rtol=1e-5)
@@ -354,7 +354,7 @@ def test_keras_fit_gives_the_same_losses_and_weights():
 
 
 @pytest.mark.slow
-def test_fit_on_two_replicas_gives_the_same_weights_as_on_one(mirrored):
+def test_fit_has_the_same_weights_on_one_and_two_replicas(mirrored):
     config = tiny_config(**NO_DROPOUT)
     results = []
     for strategy in (make_strategy("none"), mirrored):
@@ -370,7 +370,7 @@ def test_fit_on_two_replicas_gives_the_same_weights_as_on_one(mirrored):
     assert_weights_equal(*results)
 
 
-def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
+def test_a_variable_without_gradient_is_kept_by_apply_and_reported_by_the_step():
     variables = [keras.Variable(np.ones(2, np.float32), name=name) for name in ("kernel", "other")]
     optimizer = AdamW(1e-1)
     optimizer.apply([tf.ones(2), None], variables)
@@ -388,8 +388,8 @@ def test_a_variable_without_gradient_stays_in_apply_and_is_named_by_the_step():
         train(step, small.batches(rows=8), 1)
 
 
-def test_float16_is_refused_by_the_step_and_by_the_flag():
-    """Its gradients vanish unless the loss is scaled, which Keras 3 does by one replica's alone."""
+def test_float16_is_rejected_by_the_step_and_by_the_flag():
+    """Reject it because it needs loss scaling, which Keras 3 decides per replica."""
     task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
     with pytest.raises(ValueError, match="float16: not supported.*use bfloat16"):

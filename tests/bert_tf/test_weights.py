@@ -1,4 +1,4 @@
-"""Weights from elsewhere: total name tables, refused files, equal activations."""
+"""Pretrained weights: complete name tables, rejected files and equal activations."""
 
 import dataclasses
 import json
@@ -18,20 +18,20 @@ from tests.conftest import WORDS
 
 
 def edit(directory, change):
-    """Rewrites model.safetensors after change(tensors)."""
+    """Rewrite model.safetensors after change(tensors)."""
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     change(tensors)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
 
 
-def test_a_hugging_face_directory_gives_every_weight(huggingface_dir, config):
+def test_a_hugging_face_directory_has_every_weight(huggingface_dir, config):
     pretrained = read_pretrained(huggingface_dir)
     assert pretrained.config == dataclasses.replace(config, strip_accents=None)
     for name, array in small.random_weights(config).items():
         np.testing.assert_array_equal(pretrained.weights[name], array)
 
 
-def test_every_variable_of_the_encoder_is_named_in_the_table_with_its_shape(config):
+def test_every_variable_of_the_encoder_is_in_the_table_with_its_shape(config):
     encoder = Encoder(config)
     encoder.build()
     shapes = {
@@ -82,13 +82,13 @@ def test_old_names_bfloat16_other_heads_and_position_ids_are_read(huggingface_di
         ),
     ],
 )
-def test_missing_left_over_and_misshapen_tensors_are_named(huggingface_dir, change, message):
+def test_missing_unknown_and_misshapen_tensors_are_reported(huggingface_dir, change, message):
     edit(huggingface_dir, change)
     with pytest.raises(UserError, match=message):
         read_pretrained(huggingface_dir)
 
 
-def test_a_vocabulary_of_the_wrong_size_is_refused(huggingface_dir):
+def test_a_vocabulary_of_the_wrong_size_is_rejected(huggingface_dir):
     Vocabulary([*WORDS, "more"]).save(huggingface_dir / "vocab.txt")
     with pytest.raises(
         UserError, match="vocab.txt: 30 entries, but the configuration's vocab_size is 29"
@@ -111,7 +111,7 @@ def test_a_pickle_is_never_opened(huggingface_dir):
         lambda data: b"",
     ],
 )
-def test_a_damaged_safetensors_file_is_named(huggingface_dir, damage):
+def test_a_damaged_safetensors_file_is_reported(huggingface_dir, damage):
     path = huggingface_dir / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="model.safetensors: not a readable safetensors file"):
@@ -129,7 +129,9 @@ def test_the_case_comes_from_the_flag_else_the_tokenizer_else_the_vocabulary(hug
     assert read_pretrained(huggingface_dir).config.do_lower_case is False
 
 
-def test_what_a_hugging_face_directory_leaves_out_is_what_its_classes_mean(huggingface_dir):
+def test_missing_settings_of_a_hugging_face_directory_have_the_defaults_of_its_classes(
+    huggingface_dir,
+):
     values = json.loads((huggingface_dir / "config.json").read_text())
     del values["hidden_act"]
     (huggingface_dir / "config.json").write_text(json.dumps(values))
@@ -142,13 +144,13 @@ def test_what_a_hugging_face_directory_leaves_out_is_what_its_classes_mean(huggi
     ("name", "message"),
     [("empty", "no model found; expected a run directory"), ("a/b", "no such directory")],
 )
-def test_what_is_no_model_is_refused(tmp_path, name, message):
+def test_a_path_without_a_model_is_rejected(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
         read_pretrained(tmp_path / name)
 
 
-def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
+def test_a_saved_run_has_the_same_weights(huggingface_dir, tmp_path):
     pretrained = read_pretrained(huggingface_dir)
     pretrained.save(tmp_path / "run")
     again = read_pretrained(tmp_path / "run")
@@ -163,7 +165,7 @@ def test_a_saved_run_gives_the_same_weights_back(huggingface_dir, tmp_path):
         pretrained.save(tmp_path / "run")
 
 
-def test_a_keras_nlp_preset_directory_gives_equal_activations(tmp_path, inputs_BL):
+def test_a_keras_nlp_preset_directory_has_equal_activations(tmp_path, inputs_BL):
     keras_nlp = pytest.importorskip("keras_nlp")
     backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=len(WORDS),
@@ -193,7 +195,7 @@ def test_a_keras_nlp_preset_directory_gives_equal_activations(tmp_path, inputs_B
     reference.assert_equal(encoder(inputs_BL)["pooled"], expected["pooled_output"].numpy(), 2)
 
 
-def test_a_preset_that_cannot_be_loaded_says_so_in_a_line():
+def test_a_preset_that_cannot_be_loaded_is_reported_in_one_line():
     with pytest.raises(UserError, match="keras-nlp cannot load this preset"):
         read_pretrained("no_such_preset")
 
@@ -209,7 +211,9 @@ def test_a_google_release_is_read(data_dir):
     )
 
 
-def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(data_dir, tmp_path):
+def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_reported(
+    data_dir, tmp_path
+):
     directory = data_dir / "checkpoints" / "tf1_ckpt_chinese_L12_indexonly"
     for path in directory.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -233,7 +237,7 @@ def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_named(d
         read_pretrained(tmp_path)
 
 
-def test_the_real_small_bert_is_read_whole(pretrained_dir):
+def test_the_real_small_bert_is_read_completely(pretrained_dir):
     config, vocabulary, weights, unused_tensors = huggingface.read(pretrained_dir)
     assert (config.num_hidden_layers, config.hidden_size, config.hidden_act, len(vocabulary)) == (
         6,

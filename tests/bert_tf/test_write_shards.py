@@ -1,4 +1,4 @@
-"""write_shards: interrupted, without room, with what cannot be; one line, and nothing is lost."""
+"""write_shards: interrupted, on a full disk or with bad settings; one-line errors, no losses."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ from tests.corpus import (
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, run_command):
+def test_killed_and_stopped_it_resumes_with_the_missing_shards(corpus, tmp_path, run_command):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
     flags = {"num_shards": 40, "dupe_factor": 20}
     here = write_here(settings_of(corpus, tmp_path / "here", **flags))
@@ -49,7 +49,7 @@ def test_killed_and_stopped_it_goes_on_with_what_is_missing(corpus, tmp_path, ru
             with pytest.raises(UserError, match="manifest.json: not complete"):
                 Manifest.load(directory).check_files()
     there = contents(directory)
-    assert there.items() <= here.items()  # Only whole shards have a name.
+    assert there.items() <= here.items()  # Only complete shards have their final name.
     done = write_command(run_command, corpus, directory, **flags)
     assert contents(directory) == here
     assert f"{len(there)}/40 shards complete" in done.stderr or len(there) in (0, 40)
@@ -74,7 +74,7 @@ def is_writing(directory):
 
 
 def wait_until_writing(process, directory):
-    """Returns while a shard is being written, at most a minute after the workers are ready."""
+    """Return once a shard is being written, at most a minute after the workers are ready."""
     assert any(line.startswith("ready") for line in process.stderr)
     deadline = time.monotonic() + 60
     while not is_writing(directory):
@@ -82,13 +82,15 @@ def wait_until_writing(process, directory):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_command):
+def test_a_killed_worker_is_reported_in_one_line_and_no_shard_is_lost(
+    corpus, tmp_path, run_command
+):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
     flags = {"num_shards": 40, "dupe_factor": 20}
     process = start(corpus, tmp_path / "shards", **flags)
     wait_until_writing(process, tmp_path / "shards")
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    # The tracker of spawned processes is a child, too.
+    # The resource tracker of spawned processes is a child process as well.
     workers = [
         int(child)
         for child in children
@@ -102,7 +104,9 @@ def test_a_killed_worker_is_one_line_and_loses_no_shard(corpus, tmp_path, run_co
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_command):
+def test_a_full_disk_is_reported_in_one_line_and_finished_shards_stay(
+    corpus, tmp_path, run_command
+):
     sizes = {
         name: len(data) for name, data in write_here(settings_of(corpus, tmp_path / "1")).items()
     }
@@ -140,19 +144,19 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, tmp_path, run_
         ({"runner": "beam", "beam_args": "'x"}, "--beam_args='x: No closing quotation"),
     ],
 )
-def test_settings_that_cannot_be_are_named(corpus, tmp_path, changes, message):
+def test_impossible_settings_are_reported(corpus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
-def test_specials_alone_are_no_vocabulary_and_a_worker_says_so(corpus, tmp_path):
+def test_a_vocabulary_of_special_tokens_only_is_rejected_by_a_worker(corpus, tmp_path):
     Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
     changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}
     with pytest.raises(UserError, match="6 entries: only special tokens"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
-def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_path, monkeypatch):
+def test_shards_that_exceed_memory_are_rejected_with_a_number(corpus, tmp_path, monkeypatch):
     text = pathlib.Path(corpus["input"])
     monkeypatch.setattr(sharding, "MAX_BYTES", text.stat().st_size // 4)
     with pytest.raises(UserError, match=r"fit in memory; use --num_shards=(\d+)") as caught:
@@ -165,8 +169,8 @@ def test_shards_that_memory_cannot_hold_are_refused_with_a_number(corpus, tmp_pa
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
 
 
-def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
-    """A shard's entry counts under the manifest that it was made for."""
+def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
+    """Check that the entry of a shard is valid only with the manifest that it was made for."""
     settings = settings_of(corpus, tmp_path / "shards")
     vocabulary = Vocabulary(ENTRIES)
     plan = Manifest.plan(settings.output_dir, settings, vocabulary, {}, {})
@@ -191,7 +195,7 @@ def test_what_is_left_of_other_plans_is_not_taken(corpus, tmp_path):
         writing.write_shards(settings)
 
 
-def test_text_that_changes_meanwhile_is_noticed(corpus, tmp_path, monkeypatch):
+def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
     def runner(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
         def make(tasks):
@@ -208,7 +212,7 @@ def test_text_that_changes_meanwhile_is_noticed(corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
+def test_a_user_error_in_a_beam_worker_is_reported_in_one_line(corpus, tmp_path, run_command):
     pytest.importorskip("apache_beam", reason="apache-beam is not installed")
     (tmp_path / "empty.txt").write_text("\n\n".join(["\x01"] * 20))
     flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
@@ -217,7 +221,7 @@ def test_a_mistake_in_a_beam_worker_is_one_line(corpus, tmp_path, run_command):
     assert "0 documents with tokens, expected at least 2" in done.stderr.splitlines()[-1]
 
 
-def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
+def test_a_single_document_is_rejected_with_a_remedy(corpus, tmp_path):
     (tmp_path / "one.txt").write_text("a b.\nc d.\n")
     one = {**corpus, "input": str(tmp_path / "one.txt")}
     with pytest.raises(UserError, match="1 documents, expected at least 5 .* blank lines"):
@@ -225,7 +229,7 @@ def test_one_document_is_refused_with_what_to_do(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path, run_command):
+def test_other_settings_text_or_vocabulary_are_rejected_by_name(corpus, tmp_path, run_command):
     directory = tmp_path / "shards"
     write_command(run_command, corpus, directory)
     for changes, message in (
@@ -246,7 +250,7 @@ def test_other_settings_text_or_vocabulary_are_refused_by_name(corpus, tmp_path,
         writing.write_shards(settings_of(corpus, tmp_path / "full"))
 
 
-def test_two_commands_in_one_directory_do_not_meet(corpus, tmp_path):
+def test_two_commands_in_one_directory_exclude_each_other(corpus, tmp_path):
     directory = tmp_path / "shards"
     directory.mkdir()
     owner = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"
@@ -256,7 +260,7 @@ def test_two_commands_in_one_directory_do_not_meet(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_the_parent_imports_no_tensorflow(corpus, tmp_path):
-    """It ends with status 77 if it does; its worker may, from another folder of packages."""
+    """End with status 77 if it does; a worker may, from another directory of packages."""
     code = (
         "import sys; sys.argv[0] = 'x'\n"
         "from bert_tf.data import writing\n"

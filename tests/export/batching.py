@@ -1,8 +1,8 @@
-"""Requests joined along their rows and answers parted again, as TF Serving's BatchingSession does.
+"""Requests merged along their rows and predictions split, like TF Serving's BatchingSession.
 
-Followed are tensorflow_serving/batching/batching_session.cc (ComputeInputSize, MergeInputTensors,
-SplitOutputTensors, ProcessBatch) and TensorFlow's shared_batch_scheduler.h (which request is
-refused by itself): what fails for whom. There is one thread per signature, and no padding.
+This follows tensorflow_serving/batching/batching_session.cc (ComputeInputSize, MergeInputTensors,
+SplitOutputTensors, ProcessBatch) and TensorFlow's shared_batch_scheduler.h (which requests are
+rejected on their own): what fails for whom. There is one thread per signature, and no padding.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ class _Task:
 
 
 class Batching:
-    """An Engine whose requests are joined, by the text of a batching_params.pbtxt."""
+    """Engine whose requests are batched as configured by the text of a batching_params.pbtxt."""
 
     def __init__(self, engine, parameters):
         self.signatures, self._engine = engine.signatures, engine
         (rows,) = re.findall(r"^max_batch_size \{ value: (\d+)", parameters, re.MULTILINE)
         self.max_batch_size = int(rows)
-        self.batches = []  # The rows of the requests of each that was computed.
+        self.batches = []  # The numbers of rows of the requests in each computed batch.
         self._waiting = {signature: [] for signature in self.signatures}
         self._changed, self._is_held = threading.Condition(), False
         for signature in self.signatures:
             threading.Thread(target=self._run, args=(signature,), daemon=True).start()
 
     def predict(self, inputs, signature="serving_default"):
-        """As Engine.ask; it returns once the batch is computed that the request is in."""
+        """Return predictions like Engine.predict, once the batch with this request is computed."""
         if signature not in self.signatures:
             raise EngineError(f'Serving signature name: "{signature}" not found in signature def')
         types = self.signatures[signature]["inputs"]
         if set(inputs) != set(types):
-            return self._engine.predict(inputs, signature)  # An error of its own.
+            return self._engine.predict(inputs, signature)  # Each request raises its own error.
         task = _Task(
             {
                 name: np.asarray(values, object if types[name].dtype == "string" else None)
@@ -68,7 +68,7 @@ class Batching:
 
     @contextlib.contextmanager
     def held(self, count):
-        """Lets requests wait; in the end there are `count` of them, which go together."""
+        """Hold requests back until there are `count`, which then form one batch."""
         with self._changed:
             self._is_held = True
         yield
@@ -81,7 +81,7 @@ class Batching:
         waiting = self._waiting[signature]
 
         def is_ready():
-            # Of requests without rows alone no batch is made.
+            # Requests without rows do not form a batch of their own.
             return not self._is_held and sum(task.size for task in waiting)
 
         while True:

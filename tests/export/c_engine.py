@@ -1,10 +1,10 @@
-"""An engine for SavedModels without TensorFlow's Python: the C API of its library, by ctypes.
+"""Engine for SavedModels without TensorFlow's Python: the C API of its library, by ctypes.
 
     python -I c_engine.py MODEL CASES RESULTS [SITE_PACKAGES]
 
-What it loads and runs with, LoadSavedModel and a Session, is what TF Serving loads and runs with.
-The command answers the same cases as export/isolated_runner.py; of SITE_PACKAGES, by default those
-of the interpreter, only shared libraries are used, so that they may be another version's.
+It loads and runs models with LoadSavedModel and a Session, like TF Serving. The command answers
+the same cases as export/isolated_runner.py. Only shared libraries of SITE_PACKAGES are used, by
+default those of the interpreter, so that they may be of another version.
 """
 
 import base64
@@ -20,7 +20,7 @@ import sys
 
 import numpy as np
 
-# Of tensorflow/core/framework/types.proto.
+# From tensorflow/core/framework/types.proto.
 DTYPES = {
     1: "float32",
     2: "float64",
@@ -34,12 +34,12 @@ DTYPES = {
 }
 NUMBERS = {name: number for number, name in DTYPES.items()}
 STRING_BYTES = 24  # sizeof(TF_TString).
-INVALID_ARGUMENT = 3  # Of TF_Code, as the codes of EngineError are.
+INVALID_ARGUMENT = 3  # A TF_Code, like the codes of EngineError.
 _POINTER = ctypes.c_void_p
 
 
 class EngineError(Exception):
-    """TensorFlow's message, or ours about a request that never reached it; `code` is a TF_Code."""
+    """Error of TensorFlow, or of a request that did not reach it; `code` is a TF_Code."""
 
     def __init__(self, message, code=INVALID_ARGUMENT):
         super().__init__(message)
@@ -48,15 +48,15 @@ class EngineError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a signature says of a tensor; in `shape` any size is -1, and any rank is None."""
+    """Tensor of a signature; in `shape`, any size is -1 and any rank is None."""
 
     dtype: str
     shape: tuple | None
-    tensor: str  # Its name in the graph.
+    tensor: str  # The name in the graph.
 
 
 class Engine:
-    """A SavedModel in a Session. Any number of threads may ask it at once.
+    """A SavedModel in a Session, safe for concurrent requests.
 
     signatures: {name: {"inputs": {name: Spec}, "outputs": {name: Spec}}}.
     """
@@ -65,7 +65,7 @@ class Engine:
         self._library = library(site_packages)
         self._graph = self._library.TF_NewGraph()
         options = self._library.TF_NewSessionOptions()
-        # Ours to free; the library fills it with a MetaGraphDef.
+        # The library fills it with a MetaGraphDef; this process has to free it.
         buffer = self._library.TF_NewBuffer()
         try:
             self._session = self._checked(
@@ -85,9 +85,17 @@ class Engine:
         self.signatures = signatures_of(meta_graph)
 
     def predict(self, inputs, signature="serving_default"):
-        """{input: nested lists, or array} -> {output: array}; strings are bytes in object arrays.
+        """Run one request.
 
-        Raises EngineError at wrong names and at whatever TensorFlow refuses.
+        Args:
+            inputs: {input: nested lists, or array}; strings are bytes.
+            signature: Name of the signature.
+
+        Returns:
+            {output: array}; strings are bytes in object arrays.
+
+        Raises:
+            EngineError: For wrong names and for whatever TensorFlow rejects.
         """
         if signature not in self.signatures:
             raise EngineError(f'Serving signature name: "{signature}" not found in signature def')
@@ -119,14 +127,14 @@ class Engine:
             )
             for prediction in predictions:
                 stack.callback(self._library.TF_DeleteTensor, prediction)
-            # Before anything is freed: an output may be an input's memory.
+            # Copy before anything is freed: an output may share memory with an input.
             return {
                 name: self._array(prediction)
                 for name, prediction in zip(expected["outputs"], predictions, strict=True)
             }
 
     def close(self):
-        """Frees the session. Nobody may be asking."""
+        """Free the session. No request may be running."""
         self._checked(self._library.TF_CloseSession, self._session)
         self._checked(self._library.TF_DeleteSession, self._session)
         self._library.TF_DeleteGraph(self._graph)
@@ -135,7 +143,7 @@ class Engine:
         return checked(self._library, function, *arguments)
 
     def _positions(self, specs):
-        """TF_Outputs of tensors "operation:index"."""
+        """Return the TF_Outputs of tensors "operation:index"."""
         positions = []
         for spec in specs:
             operation, _, index = spec.tensor.rpartition(":")
@@ -147,7 +155,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _tensor(self, name, values, dtype):
-        """A TF_Tensor of values, freed in the end."""
+        """Yield a TF_Tensor of the values, which is freed at the end."""
         try:
             array = np.asarray(values, object if dtype == "string" else dtype, order="C")
         except (TypeError, ValueError) as error:
@@ -170,7 +178,7 @@ class Engine:
             self._library.TF_DeleteTensor(tensor)
 
     def _array(self, tensor):
-        """A TF_Tensor's values, copied."""
+        """Return a copy of the values of a TF_Tensor."""
         library = self._library
         shape = [library.TF_Dim(tensor, axis) for axis in range(library.TF_NumDims(tensor))]
         number = library.TF_TensorType(tensor)
@@ -190,8 +198,8 @@ class Engine:
 
 
 def checked(library, function, *arguments):
-    """Calls a function whose last argument is a TF_Status; raises EngineError if it is not OK."""
-    status = library.TF_NewStatus()  # One a call: threads share nothing.
+    """Call a function whose last argument is a TF_Status; raise EngineError if it is not OK."""
+    status = library.TF_NewStatus()  # One status per call, so that threads share none.
     try:
         result = function(*arguments, status)
         if code := library.TF_GetCode(status):
@@ -215,7 +223,7 @@ class _Buffer(ctypes.Structure):
 
 _INT, _SIZE, _TEXT = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
 _BUFFER, _POSITIONS, _POINTERS = (ctypes.POINTER(kind) for kind in (_Buffer, _Place, _POINTER))
-# What each returns and takes, of tensorflow/c/: c_api.h, tf_status.h, tf_tensor.h, tf_tstring.h.
+# Result and argument types from tensorflow/c/: c_api.h, tf_status.h, tf_tensor.h, tf_tstring.h.
 _FUNCTIONS = {
     "TF_NewStatus": (_POINTER,),
     "TF_DeleteStatus": (None, _POINTER),
@@ -257,14 +265,14 @@ _FUNCTIONS = {
 
 @functools.cache
 def library(site_packages=None):
-    """The wheel's libtensorflow with TF Text's operations in it; a process can hold one."""
+    """Load libtensorflow with the operations of TF Text; a process can hold only one."""
     tensorflow, text = (
         pathlib.Path(site_packages, name)
         if site_packages
         else pathlib.Path(importlib.util.find_spec(name).submodule_search_locations[0])
         for name in ("tensorflow", "tensorflow_text")
     )
-    # Not RTLD_GLOBAL: TensorFlow's Python, imported afterwards, would crash.
+    # With RTLD_GLOBAL, importing TensorFlow's Python afterwards would crash.
     loaded = ctypes.CDLL(str(tensorflow / "libtensorflow_cc.so.2"))
     for name, (returns, *takes) in _FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -278,7 +286,7 @@ def library(site_packages=None):
 
 
 def signatures_of(meta_graph):
-    """The signatures of a serialized MetaGraphDef, as Engine.signatures; its init op is not one."""
+    """Return the signatures of a serialized MetaGraphDef, as in Engine, without the init op."""
     signatures = {}
     for name, definition in _map(_fields(meta_graph).get(5, ())):
         if name.startswith("__saved_model_"):
@@ -292,28 +300,28 @@ def signatures_of(meta_graph):
 
 
 def _spec(info):
-    """A serialized TensorInfo as a Spec."""
+    """Parse a serialized TensorInfo."""
     parts = _fields(info)
     number = parts[2][0]
     shape = _fields(parts.get(3, [b""])[0])
     sizes = [_fields(dimension).get(1, [0])[0] for dimension in shape.get(2, ())]
     return Spec(
         DTYPES.get(number, f"TF_DataType {number}"),
-        # Two's complement: -1 is written as 2 ** 64 - 1.
+        # Two's complement: -1 is stored as 2 ** 64 - 1.
         None if any(shape.get(3, ())) else tuple(-1 if size >> 63 else size for size in sizes),
         parts[1][0].decode(),
     )
 
 
 def _map(entries):
-    """The (key, value) of a protobuf map's entries."""
+    """Yield the (key, value) pairs of a protobuf map."""
     for entry in entries:
         parts = _fields(entry)
         yield parts.get(1, [b""])[0].decode(), parts.get(2, [b""])[0]
 
 
 def _fields(data):
-    """A protobuf message as {field number: [integers, or bytes], in order}."""
+    """Parse a protobuf message to {field number: [integers, or bytes], in order}."""
     fields, position = {}, 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -344,7 +352,7 @@ def _as_bytes(name, value):
     if isinstance(value, str):
         return value.encode("utf-8")
     if not isinstance(value, bytes):
-        raise EngineError(f"{name}: {type(value).__name__} where a string is wanted")
+        raise EngineError(f"{name}: {type(value).__name__} where a string is expected")
     return value
 
 
@@ -366,7 +374,7 @@ def _decoded(value):
 
 
 def _save(path, results):
-    """As export/isolated_runner.py's."""
+    """Save results like export/isolated_runner.py."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

@@ -1,11 +1,11 @@
-"""What tests of the export share: a SavedModel by hand, and a server of it."""
+"""Fixtures of the export tests: a handwritten SavedModel, and a server of it."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def echo_dir(tmp_path_factory):
-    """MODELS/name of a SavedModel with each kind of signature, version 3."""
+    """Return MODELS/name of a SavedModel with each kind of signature, version 3."""
     from tests.export.saved_models import write_echo
 
     return write_echo(tmp_path_factory.mktemp("models") / "echo")
@@ -13,7 +13,7 @@ def echo_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def addresses(echo_dir):
-    """Where the tests' server serves it, by REST and by gRPC."""
+    """Return the REST and gRPC addresses at which the test server serves it."""
     from tests.export.server import serving
 
     with serving(echo_dir) as found:

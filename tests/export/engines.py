@@ -1,4 +1,4 @@
-"""Engines for a SavedModel beside tf.saved_model.load, each a command; and what they are asked."""
+"""Engines for a SavedModel other than tf.saved_model.load, as commands, and requests to them."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ OTHER = "BERT_TF_OTHER_PYTHON"  # An interpreter with another TensorFlow and TF 
 
 
 def commands():
-    """{engine: the command in front of MODEL CASES RESULTS}."""
+    """Return {engine: the command in front of MODEL CASES RESULTS}."""
     engines = {
         "session": (sys.executable, "-I", session_runner.__file__),
         "C API": (sys.executable, "-I", c_engine.__file__),
@@ -32,7 +32,7 @@ def commands():
 
 @functools.cache
 def versions(python):
-    """(site-packages, versions of TensorFlow and of TF Text) of an interpreter."""
+    """Return site-packages and the versions of TensorFlow and TF Text of an interpreter."""
     code = (
         "import importlib.metadata as m; t = m.distribution('tensorflow');"
         "print(t.locate_file(''), t.version, m.version('tensorflow-text'), sep='\\n')"
@@ -42,7 +42,7 @@ def versions(python):
 
 
 def cases_of(directory, texts):
-    """Requests to each signature of a SavedModel, as probes take them: of texts, and of none."""
+    """Return requests to each signature of a SavedModel, of texts and of none, for a runner."""
     cases = []
     signatures = serving_operations.read(directory).signature_def
     for signature in sorted(set(signatures) - {"__saved_model_init_op"}):
@@ -50,11 +50,12 @@ def cases_of(directory, texts):
         ranks = [len(tensor.tensor_shape.dim) for _, tensor in specs]
         inputs = {}
         for number, ((name, _), rank) in enumerate(zip(specs, ranks, strict=True)):
-            turned = [*texts[number:], *texts[:number]]  # No pair of a text and itself.
+            turned = [*texts[number:], *texts[:number]]  # Avoid pairs of a text and itself.
             inputs[name] = turned if rank == 1 else parity._in_lists(turned)
         starts = range(0, len(texts), ROWS_PER_BATCH)
         parts = [slice(start, start + ROWS_PER_BATCH) for start in starts]
-        if max(ranks) == 1:  # Else JSON could not say how many columns no rows have.
+        # Otherwise JSON could not express the number of columns of an array without rows.
+        if max(ranks) == 1:
             parts.append(slice(0, 0))
         cases += [
             {
@@ -67,7 +68,7 @@ def cases_of(directory, texts):
 
 
 def run_cases(command, directory, cases, scratch):
-    """{"i/output": array} of a command's answers; raises AssertionError with what it said."""
+    """Return {"i/output": array} predicted by a command; raise AssertionError with its stderr."""
     requests, results = pathlib.Path(scratch, "cases.json"), pathlib.Path(scratch, "results.npz")
     requests.write_text(json.dumps(cases), encoding="ascii")
     results.unlink(missing_ok=True)
@@ -83,7 +84,7 @@ def run_cases(command, directory, cases, scratch):
 
 
 def differences(expected, predictions):
-    """{"i/output": what differs} between two engines' answers."""
+    """Return {"i/output": difference} between the predictions of two engines."""
     found = dict.fromkeys(set(expected) ^ set(predictions), "only one has it")
     for name in set(expected) & set(predictions):
         reference, actual = expected[name], predictions[name]

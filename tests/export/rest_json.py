@@ -1,4 +1,4 @@
-"""TF Serving's JSON: what its util/json_tensor.cc takes, refuses and gives."""
+"""JSON of TF Serving: what its util/json_tensor.cc accepts, rejects and returns."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ from tests.export.c_engine import EngineError
 
 
 def predicted(engine, body):
-    """The JSON answer to a JSON request, both as bytes."""
+    """Return the JSON response to a JSON request, both as bytes."""
     try:
         request = json.loads(body.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -40,7 +40,7 @@ def predicted(engine, body):
 
 
 def _of_rows(instances, specs):
-    """Row format: each instance is a value, or an object with every input's."""
+    """Parse the row format: each instance is a value, or an object with a value for every input."""
     if not isinstance(instances, list):
         raise EngineError("Excepting 'instances' to be an list/array")
     if not instances:
@@ -73,7 +73,7 @@ def _of_rows(instances, specs):
 
 
 def _of_columns(inputs, specs):
-    """Columnar format: an object of all inputs; what else it has is not read."""
+    """Parse the columnar format: an object with all inputs; other keys are ignored."""
     if not _is_object(inputs):
         if len(specs) > 1:
             raise EngineError("inputs is a plain value/list, but expecting an object")
@@ -93,7 +93,7 @@ def _is_base64(value):
 
 
 def _tensor(value, dtype):
-    """A JSON value as an array. What its first elements are says what shape it has."""
+    """Convert a JSON value to an array, whose shape is that of the first elements."""
     shape, first = [], value
     while isinstance(first, list):
         shape.append(len(first))
@@ -140,7 +140,7 @@ def _leaf(value, dtype):
 
 
 def _rows(prediction):
-    """Row format: as many predictions as every output has rows."""
+    """Return the row format: as many predictions as every output has rows."""
     sizes = {name: values.shape[:1] for name, values in prediction.items()}
     for name, size in sizes.items():
         if not size:
@@ -161,7 +161,7 @@ def _one_or_object(texts):
 
 
 def _written(value, name):
-    """An array, or an element of one, as JSON; bytes that are no UTF-8 as they are."""
+    """Return an array, or an element of one, as JSON; bytes that are no UTF-8 are kept."""
     if isinstance(value, np.ndarray) and value.ndim:
         return "[" + ", ".join(_written(entry, name) for entry in value) + "]"
     value = value[()] if isinstance(value, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""A SavedModel by hand, written in a second: each kind of signature that a server may have."""
+"""A handwritten SavedModel, saved in a second, with each kind of signature a server may have."""
 
 import tensorflow as tf
 import tensorflow_text as tf_text
@@ -23,7 +23,7 @@ class Echo(tf.Module):
 
     @tf.function(input_signature=[_strings(None)])
     def tokenize(self, text):
-        """By an operation of TF Text's."""
+        """Tokenize with an operation of TF Text."""
         words = tf_text.WhitespaceTokenizer().tokenize(text)
         return {"words": words.to_tensor(""), "count": words.row_lengths()}
 
@@ -55,12 +55,12 @@ class Echo(tf.Module):
 
     @tf.function(input_signature=[_strings(None)])
     def single(self, text):
-        """An output that is no row's."""
+        """Return an output without a row dimension."""
         return {"rows": tf.size(text), "text": tf.identity(text)}
 
 
 def write_echo(directory):
-    """MODELS/name with version 3 in it."""
+    """Write MODELS/name with version 3."""
     echo = Echo()
     functions = ("tokenize", "choose", "one", "raw", "numbers", "twice", "single")
     signatures = {name: getattr(echo, name) for name in functions}

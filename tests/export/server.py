@@ -1,9 +1,9 @@
-"""A small server for tests: the engine behind TF Serving's REST paths and PredictionService.
+"""A small server for tests: the engine with the REST paths and PredictionService of TF Serving.
 
     python -m tests.export.server MODELS/name [MODELS/other ...]
 
-Prints its two addresses in a line and serves the newest versions until its input ends. It is not
-TF Serving: what it has of it is the engine, paths, statuses, the forms of requests and answers.
+It prints its two addresses in one line and serves the newest versions until its input ends. It is
+not TF Serving: it shares the engine, paths, statuses, and the format of requests and responses.
 """
 
 import concurrent.futures
@@ -33,7 +33,7 @@ TYPES = {
     "int64": "DT_INT64",
     "bool": "DT_BOOL",
 }
-# TF Serving tells of it among the signatures.
+# TF Serving lists it among the signatures.
 INIT_OP = {
     "inputs": {},
     "outputs": {
@@ -72,9 +72,12 @@ class Servable:
 
 @contextlib.contextmanager
 def serving(*directories, batches=False):
-    """Serves MODELS/name directories in threads, on free ports; gives their Addresses.
+    """Serve MODELS/name directories in threads, on free ports; yield their Addresses.
 
-    With `batches` as under --enable_batching --enable_per_model_batching_parameters.
+    Args:
+        directories: The MODELS/name directories.
+        batches: Whether to batch, like --enable_batching
+            --enable_per_model_batching_parameters.
     """
     servables = {pathlib.Path(path).name: Servable(path, batches) for path in directories}
 
@@ -97,7 +100,7 @@ def serving(*directories, batches=False):
 
 
 def found(servables, name, version):
-    """The servable; `version` is a number or None. Raises EngineError if there is none."""
+    """Return the servable; `version` is a number or None. Raise EngineError if there is none."""
     servable = servables.get(name)
     if servable is None or version not in (None, servable.version):
         asked = f"Latest({name})" if version is None else f"Specific({name}, {version})"
@@ -106,7 +109,7 @@ def found(servables, name, version):
 
 
 class RestHandler(http.server.BaseHTTPRequestHandler):
-    """REST; a subclass has the servables."""
+    """REST handler; a subclass has the servables."""
 
     protocol_version = "HTTP/1.1"
 
@@ -118,7 +121,7 @@ class RestHandler(http.server.BaseHTTPRequestHandler):
         self._answer(lambda: self._predicted(PREDICT.fullmatch(self.path), body))
 
     def log_message(self, *_):
-        """Nothing: who tests does not read it."""
+        """Log nothing."""
 
     def _found(self, match):
         if not match:
@@ -150,7 +153,7 @@ class RestHandler(http.server.BaseHTTPRequestHandler):
 
 
 def metadata(servable):
-    """GetModelMetadataResponse as JSON has it."""
+    """Return the GetModelMetadataResponse as JSON."""
 
     def logged(spec):
         sizes = [{"size": str(size), "name": ""} for size in spec.shape or ()]
@@ -179,7 +182,7 @@ def metadata(servable):
 
 
 def _start_grpc(servables):
-    """(server, port) of PredictionService."""
+    """Return (server, port) of PredictionService."""
     import grpc
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2

@@ -1,15 +1,15 @@
-"""What the TensorFlows of TF Serving know, and whether a SavedModel keeps to it.
+"""Operations known to the TensorFlow versions of TF Serving, and a check of SavedModels.
 
     python -m tests.export.serving_operations 2.12=PYTHON 2.20=PYTHON
 
-writes serving_operations.json anew. Each PYTHON is an interpreter with what servers of that
-generation are linked with, TensorFlow and TF Text:
+writes serving_operations.json. Each PYTHON is an interpreter with the TensorFlow and TF Text that
+servers of that generation are linked with:
 
     pip install tensorflow==2.12.1 tensorflow-text==2.12.1 'numpy<1.24'
     pip install tensorflow==2.20.0 tensorflow-text==2.20.0
 
-The list holds the operations of our exports, and those like them, so that not every new one wants
-the old TensorFlows again.
+The list holds the operations of our exports and similar ones, so that a new operation rarely
+requires the old TensorFlow versions again.
 """
 
 import json
@@ -28,28 +28,28 @@ SERVERS = {
     "2.20": "TF Serving 2.20.0, with TF Text 2.20.0",
 }
 LISTED = re.compile(
-    # Of TF Text only this one: what a server links of it is less than what its package holds.
+    # Only this one of TF Text: servers link fewer of its operations than the package has.
     r"FastWordpieceTokenizeWithOffsets|"
-    # Of variables and their files.
+    # Variables and their files.
     r"(Var|Read|Assign)\w*VariableOp|VarHandleOp|DisableCopyOnRead|SaveV2|RestoreV2|"
     r"MergeV2Checkpoints|ShardedFilename|"
-    # Of functions, loops and lists.
+    # Functions, loops and lists.
     r"(Stateful)?PartitionedCall|(Stateless)?(If|While|Case)|TensorList\w+|TensorArray\w*V3|"
-    # Of strings and ragged rows.
+    # Strings and ragged rows.
     r"String\w+|Decode\w*Raw|StaticRegex\w+|Substr|Unicode\w+|AsString|Ragged\w+|"
-    # Of shapes and places.
+    # Shapes and positions.
     r"Const|Placeholder|NoOp|Identity\w*|Assert|Cast|Bitcast|Shape\w*|Size|Rank|Reshape|Squeeze|"
     r"ExpandDims|EnsureShape|Pack|Unpack|Concat\w*|Split\w*|Slice|StridedSlice|Tile|Fill|BroadcastTo|Pad\w*|"
     r"Transpose|Gather\w*|Scatter\w*|TensorScatter\w*|Where|Select\w*|Range|OneHot|Unique\w*|TopK\w*|"
     r"ReverseV2|ReverseSequence|InvertPermutation|LowerBound|UpperBound|(Zeros|Ones)Like|"
-    # Of numbers.
+    # Numbers.
     r"Add\w*|Sub|Mul|Neg|RealDiv|Div\w*|Floor\w*|Maximum|Minimum|Square\w*|Sqrt|Rsqrt|Pow|Exp|Log\w*|"
     r"Erfc?|Tanh|Sigmoid|Relu|Abs|Sign|Round|Greater\w*|Less\w*|Equal|NotEqual|Bitwise\w+|"
     r"(Left|Right)Shift|All|Any|Max|Min|Mean|Prod|Sum|Arg\w+|Cumsum|Cumprod|\w*Bincount|MaxPool|"
     r"(Unsorted)?Segment\w+|(Batch)?MatMul\w*|Einsum|BiasAdd|Softmax|FusedBatchNormV3"
 )
 LEFT_OUT = re.compile("Sparse|Grad")
-# What older TensorFlows ignore, with a line in the log: the name of a variable, for people.
+# Attributes that older versions ignore with a log line, such as debug names of variables.
 IGNORED = {("VarHandleOp", "debug_name")}
 JSON_TYPES = {"bool", "string", "float", "double"} | {
     f"{sign}int{size}" for sign in ("", "u") for size in (8, 16, 32, 64)
@@ -57,7 +57,7 @@ JSON_TYPES = {"bool", "string", "float", "double"} | {
 
 
 def registered():
-    """{operation: {attribute: {"type", "default", "allowed"}}} of this process."""
+    """Return {operation: {attribute: {"type", "default", "allowed"}}} of this process."""
     data = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     return {
         operation.name: {attribute.name: _described(attribute) for attribute in operation.attr}
@@ -66,12 +66,12 @@ def registered():
 
 
 def of_servers():
-    """{generation: what was `registered` there}, of the list."""
+    """Return {generation: what `registered` returned there} from the list."""
     return json.loads(LIST.read_text(encoding="ascii"))
 
 
 def nodes_of(graph):
-    """Every node of a GraphDef, functions included."""
+    """Yield every node of a GraphDef, including its functions."""
     return [
         *graph.node,
         *(node for function in graph.library.function for node in function.node_def),
@@ -79,14 +79,14 @@ def nodes_of(graph):
 
 
 def read(directory):
-    """The MetaGraphDef of a SavedModel."""
+    """Return the MetaGraphDef of a SavedModel."""
     data = (pathlib.Path(directory) / "saved_model.pb").read_bytes()
     (meta_graph,) = saved_model_pb2.SavedModel.FromString(data).meta_graphs
     return meta_graph
 
 
 def problems(directory):
-    """What a TF Serving would not take, or not as here, of a SavedModel: a line each, sorted."""
+    """Return sorted lines on what TF Serving would reject or run differently in a SavedModel."""
     meta_graph = read(directory)
     found = set(_of_signatures(meta_graph.signature_def))
     here = registered()
@@ -111,7 +111,7 @@ def _of_node(node, here, there):
             yield f"no attribute {name}"
         elif unknown := set(_values(value)) - set(there[name].get("allowed", _values(value))):
             yield f"no {name} = {', '.join(sorted(unknown))}"
-    # Defaults are not written: each TensorFlow takes its own.
+    # Default values are omitted: each TensorFlow uses its own.
     for name in set(there) - set(node.attr):
         if there[name].get("default") is None or there[name]["default"] != here[name]["default"]:
             yield f"{name} has another default"
@@ -142,7 +142,7 @@ def _described(attribute):
 
 
 def _values(value):
-    """Types and strings of an attribute's value, the kinds that are restricted."""
+    """Return the types and strings in the value of an attribute, the kinds that are restricted."""
     if value.HasField("type"):
         return [_type(value.type)]
     if value.HasField("s"):
@@ -164,7 +164,7 @@ def main(*interpreters):
         done = subprocess.run([python, "-I", __file__], stdout=subprocess.PIPE, check=True)
         generations[generation] = json.loads(done.stdout)
     if sorted(generations) != sorted(SERVERS):
-        sys.exit(f"wanted an interpreter for each of {', '.join(SERVERS)}")
+        sys.exit(f"expected an interpreter for each of {', '.join(SERVERS)}")
     parts = []
     for generation, operations in sorted(generations.items()):
         lines = ",\n".join(
@@ -179,7 +179,7 @@ def main(*interpreters):
 if __name__ == "__main__":
     if sys.argv[1:]:
         main(*sys.argv[1:])
-    else:  # In an interpreter of a server's generation.
+    else:  # This runs in an interpreter of a server's generation.
         import tensorflow_text  # noqa: F401  Registers its operations.
 
         json.dump(registered(), sys.stdout)

@@ -1,9 +1,8 @@
-"""Asks a SavedModel in a Session, as TF Serving does; the command line is that of
-export/isolated_runner.py.
+"""Runs a SavedModel in a Session, like TF Serving; command line of export/isolated_runner.py.
 
     python -I session_runner.py MODEL CASES RESULTS
 
-Beside numpy it imports tensorflow and tensorflow_text only, and runs in TensorFlow 2.12 too.
+Besides NumPy it imports tensorflow and tensorflow_text only, and runs in TensorFlow 2.12 as well.
 """
 
 import base64
@@ -31,7 +30,7 @@ def main(model_path, cases_path, results_path):
             for name, output in session.run(fetches, feeds).items():
                 results[f"{number}/{name}"] = output
     foreign = {"bert_tf", "tasks", "export"} & set(sys.modules)
-    assert not foreign, f"the probe has imported {foreign}"
+    assert not foreign, f"the runner has imported {foreign}"
     save(results_path, results)
 
 
@@ -40,7 +39,7 @@ def decoded(value):
 
 
 def save(path, results):
-    """As export/isolated_runner.py's."""
+    """Save results like export/isolated_runner.py."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

@@ -1,4 +1,4 @@
-"""A server that batches: whose request fails, and that no answer depends on who else asks."""
+"""A server that batches: which requests fail, and independence of predictions from the batch."""
 
 import concurrent.futures
 
@@ -19,7 +19,7 @@ from tests.export.test_kinds import trained
 
 
 def published(directory, task, config, vocabulary):
-    """MODELS/name with a version that has what a server reads of it."""
+    """Write MODELS/name with a version that has the files a server reads."""
     version = directory / "name" / "1"
     write_saved_model(trained(directory, task, config, vocabulary), version)
     parameters = batching_parameters(read_signatures(version))
@@ -40,7 +40,7 @@ def texts(*values):
 
 
 def together(engine, requests, signature="serving_default"):
-    """The answers, or errors, of requests that meet in a batch."""
+    """Return the predictions, or errors, of requests that form one batch."""
 
     def ask(inputs):
         try:
@@ -48,15 +48,15 @@ def together(engine, requests, signature="serving_default"):
         except EngineError as error:
             return error
 
-    refused = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
+    rejected = sum(len(inputs["text"]) > engine.max_batch_size for inputs in requests)
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as threads:
-        with engine.held(len(requests) - refused):
+        with engine.held(len(requests) - rejected):
             predictions = [threads.submit(ask, inputs) for inputs in requests]
         return [prediction.result(60) for prediction in predictions]
 
 
 def assert_begins_with(prediction, alone):
-    """The answer alone, and the padding that others' longer rows bring along."""
+    """Assert that a prediction equals the one for a single request, plus padding of longer rows."""
     for name, values in alone.items():
         array = prediction[name]
         assert array.shape[0] == values.shape[0]
@@ -76,7 +76,7 @@ REQUESTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signature", ["serving_default", "tokenize", "embed"])
-def test_requests_that_meet_get_their_own_answers(tagging, signature):
+def test_batched_requests_get_their_own_predictions(tagging, signature):
     engine = tagging.engine
     predictions = together(engine, REQUESTS, signature)
     assert sorted(engine.batches[-1]) == [1, 1, 3]
@@ -94,7 +94,7 @@ def test_a_request_of_too_many_rows_fails_alone(tagging):
 
 
 @pytest.mark.slow
-def test_a_request_without_rows_goes_along_with_others(tagging):
+def test_a_request_without_rows_is_batched_with_others(tagging):
     *predictions, empty = together(tagging.engine, [*REQUESTS, texts()])
     assert empty["num_entities"].shape == (0,)
     for prediction, inputs in zip(predictions, REQUESTS, strict=True):
@@ -102,8 +102,8 @@ def test_a_request_without_rows_goes_along_with_others(tagging):
 
 
 @pytest.mark.slow
-def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
-    """By TF Serving's own hand, before the graph sees it; batching_params.pbtxt says so."""
+def test_another_rank_fails_its_batch_and_no_later_one(tagging):
+    """Check the error that TF Serving raises before the graph; see batching_params.pbtxt."""
     wrong = {"text": np.array([[b"a", b"b"]], object)}
     predictions = together(tagging.engine, [REQUESTS[0], wrong])
     assert {prediction.code for prediction in predictions} == {FAILED_PRECONDITION}
@@ -111,12 +111,12 @@ def test_another_rank_fails_its_batch_and_nothing_after_it(tagging):
     (prediction,) = together(tagging.engine, REQUESTS[:1])
     assert_begins_with(prediction, tagging.engine._engine.predict(REQUESTS[0]))
     (error,) = together(tagging.engine, [wrong])
-    assert error.code == INVALID_ARGUMENT  # Alone it comes to the graph, which refuses it.
+    assert error.code == INVALID_ARGUMENT  # A single request reaches the graph, which rejects it.
 
 
 @pytest.mark.slow
-def test_parts_of_a_large_request_could_not_be_put_together(tagging):
-    """Why enable_large_batch_splitting is not set: outputs of parts differ in width."""
+def test_parts_of_a_large_request_could_not_be_concatenated(tagging):
+    """Show why enable_large_batch_splitting is not set: outputs of parts differ in width."""
     predictions = [tagging.engine._engine.predict(inputs, "tokenize") for inputs in REQUESTS]
     for name in predictions[0]:
         assert len({prediction[name].shape[1:] for prediction in predictions}) > 1
@@ -129,7 +129,7 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
     assert isinstance(engine, Engine)
     two = {"prompt": np.array([b"a"], object), "choices": np.array([[b"b", b"c"]], object)}
     three = {**two, "choices": np.array([[b"b", b"c", b"a"]], object)}
-    # What would happen if they were.
+    # Batching them would fail like this.
     batching = Batching(engine, "max_batch_size { value: 32 }")
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         with batching.held(2):
@@ -142,5 +142,5 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
 
 
 def test_a_batch_of_any_texts_is_within_the_limit_of_an_output():
-    """A request alone may be over it, and then fails; it must not fail those it is joined with."""
+    """Compare the limits: a single request may exceed it and fail, but must not fail its batch."""
     assert chunking.MAX_VALUES == tf_serving_config.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS

@@ -1,4 +1,4 @@
-"""A served model under what clients send: huge strings, random bytes, thousands of requests."""
+"""A served model under load: huge strings, random bytes, thousands of requests."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def answers_dir(tmp_path_factory, config, vocabulary):
     return directory / "model"
 
 
-# Each runs in a process with TensorFlow and TF Text alone, so that its memory is theirs.
+# Each script runs in its own process with TensorFlow and TF Text only, to measure its memory.
 BEGIN = """
 import json, sys, threading
 import numpy as np, tensorflow as tf, tensorflow_text
@@ -82,14 +82,14 @@ print(json.dumps({"count": count}))
 MANY = """
 phrases = ["the bill is high", "broken screen", "my app ,", "b a c"]
 texts = [" ".join(phrases[n % 4].split() * (1 + n % 3)) for n in range(12)]
-wanted = [ask(text=tf.constant([text]))["probabilities"].numpy()[0] for text in texts]
+expected = [ask(text=tf.constant([text]))["probabilities"].numpy()[0] for text in texts]
 wrong, begun = [], memory()
 def client(number):
     for request in range(625):
         which = [(number + request) % 12, (number * 5 + request) % 12]
-        got = ask(text=tf.constant([texts[w] for w in which]))["probabilities"].numpy()
+        actual = ask(text=tf.constant([texts[w] for w in which]))["probabilities"].numpy()
         for row, w in enumerate(which):
-            if not np.allclose(got[row], wanted[w], atol=1e-5):
+            if not np.allclose(actual[row], expected[w], atol=1e-5):
                 wrong.append((number, request))
 threads = [threading.Thread(target=client, args=(n,)) for n in range(16)]
 for t in threads: t.start()
@@ -110,22 +110,22 @@ def in_a_process(code, directory):
 
 
 @pytest.mark.slow
-def test_strings_of_a_byte_to_a_hundred_megabytes_are_answered_in_bounded_memory(labels_dir):
+def test_strings_of_a_byte_to_a_hundred_megabytes_are_served_in_bounded_memory(labels_dir):
     found = in_a_process(HUGE, labels_dir)
     assert np.shape(found["answers"]) == (4, 3, 3)
-    # Behind the limit nothing is read: ten megabytes and a hundred are the same text.
+    # Nothing after the limit is read: ten megabytes and a hundred are the same text.
     np.testing.assert_allclose(found["answers"][2], found["answers"][3], atol=1e-5)
     # 1.8 GB were measured: 0.9 for TensorFlow and the model, and 300 MB of text three times.
     assert found["memory"] < 2700, found["memory"]
 
 
 @pytest.mark.slow
-def test_random_bytes_are_answered_with_numbers_and_offsets_within_the_text(labels_dir):
+def test_random_bytes_yield_finite_numbers_and_offsets_within_the_text(labels_dir):
     assert in_a_process(FUZZ, labels_dir) == {"count": 2000}
 
 
 @pytest.mark.slow
-def test_ten_thousand_requests_at_a_time_each_get_their_own_answer(labels_dir):
+def test_ten_thousand_concurrent_requests_get_their_own_predictions(labels_dir):
     found = in_a_process(MANY, labels_dir)
     assert found["wrong"] == 0
     assert found["grown"] < 500, found["grown"]
@@ -156,8 +156,8 @@ def test_contexts_of_one_to_twenty_thousand_words_are_answered_with_their_own_ch
 
 
 @pytest.mark.slow
-def test_inputs_of_a_wrong_rank_are_refused_where_no_shape_is_looked_at(labels_dir):
-    """As in a Session, and so in TF Serving: [2, 2] texts were answered as four."""
+def test_inputs_of_a_wrong_rank_are_rejected_where_shapes_are_not_checked(labels_dir):
+    """Run in a Session, like TF Serving, which would otherwise read [2, 2] texts as four."""
     engine = c_engine.Engine(labels_dir)
     assert len(engine.predict({"text": np.array([b"a", b"b"], object)})["label"]) == 2
     for texts in (np.array([[b"a", b"b"], [b"c", b"d"]], object), np.array(b"a", object)):

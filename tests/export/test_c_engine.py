@@ -1,4 +1,4 @@
-"""The engine over the C API: the same answers as of Python, errors and no crashes, and threads."""
+"""The engine on the C API: predictions as in Python, errors instead of crashes, and threads."""
 
 import base64
 import concurrent.futures
@@ -38,7 +38,7 @@ def python_signatures(echo_dir):
     return tf.saved_model.load(str(echo_dir / "3")).signatures
 
 
-def test_signatures_are_those_that_python_reads(engine, python_signatures):
+def test_signatures_equal_those_read_in_python(engine, python_signatures):
     def of(specs):
         return {
             name: (spec.dtype.name, tuple(-1 if size is None else size for size in spec.shape))
@@ -61,7 +61,7 @@ def test_signatures_are_those_that_python_reads(engine, python_signatures):
 
 
 @pytest.mark.parametrize(("signature", "inputs"), REQUESTS)
-def test_answers_are_those_of_python(engine, python_signatures, signature, inputs):
+def test_predictions_equal_those_of_python(engine, python_signatures, signature, inputs):
     specs = python_signatures[signature].structured_input_signature[1]
     expected = python_signatures[signature](
         **{name: tf.constant(values, specs[name].dtype) for name, values in inputs.items()}
@@ -73,8 +73,10 @@ def test_answers_are_those_of_python(engine, python_signatures, signature, input
         np.testing.assert_array_equal(values, expected[name].numpy())
 
 
-def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatures, tmp_path):
-    """That it has not been imported is asserted there, since it is another process."""
+def test_the_command_predicts_without_the_python_of_tensorflow(
+    echo_dir, python_signatures, tmp_path
+):
+    """Run it in another process, which asserts that TensorFlow has not been imported."""
     cases = [
         {"signature": name, "inputs": {"text": [base64.b64encode(text).decode() for text in TEXTS]}}
         for name in ("tokenize", "serving_default")
@@ -97,7 +99,7 @@ def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatu
         ("one", {"texts": [b"a"]}, "one takes text, not texts"),
         ("one", {}, "one takes text, not nothing"),
         ("one", {"text": [b"many"]}, "could not correctly convert string: many"),
-        ("one", {"text": [1]}, "text: int where a string is wanted"),
+        ("one", {"text": [1]}, "text: int where a string is expected"),
         ("twice", {"x": [["a", "b"]]}, "x: no float32: could not convert string"),
         (
             "choose",
@@ -108,20 +110,20 @@ def test_the_command_answers_without_pythons_tensorflow(echo_dir, python_signatu
         ("choose", {"prompt": b"a", "choices": [[b"a", b"b"]]}, "slice"),
     ],
 )
-def test_a_wrong_request_is_an_error_and_no_crash(engine, signature, inputs, message):
+def test_a_wrong_request_is_an_error_instead_of_a_crash(engine, signature, inputs, message):
     with pytest.raises(c_engine.EngineError, match=message) as raised:
         engine.predict(inputs, signature)
     assert raised.value.code == c_engine.INVALID_ARGUMENT
     assert engine.predict({"text": [b"2"]}, "one")["value"].tolist() == [2]
 
 
-def test_what_is_no_saved_model_is_an_error(tmp_path):
+def test_a_path_without_a_saved_model_is_an_error(tmp_path):
     with pytest.raises(c_engine.EngineError, match=r"Could not find SavedModel .pb") as raised:
         c_engine.Engine(tmp_path)
     assert raised.value.code == 5  # TF_NOT_FOUND.
 
 
-def test_threads_get_their_own_answers(engine):
+def test_threads_get_their_own_predictions(engine):
     def asked(number):
         texts = [f"{number} {word} {'x' * number}".encode() for word in range(20)]
         prediction = engine.predict({"text": texts}, "tokenize")["words"].tolist()

@@ -1,8 +1,8 @@
-"""What our exports are to engines other than tf.saved_model.load of this very TensorFlow.
+"""Exports in engines other than tf.saved_model.load of the installed TensorFlow.
 
-Which operations servers know is read from the file; that they answer alike is asked: in a Session,
-through the C API, and in another TensorFlow, of the interpreter that BERT_TF_OTHER_PYTHON names.
-`make test-slow` makes one of TensorFlow 2.20, which TF Serving 2.20 is linked with.
+The operations that servers know are read from a file. Predictions are compared in a Session, in
+the C API, and in another TensorFlow, of the interpreter named by BERT_TF_OTHER_PYTHON. `make
+test-slow` creates one with TensorFlow 2.20, which TF Serving 2.20 is linked with.
 """
 
 import functools
@@ -26,7 +26,7 @@ ENGINES = ("C API", "other TensorFlow, C API")
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory, config, vocabulary):
-    """kind -> a SavedModel of it, written once."""
+    """Return a function from a task type to a SavedModel of it, which is written once."""
 
     @functools.cache
     def write(kind, precision="float32"):
@@ -43,7 +43,7 @@ def model_of(tmp_path_factory, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def predictions_of(model_of):
-    """(kind, texts) -> (requests, the answers of this process)."""
+    """Return a function from (kind, texts) to (requests, the predictions of this process)."""
 
     @functools.cache
     def ask(kind, texts):
@@ -59,8 +59,8 @@ def command_of(engine):
     return engines.commands()[engine]
 
 
-def test_what_servers_do_not_take_is_told(tmp_path):
-    """Of a SavedModel by hand, with operations and outputs that ours shall never have."""
+def test_operations_that_servers_reject_are_reported(tmp_path):
+    """Use a handwritten SavedModel with operations and outputs that exports must not have."""
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def of_python(text):
@@ -85,7 +85,7 @@ def test_what_servers_do_not_take_is_told(tmp_path):
     assert any(line.endswith("is compiled by XLA") for line in found)
 
 
-def test_a_model_of_every_kind_is_asked_for():
+def test_a_model_of_every_task_type_is_tested():
     assert {task.kind for task in TASKS.values()} == set(TASK_TYPES)
 
 
@@ -123,7 +123,7 @@ def test_servers_know_all_operations_in_bfloat16(model_of, kind):
 
 
 @pytest.mark.slow
-def test_the_other_tensorflow_is_another():
+def test_the_other_tensorflow_has_another_version():
     command_of("other TensorFlow")
     _, *others = engines.versions(os.environ[engines.OTHER])
     assert others[0] != tf.__version__
@@ -139,7 +139,7 @@ def test_the_other_tensorflow_is_another():
         ("multiple_choice", "session"),
     ],
 )
-def test_answers_are_the_same(model_of, predictions_of, tmp_path, kind, engine):
+def test_predictions_are_equal(model_of, predictions_of, tmp_path, kind, engine):
     command = command_of(engine)
     cases, expected = predictions_of(kind, LIGHT)
     for name, array in expected.items():
@@ -147,12 +147,12 @@ def test_answers_are_the_same(model_of, predictions_of, tmp_path, kind, engine):
         assert len(array) == len(next(iter(inputs.values()))), name
     predictions = engines.run_cases(command, model_of(kind), cases, tmp_path)
     assert engines.differences(expected, predictions) == {}
-    # Equal because it is asked, and not because nothing is.
+    # Make sure that there are requests to compare.
     assert any(len(set(array.ravel().tolist())) > 5 for array in expected.values())
 
 
 @pytest.mark.slow
-def test_answers_to_a_megabyte_are_the_same(model_of, predictions_of, tmp_path):
+def test_predictions_for_a_megabyte_are_equal(model_of, predictions_of, tmp_path):
     command = command_of("other TensorFlow, C API")
     cases, expected = predictions_of("tagging", parity.ADVERSARIAL_TEXTS)
     predictions = engines.run_cases(command, model_of("tagging"), cases, tmp_path)

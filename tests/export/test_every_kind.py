@@ -1,4 +1,4 @@
-"""Every kind of task through the parity check, in both precisions, and asked in any batch."""
+"""Every task type: parity check in both precisions, and predictions in batches of any size."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ TEXTS = ["", " ", "a", *SENTENCES, "cafe\u0301 \U0001f600 the bill, unaffable!",
 
 
 def of_task(name, directory, config, vocabulary):
-    """A run of one of TASKS with weights that make answers differ."""
+    """Return a run of one of TASKS with weights that make predictions differ."""
     if name == "anomaly":
         return of_anomaly(directory, config, vocabulary)
     return trained(directory, TASKS[name], config, vocabulary)
@@ -75,7 +75,7 @@ def of_anomaly(directory, config, vocabulary):
 
 
 def of_pretraining(directory, config, vocabulary):
-    """A pretrained run of random weights."""
+    """Return a pretraining run with random weights."""
     model = PretrainingModel(config)
     rng = np.random.default_rng(0)
     for variable in model.variables:
@@ -90,7 +90,7 @@ def of_pretraining(directory, config, vocabulary):
 
 
 def inputs_of(task, texts):
-    """The same texts in another order for a second input; of choices two a question."""
+    """Return inputs from texts: a second input in another order, choices two per question."""
     columns = {}
     for number, name in enumerate(task.input_names):
         turned = [*texts[number:], *texts[:number]]
@@ -105,7 +105,7 @@ def of_rows(columns, rows):
 
 
 def assert_same(prediction, expected, strip_padding):
-    """Answers by rows, less what a batch's padding is; floats within 1e-5."""
+    """Assert equal predictions row by row, ignoring padding; floats within 1e-5."""
     for row, expected_row in zip(by_rows(prediction), by_rows(expected), strict=True):
         row, expected_row = strip_padding(row), strip_padding(expected_row)
         for name, value in row.items():
@@ -123,7 +123,9 @@ def by_rows(prediction):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, config, vocabulary):
+def test_it_passes_the_parity_check_and_predicts_equally_in_any_batch(
+    name, tmp_path, config, vocabulary
+):
     run = of_task(name, tmp_path, config, vocabulary)
     publish(run, tmp_path / "models")
     served = LocalClient(tmp_path / "models")
@@ -134,7 +136,8 @@ def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, confi
         assert_same(served.predict(of_rows(columns, rows)), part, run.task.strip_padding)
     many = served.predict(inputs_of(run.task, (TEXTS * 80)[:1000]))
     expected = {key: (values * 80)[:1000] for key, values in complete.items()}
-    if len(columns) == 1:  # Else the turned second column meets other rows at the end.
+    # Otherwise the rotated second column would be paired with other rows at the end.
+    if len(columns) == 1:
         assert_same(many, expected, run.task.strip_padding)
     assert {len(values) for values in many.values()} == {1000}
 
@@ -143,7 +146,7 @@ def test_it_passes_the_gate_and_answers_alike_in_any_batch(name, tmp_path, confi
 @pytest.mark.parametrize(
     "name", ["several labels", "tagging", "span_qa with no answer", "anomaly", "pretrained"]
 )
-def test_it_passes_the_gate_in_bfloat16(name, tmp_path, config, vocabulary):
+def test_it_passes_the_parity_check_in_bfloat16(name, tmp_path, config, vocabulary):
     if name == "pretrained":
         run = of_pretraining(tmp_path, config, vocabulary)
     else:
@@ -156,10 +159,10 @@ def test_it_passes_the_gate_in_bfloat16(name, tmp_path, config, vocabulary):
 
 
 @pytest.mark.slow
-def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
+def test_another_prediction_passes_in_bfloat16_only_if_it_was_a_close_second(
     tmp_path, config, vocabulary
 ):
-    """The served model gives each text the next best label."""
+    """Make the served model return the second most likely label."""
     run = of_task("classification", tmp_path, config, vocabulary)
     turned = dataclasses.replace(run.task, labels=(*LABELS[1:], LABELS[0]))
 
@@ -173,7 +176,7 @@ def test_another_answer_passes_in_bfloat16_only_where_it_was_a_near_thing(
 
 
 @pytest.mark.slow
-def test_a_pretrained_run_serves_both_heads(tmp_path, config, vocabulary):
+def test_a_pretraining_run_serves_both_heads(tmp_path, config, vocabulary):
     run = of_pretraining(tmp_path, config, vocabulary)
     publish(run, tmp_path / "models")
     served = LocalClient(tmp_path / "models")

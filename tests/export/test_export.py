@@ -1,4 +1,4 @@
-"""The export: what is in the graph, what it answers, and that nothing wrong is ever published."""
+"""The export: contents of the graph, its predictions, and rejection of wrong models."""
 
 import base64
 import dataclasses
@@ -32,7 +32,7 @@ from tests.export import engines, serving_operations
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, config, vocabulary):
-    """A run fine-tuned for seconds, which all tests here share and none changes."""
+    """Return a run fine-tuned for seconds, which tests share and must not change."""
     directory = tmp_path_factory.mktemp("export")
     weights = small.write_huggingface(directory / "huggingface", config, vocabulary)
     return finetune(
@@ -49,7 +49,7 @@ def trained(run_dir):
 
 @pytest.fixture(scope="module")
 def models(run_dir, tmp_path_factory, run_command):
-    """MODELS/name with one version, published by the command."""
+    """Return MODELS/name with one version, published by the command."""
     directory = tmp_path_factory.mktemp("models") / "complaints"
     done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={directory}")
     assert (done.returncode, done.stdout) == (0, f"{directory / '1'}\n"), done.stderr
@@ -57,8 +57,8 @@ def models(run_dir, tmp_path_factory, run_command):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_kernels_of_training_are_in_no_served_graph(trained, config, vocabulary, training):
-    """Of a model wide enough for them; the negative control is its training."""
+def test_training_kernels_are_in_no_served_graph(trained, config, vocabulary, training):
+    """Use a model wide enough for them; its training graph is the negative control."""
     config = dataclasses.replace(config, hidden_size=fused_ops.MIN_WIDTH, num_attention_heads=2)
     model = trained.task.build_model(config)
     pipeline = Pipeline(trained.task, Tokenizer(vocabulary, True), model)
@@ -80,7 +80,7 @@ def test_kernels_of_training_are_in_no_served_graph(trained, config, vocabulary,
     assert bool(compiled) == training
 
 
-def test_the_signatures_have_their_fixed_names_types_and_shapes(models):
+def test_the_signatures_have_fixed_names_types_and_shapes(models):
     signatures = tf.saved_model.load(str(models / "1")).signatures
 
     def outputs(name):
@@ -108,14 +108,14 @@ def test_the_signatures_have_their_fixed_names_types_and_shapes(models):
         } == {"text": "string"}
 
 
-def test_the_graph_holds_nothing_that_servers_lack_and_no_path_of_here(models):
+def test_the_graph_has_only_operations_of_servers_and_no_local_path(models):
     assert serving_operations.problems(models / "1") == []
     data = (models / "1" / "saved_model.pb").read_bytes()
     for path in (str(ROOT), str(pathlib.Path.home()), "site-packages"):
         assert path.encode() not in data
 
 
-def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
+def test_served_predictions_equal_those_of_the_run_in_any_batch(models, trained):
     served = LocalClient(models)
     texts = [text for texts in small.TEXTS.values() for text in texts]
     complete = served.predict({"text": texts})
@@ -144,7 +144,7 @@ def test_served_answers_are_predicted_answers_in_any_batch(models, trained):
 
 
 @pytest.mark.slow
-def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
+def test_a_feed_forward_layer_of_a_slow_width_is_widened_without_effect(
     trained, tmp_path, monkeypatch
 ):
     width = trained.run.config.intermediate_size
@@ -159,7 +159,7 @@ def test_a_feed_forward_part_of_a_slow_width_is_served_wider_and_the_same(
     np.testing.assert_allclose(served["probabilities"], expected["probabilities"], atol=1e-6)
 
 
-def test_tokenize_gives_characters_of_the_text_as_sent(models):
+def test_tokenize_returns_offsets_into_the_text_as_sent(models):
     text = "The Cafe\u0301, 中 unaffable"
     prediction = LocalClient(models).predict({"text": [text, "a"]}, "tokenize")
     covered = [
@@ -172,7 +172,7 @@ def test_tokenize_gives_characters_of_the_text_as_sent(models):
     assert prediction["input_mask"][1][:4] == [1, 1, 1, 0]
 
 
-def test_embeddings_are_those_of_the_encoder(models, trained):
+def test_embeddings_equal_those_of_the_encoder(models, trained):
     prediction = LocalClient(models).predict(
         {"text": ["the bill", "my screen is broken !"]}, "embed"
     )
@@ -197,7 +197,7 @@ def test_a_pair_task_takes_two_texts(trained, tmp_path):
 
 
 def altered(trained, *, weight=False, vocabulary=None, cased=False, labels=None):
-    """A copy of a trained run in which one thing is wrong."""
+    """Return a copy of a trained run in which one thing is wrong."""
     run = Run.open(trained.run.path)
     task = dataclasses.replace(trained.task, labels=labels) if labels else trained.task
     model = task.build_model(run.config)
@@ -239,7 +239,7 @@ SABOTAGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SABOTAGES)
-def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tmp_path, name):
+def test_a_sabotaged_export_is_not_published_and_the_string_is_reported(trained, tmp_path, name):
     change, message = SABOTAGES[name]
     wrong = altered(trained, **change(trained))
     with pytest.raises(UserError, match=message) as raised:
@@ -253,7 +253,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_named(trained, tm
 
 
 @pytest.mark.slow
-def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
+def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
     def write(right, directory, precision):
         write_saved_model(right, directory)
         (directory / "saved_model.pb").write_bytes(b"damaged")
@@ -263,7 +263,7 @@ def test_an_export_that_cannot_be_asked_is_not_published(trained, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-def test_the_gate_tries_every_entry_of_the_vocabulary(trained):
+def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
     words = parity._vocabulary_words(trained.run.vocabulary)
     ids = trained.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
     special_tokens = {
@@ -273,8 +273,8 @@ def test_the_gate_tries_every_entry_of_the_vocabulary(trained):
 
 
 @pytest.mark.slow
-def test_an_unaltered_copy_is_published_as_the_version_after_those_there(trained, tmp_path):
-    """The control of the sabotages."""
+def test_an_unaltered_copy_is_published_as_the_next_version(trained, tmp_path):
+    """Export without sabotage, as a control of the test above."""
     for name in ("7", "12", "notes", ".writing-1"):
         (tmp_path / name).mkdir()
     same = altered(trained)
@@ -284,7 +284,7 @@ def test_an_unaltered_copy_is_published_as_the_version_after_those_there(trained
 
 
 @pytest.mark.slow
-def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models, tmp_path):
+def test_the_published_version_runs_elsewhere_without_our_code(models, tmp_path):
     shutil.copytree(models / "1", tmp_path / "moved")
     done = subprocess.run(
         [
@@ -304,8 +304,8 @@ def test_the_published_version_runs_where_it_is_moved_to_without_our_code(models
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["session", "C API"])
-def test_the_published_version_is_served_by_other_engines(models, tmp_path, engine):
-    """Loaded and run by what TF Serving loads and runs it with."""
+def test_the_published_version_runs_in_other_engines(models, tmp_path, engine):
+    """Load and run it with the interfaces that TF Serving uses."""
     texts = [text for texts in small.TEXTS.values() for text in texts]
     inputs = {"text": [base64.b64encode(text.encode()).decode() for text in texts]}
     cases = [{"signature": "serving_default", "inputs": inputs}]
@@ -319,7 +319,7 @@ def test_the_published_version_is_served_by_other_engines(models, tmp_path, engi
 
 
 @pytest.mark.slow
-def test_the_command_asks(models, run_command):
+def test_the_command_predicts(models, run_command):
     texts = ("the bill is too high", "broken screen !")
     inputs = [f"--input=text={text}" for text in texts]
     done = run_command("export.request", f"--model_dir={models}", *inputs)
@@ -327,12 +327,12 @@ def test_the_command_asks(models, run_command):
     assert json.loads(done.stdout)["label"] == ["billing", "hardware"]
 
 
-def test_a_version_is_asked_by_its_own_directory(models):
+def test_a_version_can_be_given_as_its_own_directory(models):
     texts = {"text": ["the bill is too high"]}
     assert LocalClient(models / "1").predict(texts) == LocalClient(models).predict(texts)
 
 
-def test_a_wrong_request_is_told_in_a_line(models, tmp_path):
+def test_a_wrong_request_is_reported_in_one_line(models, tmp_path):
     with pytest.raises(UserError, match="no published version"):
         LocalClient(tmp_path)
     with pytest.raises(UserError, match="no such directory"):

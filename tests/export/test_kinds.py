@@ -1,4 +1,4 @@
-"""The export of kinds other than classification: published only if served as trained, and asked."""
+"""The export of task types other than classification: parity and requests."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ TOKENIZED = ("end", "input_ids", "input_mask", "segment_ids", "start")
 
 
 def trained(directory, task, config, vocabulary):
-    """A run of a task whose weights are so large that answers differ, the same each time."""
+    """Return a run of a task with weights so large that predictions differ, from a fixed seed."""
     from bert_tf import read_pretrained
 
     weights = small.write_huggingface(directory / "huggingface", config, vocabulary)
@@ -70,7 +70,7 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     assert prediction["choice"][2] == 1 and prediction["probabilities"][2] == [0, 1, 0]
     for number in range(3):
         inputs = {"prompt": PROMPTS[number : number + 1], "choices": CHOICES[number]}
-        alone = served.predict(inputs)  # Strings alone are one question's.
+        alone = served.predict(inputs)  # A flat list of strings belongs to a single question.
         count = len(CHOICES[number])
         np.testing.assert_allclose(
             alone["probabilities"], [prediction["probabilities"][number][:count]], atol=1e-5
@@ -81,7 +81,7 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
 
 
 @pytest.mark.slow
-def test_wrong_requests_for_choices_are_told(choices_dir):
+def test_wrong_requests_for_choices_are_reported(choices_dir):
     served = LocalClient(choices_dir)
     with pytest.raises(UserError, match="values per name, received 2 of prompt, 1 of choices"):
         served.predict({"prompt": ["a", "b"], "choices": ["c", "d"]})
@@ -97,7 +97,7 @@ def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
     assert len(prediction["choice"]) == 1 and len(prediction["probabilities"][0]) == 2
 
 
-def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
+def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices):
     for signature, inputs in parity._cases(of_choices, of_choices.pipeline.signatures()):
         if signature != "embed":
             assert len(inputs["prompt"]) == len(inputs["choices"])
@@ -113,7 +113,7 @@ def test_the_gate_asks_questions_of_none_to_three_choices(of_choices):
 
 @pytest.mark.slow
 def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
-    """The scores' signs are turned around."""
+    """Flip the sign of the scores."""
     model = of_choices.task.build_model(of_choices.run.config)
     for variable, value in zip(model.variables, of_choices.pipeline.model.variables, strict=True):
         variable.assign(value)
@@ -158,8 +158,8 @@ def test_outputs_of_any_rank_are_compared(expected, served, is_same):
         ("entity_score", [[0.9], [0.5]], [[0.9, -1.0], [0.5, 0.5]]),
     ],
 )
-def test_one_entity_too_close_to_tell_makes_no_other_row_differ(name, expected, served):
-    """In bfloat16 a second entity of the second text makes all rows of the batch wider."""
+def test_one_entity_within_tolerance_makes_no_other_row_differ(name, expected, served):
+    """Add an entity in bfloat16 to the second text, which makes all rows of the batch wider."""
     inputs, tolerance = {"text": [b"the bill", b"a high"]}, parity.TOLERANCES["bfloat16"]
     expected, served = (
         np.array(rows, object if name == "entity_text" else None) for rows in (expected, served)
@@ -197,8 +197,8 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected,
             parity._compare(case, expected, served)
 
 
-def test_answers_are_kept_as_they_are_and_long_ones_make_no_others_long(tmp_path):
-    """As fixed-width bytes these would take 300 GB."""
+def test_predictions_keep_their_size_next_to_long_ones(tmp_path):
+    """Use strings that would take 300 GB as fixed-width bytes."""
     strings = np.full([3, 100_000], b"", object)
     strings[0, 0], strings[1, 1], strings[2, 5] = (
         b"x" * (1 << 20),

@@ -1,4 +1,4 @@
-"""What TensorFlow makes of the served graph: the joined kernels that its speed comes from."""
+"""Optimization of the served graph by TensorFlow: the fused kernels that make it fast."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ MATMUL = "_MklNativeFusedMatMul"
 
 
 def write_model(directory, config, vocabulary, hidden_act="gelu"):
-    """A SavedModel of random weights: TensorFlow would leave out biases that are 0."""
+    """Write a SavedModel with random weights: TensorFlow would remove biases of 0."""
     config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
     run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
@@ -36,12 +36,12 @@ def write_model(directory, config, vocabulary, hidden_act="gelu"):
 
 
 def session():
-    """A Session as TF Serving's, on the processor even where there is a GPU."""
+    """Return a Session like that of TF Serving, on the CPU even if there is a GPU."""
     return tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0}))
 
 
 def optimized(session, fetches, feeds):
-    """{(operation, *what it joins): how often} of what a Session runs for the fetches."""
+    """Return {(operation, *fused operations): count} of what a Session runs for the fetches."""
     metadata = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
     session.run(fetches, feeds, options=options, run_metadata=metadata)
@@ -53,7 +53,7 @@ def optimized(session, fetches, feeds):
 
 
 def kernels(directory, signature):
-    """The kernels of a signature of a SavedModel, loaded as TF Serving loads it."""
+    """Return the kernels of a signature of a SavedModel, loaded like in TF Serving."""
     with tf.Graph().as_default(), session() as loaded:
         meta_graph = tf.compat.v1.saved_model.loader.load(loaded, ["serve"], str(directory))
         definition = meta_graph.signature_def[signature]
@@ -64,13 +64,13 @@ def kernels(directory, signature):
 
 @pytest.fixture(scope="module", autouse=True)
 def onednn():
-    """Skips by a product of its own: that our graph has lost every kernel is no reason to skip."""
+    """Skip if TensorFlow does not use oneDNN, which a product outside of our graph shows."""
     with tf.Graph().as_default(), session() as plain:
         x = tf.compat.v1.placeholder(tf.float32, [None, 8])
         product = tf.nn.softmax(tf.matmul(x, tf.ones([8, 8])))
         found = optimized(plain, product, {x: [[1.0] * 8]})
     if not any(operation.startswith("_Mkl") for operation, *_ in found):
-        pytest.skip("TensorFlow does not use oneDNN on this processor, whose kernels these are")
+        pytest.skip("TensorFlow does not use oneDNN on this processor, which has these kernels")
 
 
 @pytest.fixture(scope="module")
@@ -79,34 +79,35 @@ def model(tmp_path_factory, config, vocabulary):
 
 
 @pytest.mark.parametrize("signature", ["serving_default", "embed"])
-def test_products_sums_and_norms_are_joined(model, signature):
+def test_products_sums_and_norms_are_fused(model, signature):
     found = kernels(model, signature)
-    # Where only [CLS] is read, the last attention's output is a row a text, by a reshape that
+    # Where only [CLS] is read, the last attention has one output row per text, by a reshape that
     # hides from TensorFlow that it has as many rows as the residual.
     whole_layers = NUM_LAYERS - (signature == "serving_default")
     assert found[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
     assert found[MATMUL, "BiasAdd", "Add"] == NUM_LAYERS + whole_layers
     assert found[("_MklLayerNorm",)] == 2 * NUM_LAYERS + 1
-    assert found["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scores, scaled and masked.
+    assert found["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scaled and masked scores.
     # One more turns logits into probabilities.
     assert found[("_MklSoftmax",)] == NUM_LAYERS + (signature == "serving_default")
-    assert found[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities by values.
+    assert found[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities times values.
     assert found[MATMUL, "BiasAdd", "Tanh"] == 1  # The pooler.
     operations = {kernel[0] for kernel in found}
     assert not operations & {"MatMul", "_MklMatMul", "BatchMatMulV2", "FusedBatchNormV3", "Erf"}
     assert not operations & {"_MklNativeFusedBatchNormV3", "BiasAdd", "Erfc"}
-    assert found[("Rsqrt",)] == found[("_MklLayerNorm",)]  # Each by its formula too, for few rows.
+    # The graph also holds the plain formula of each norm, for few rows.
+    assert found[("Rsqrt",)] == found[("_MklLayerNorm",)]
 
 
 @pytest.mark.slow
-def test_the_tanh_gelu_is_joined_too(tmp_path, config, vocabulary):
+def test_the_tanh_gelu_is_fused(tmp_path, config, vocabulary):
     found = kernels(write_model(tmp_path, config, vocabulary, "gelu_new"), "serving_default")
     assert found[MATMUL, "BiasAdd", "GeluApproximate"] == NUM_LAYERS
 
 
 @pytest.mark.slow
-def test_the_test_can_fail(tmp_path, config, vocabulary, monkeypatch):
-    """LayerNorm by its moments is not joined: what the counts above would then say."""
+def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatch):
+    """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
     from bert_tf.model.layers import LayerNorm
 
     monkeypatch.setattr(LayerNorm, "_as_one_kernel", LayerNorm._by_moments)

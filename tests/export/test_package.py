@@ -1,4 +1,4 @@
-"""What is published beside the graph: warm-up records, files for a server, texts for people."""
+"""Files published with the graph: warm-up records, server configuration, documentation."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ NAME = 'a "name"\\ of\n ünusual kind: #1'
 
 
 def trained_as(directory, task, config, vocabulary):
-    """A run of a task with new weights, in folders whose names no file may tell."""
+    """Return a run of a task with new weights, in directories whose names no file may contain."""
     config = dataclasses.replace(config, num_hidden_layers=1)
     weights = small.write_huggingface(directory / "builders-weights" / "tiny", config, vocabulary)
     source = read_pretrained(str(weights))
@@ -43,7 +43,7 @@ def trained_as(directory, task, config, vocabulary):
 
 
 def packaged(trained, directory, name=NAME):
-    """A version as it is published, less the gate: (signatures, loaded; answers to examples)."""
+    """Return a version as published, but without the parity check."""
     write_saved_model(trained, directory)
     signatures = package.prepare(directory, trained)
     served = tf.saved_model.load(str(directory)).signatures
@@ -89,8 +89,8 @@ def test_every_signature_is_warmed_up_with_few_and_many_rows(version):
         assert asked(version.served, signature, inputs)
 
 
-def test_the_gate_asks_every_record(version, trained, monkeypatch):
-    """One that fails keeps a server from loading the version at all."""
+def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
+    """Check every record because one that fails prevents a server from loading the version."""
     seen = []
 
     def run_probe(moved, scratch):
@@ -107,7 +107,7 @@ def test_the_gate_asks_every_record(version, trained, monkeypatch):
     assert len(records) > 10 and seen[-len(records) :] == records
 
 
-def test_without_the_serving_extra_it_is_said_and_no_record_written(
+def test_without_the_serving_extra_a_message_is_logged_and_no_record_written(
     version, trained, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
@@ -123,7 +123,7 @@ def test_without_the_serving_extra_it_is_said_and_no_record_written(
 
 @pytest.mark.parametrize(("layers", "hidden"), [(2, 128), (12, 768), (24, 1024)])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_the_records_are_bounded_by_what_a_model_computes(layers, hidden, rank):
+def test_the_records_are_limited_by_the_cost_of_the_model(layers, hidden, rank):
     config = types.SimpleNamespace(
         num_hidden_layers=layers, hidden_size=hidden, intermediate_size=4 * hidden
     )
@@ -145,7 +145,7 @@ def test_the_records_are_bounded_by_what_a_model_computes(layers, hidden, rank):
     assert len(found) <= 100
     assert tokens * layers * 12 * hidden**2 <= warmup.BUDGET * 1.05
     longest = max(len(given["prompt"][0].split()) for _, given in found)
-    assert longest >= (128 if rank == 2 and layers == 24 else 250)  # And a choice as long.
+    assert longest >= (128 if rank == 2 and layers == 24 else 250)  # A choice may be as long.
 
 
 @pytest.mark.parametrize("name", ["complaints", NAME, "'", "a\\x", "日本"])
@@ -158,14 +158,14 @@ def test_models_config_is_a_server_configuration_for_any_name(name):
     ]
 
 
-def test_batching_parameters_keep_the_rules_of_servers(version):
+def test_batching_parameters_are_valid_for_servers(version):
     def settings(text):
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         return [
             re.fullmatch(r"(\w+)(?::? \{ value)?: (\d+)(?: \})?", line).groups() for line in lines
         ]
 
-    # The name is TF Serving's. Neither sizes to fill a batch up to nor parts of large requests.
+    # The name is that of TF Serving. Batches are not padded, and large requests are not split.
     found = settings(text_of(version, "batching_params.pbtxt"))
     assert found == [
         ("max_batch_size", "32"),
@@ -181,7 +181,7 @@ def blocks(text, language):
     return [content for name, content in found if name == language]
 
 
-def test_the_signature_page_shows_what_this_model_answers(version):
+def test_the_signature_page_shows_predictions_of_this_model(version):
     page = text_of(version, "SIGNATURES.md")
     curls = [shlex.split(block) for block in blocks(page, "")]
     predictions = [json.loads(block) for block in blocks(page, "json")]
@@ -211,7 +211,7 @@ def test_the_signature_page_shows_what_this_model_answers(version):
     assert "| `probabilities` | float32 | [B, 3] | probability of each label" in page
 
 
-def test_the_python_of_the_signature_page_asks(version, monkeypatch):
+def test_the_python_code_of_the_signature_page_runs(version, monkeypatch):
     grpc = pytest.importorskip("grpc")
     prediction_service_pb2_grpc = pytest.importorskip(
         "tensorflow_serving.apis.prediction_service_pb2_grpc"
@@ -232,7 +232,7 @@ def test_the_python_of_the_signature_page_asks(version, monkeypatch):
             return response
 
     def insecure_channel(address, options):
-        # Without them gRPC refuses answers of over 4 MB.
+        # Without these options gRPC rejects responses of over 4 MB.
         lengths = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         assert dict(options) == dict.fromkeys(lengths, -1)
         return address
@@ -250,7 +250,7 @@ def test_the_python_of_the_signature_page_asks(version, monkeypatch):
             np.testing.assert_array_equal(values, expected[name])
 
 
-def test_the_model_card_tells_what_the_run_recorded(version, trained):
+def test_the_model_card_has_the_records_of_the_run(version, trained):
     card = text_of(version, "MODEL_CARD.md")
     for line in (
         "3 labels, in order: a, b, c.",
@@ -279,11 +279,11 @@ def test_the_model_card_tells_what_the_run_recorded(version, trained):
         ("Hugging Face directory model", "Hugging Face directory model"),
     ],
 )
-def test_origins_are_told_without_paths(origin, shown):
+def test_origins_are_recorded_without_paths(origin, shown):
     assert without_paths(origin) == shown
 
 
-def test_no_file_tells_of_the_machine_that_built_it(version):
+def test_no_file_contains_paths_of_the_building_machine(version):
     secrets = ("builders-", str(pathlib.Path.home()), "site-packages", str(pathlib.Path.cwd()))
     paths = [path for path in version.directory.rglob("*") if path.is_file()]
     assert len(paths) >= 12
@@ -292,7 +292,7 @@ def test_no_file_tells_of_the_machine_that_built_it(version):
         assert not [secret for secret in secrets if secret.encode() in content], path
 
 
-def test_a_fingerprint_follows_from_what_is_in_a_model(version, tmp_path):
+def test_a_fingerprint_depends_on_the_content_of_a_model(version, tmp_path):
     path = tmp_path / "fingerprint.pb"
     given = (version.directory / "fingerprint.pb").read_bytes()
     path.write_bytes(given)
@@ -316,14 +316,14 @@ OTHER_TASKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_TASKS)
-def test_every_kind_is_packaged(name, tmp_path, config, vocabulary):
+def test_every_task_type_is_packaged(name, tmp_path, config, vocabulary):
     trained = trained_as(tmp_path, OTHER_TASKS[name], config, vocabulary)
     served, _ = packaged(trained, tmp_path / "version", "model")
     for signature, inputs in warmup.read(tmp_path / "version"):
         assert asked(served, signature, inputs)
     page = (tmp_path / "version" / "SIGNATURES.md").read_text()
-    assert not re.findall(r"\|  \|$", page, re.MULTILINE)  # All is explained.
-    # By the grammar of TF Serving's REST interface.
+    assert not re.findall(r"\|  \|$", page, re.MULTILINE)  # Every field is documented.
+    # The request follows the grammar of TF Serving's REST interface.
     engine = c_engine.Engine(tmp_path / "version")
     requests = [shlex.split(block)[3] for block in blocks(page, "")]
     for request, shown in zip(requests, blocks(page, "json"), strict=True):

@@ -1,4 +1,4 @@
-"""Publishing: whole versions only, whatever happens, and the same bytes from the same run."""
+"""Publishing: atomic under any interruption, and identical bytes from the same run."""
 
 import errno
 import hashlib
@@ -24,19 +24,19 @@ from tests import small
 from tests.conftest import ROOT
 from tests.export import c_engine
 
-# Publishes in processes of its own, each killed at another moment.
+# Publishes in separate processes, each killed at another moment.
 KILLED = """
 import os, shutil, signal, sys
 from export import package, parity, publishing
 from tasks.trained_model import TrainedModel
 
-run, whole, output_dir = sys.argv[1:]
+run, complete, output_dir = sys.argv[1:]
 
 def kill(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def write(trained, directory, *rest):
-    shutil.copytree(whole, directory, dirs_exist_ok=True)
+    shutil.copytree(complete, directory, dirs_exist_ok=True)
     if module is None:
         (directory / "saved_model.pb").write_bytes(b"half")
         kill()
@@ -62,7 +62,7 @@ for module, name in (
 
 
 def fake(content=b"model"):
-    """Writes what is no SavedModel, in two steps."""
+    """Return a writer of something that is no SavedModel, in two steps."""
 
     def write(trained, directory, *rest):
         for name in ("first", "last"):
@@ -73,7 +73,7 @@ def fake(content=b"model"):
 
 @pytest.fixture
 def without_tensorflow(monkeypatch):
-    """Publishing alone: nothing is added to what was written, and nothing asked."""
+    """Publish only: nothing is added to the files, and no parity check runs."""
     monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
@@ -84,7 +84,7 @@ class Nothing:
     untuned = None
 
 
-def test_a_poller_sees_whole_versions_only(tmp_path, without_tensorflow):
+def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     output_dir, seen, is_over = tmp_path / "model", set(), threading.Event()
 
     def poll():
@@ -114,7 +114,7 @@ def dead_process():
     return process.pid
 
 
-def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
+def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
     tmp_path, without_tensorflow
 ):
     dead = dead_process()
@@ -131,7 +131,7 @@ def test_what_killed_exports_left_is_removed_and_nothing_of_the_living(
     ]
 
 
-def test_nothing_is_removed_from_a_directory_that_is_not_ours(tmp_path, without_tensorflow):
+def test_nothing_is_removed_from_an_unrelated_directory(tmp_path, without_tensorflow):
     name = f".writing-{dead_process()}"
     (tmp_path / name).mkdir()
     publish(Nothing, tmp_path, write=fake())
@@ -148,7 +148,7 @@ def test_one_process_at_a_time_exports_to_a_directory(tmp_path, without_tensorfl
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["last"]
 
 
-def test_a_server_of_another_user_reads_a_version_whatever_the_umask(tmp_path, without_tensorflow):
+def test_a_server_of_another_user_can_read_a_version_under_any_umask(tmp_path, without_tensorflow):
     def write(trained, directory, *rest):
         (directory / "variables").mkdir()
         (directory / "variables" / "last").touch(0o600)
@@ -181,14 +181,16 @@ def test_a_failed_export_leaves_nothing(tmp_path, without_tensorflow, error):
     assert not list(tmp_path.iterdir())
 
 
-def test_versions_are_published_on_this_machine(tmp_path, without_tensorflow, monkeypatch):
+def test_versions_are_published_to_local_directories_only(
+    tmp_path, without_tensorflow, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="--output_dir=gs://b/m: expected a local path"):
         publish(Nothing, "gs://b/m", write=fake())
     assert not list(tmp_path.iterdir())
 
 
-def test_the_model_is_called_as_its_directory(tmp_path, monkeypatch):
+def test_the_model_has_the_name_of_its_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path, name in (("a/models/x y", "x y"), (".", tmp_path.name), ("/", "model")):
         assert publishing._name(pathlib.Path(path)) == name
@@ -215,7 +217,7 @@ def hashes(directory):
 
 @pytest.fixture(scope="module")
 def exported_twice(run_dir, tmp_path_factory):
-    """Two versions of one run, by two processes, which hash differently, in two directories."""
+    """Export one run twice, in two processes with different hash seeds, to two directories."""
     directories = [tmp_path_factory.mktemp(name) / "model" for name in ("one", "another")]
     processes = [
         subprocess.Popen(
@@ -234,7 +236,7 @@ def exported_twice(run_dir, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_one_run_gives_the_same_bytes_from_two_processes(exported_twice):
+def test_one_run_has_the_same_bytes_from_two_processes(exported_twice):
     one, another = map(hashes, exported_twice)
     assert one == another
     assert set(one) == {
@@ -247,7 +249,7 @@ def test_one_run_gives_the_same_bytes_from_two_processes(exported_twice):
 
 
 @pytest.mark.slow
-def test_no_file_tells_of_the_building_machine(exported_twice, run_dir):
+def test_no_file_contains_paths_of_the_building_machine(exported_twice, run_dir):
     for directory in exported_twice:
         secrets = (run_dir, str(directory.parent), str(ROOT), str(pathlib.Path.home()))
         for path in directory.rglob("*"):
@@ -257,7 +259,7 @@ def test_no_file_tells_of_the_building_machine(exported_twice, run_dir):
 
 
 @pytest.mark.slow
-def test_what_servers_run_graphs_with_answers_every_warm_up_record(exported_twice, tmp_path):
+def test_the_session_of_servers_answers_every_warm_up_record(exported_twice, tmp_path):
     cases = [
         {
             "signature": signature,

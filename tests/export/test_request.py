@@ -1,4 +1,4 @@
-"""A published model, asked from its directory, by REST and by gRPC: one answer, clear errors."""
+"""Requests to a model by directory, REST and gRPC: equal predictions, clear errors."""
 
 import http.server
 import json
@@ -38,7 +38,7 @@ def url(addresses):
 
 @pytest.fixture(scope="module")
 def targets(echo_dir, addresses, url):
-    """{flags of a target: the model behind it}."""
+    """Return {flags of a target: its client}."""
     return {
         f"--model_dir={echo_dir}": LocalClient(echo_dir),
         f"--url={url}": RestClient(url),
@@ -48,7 +48,7 @@ def targets(echo_dir, addresses, url):
 
 @pytest.fixture
 def closed_port():
-    """A port that is taken and where nobody listens."""
+    """Return a port that is bound but not listening."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -56,14 +56,14 @@ def closed_port():
 
 @pytest.fixture
 def silent_port():
-    """A port where one may connect and is never answered."""
+    """Return a port that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
 
 @pytest.fixture
 def stranger():
-    """The address of a web server that is no TF Serving, and its {path: (status, type, body)}."""
+    """Yield the address of another web server, and its {path: (status, type, body)}."""
     pages = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -101,14 +101,14 @@ def stranger():
         ("single", {"text": ["a"]}),
     ],
 )
-def test_the_three_give_one_answer(targets, signature, inputs):
+def test_the_three_targets_return_one_prediction(targets, signature, inputs):
     directory, *others = (model.predict(inputs, signature) for model in targets.values())
     for other in others:
         assert json.dumps(other) == json.dumps(directory)
     assert list(directory) == sorted(targets[next(iter(targets))].signatures[signature].outputs)
 
 
-def test_bytes_arrive_as_they_are(targets):
+def test_bytes_arrive_unchanged(targets):
     for model in targets.values():
         prediction = model.predict({"text": [b"\xff", "\u00e9", b"\xe2\x82"]})
         assert prediction["length"] == [1, 2, 2]
@@ -145,13 +145,13 @@ def test_signatures_are_the_same(targets):
         ("one", {"text": ["many"]}, "could not correctly convert string: many"),
     ],
 )
-def test_a_wrong_request_is_told_alike(targets, signature, inputs, message):
+def test_a_wrong_request_is_reported_alike(targets, signature, inputs, message):
     for model in targets.values():
         with pytest.raises(UserError, match=message):
             model.predict(inputs, signature)
 
 
-def test_the_command_asks_each_target(targets, capsys):
+def test_the_command_works_with_each_target(targets, capsys):
     printed = set()
     for flags in targets:
         target = dict(flag.removeprefix("--").split("=", 1) for flag in flags.split())
@@ -175,7 +175,7 @@ def test_the_command_asks_each_target(targets, capsys):
         ({"model_dir": "m", "timeout": 0.0}, "--timeout=0: expected a finite number > 0"),
     ],
 )
-def test_wrong_flags_are_told(settings, message):
+def test_wrong_flags_are_reported(settings, message):
     with pytest.raises(UserError, match=message):
         RequestSettings(("text=a",), **settings)
 
@@ -189,27 +189,27 @@ def test_wrong_flags_are_told(settings, message):
         "http://h/v1/models/a:predict",
     ),
 )
-def test_a_wrong_address_is_told(url):
+def test_a_wrong_address_is_reported(url):
     with pytest.raises(UserError, match=f"--url={url}: expected http://HOST:PORT/v1/models/NAME"):
         RestClient(url)
     with pytest.raises(UserError, match="--grpc=http://h:8500: expected HOST:PORT"):
         GrpcClient("http://h:8500", "name")
 
 
-def test_a_version_is_asked_for_in_the_address(url):
+def test_the_address_may_contain_a_version(url):
     assert RestClient(f"{url}/versions/3/").predict({"text": ["1"]}, "one") == {"value": [1.0]}
     with pytest.raises(UserError, match=r"Servable not found for request: Specific\(echo, 1\)"):
         RestClient(f"{url}/versions/1")
 
 
-def test_a_model_that_is_not_there_is_told(addresses):
+def test_a_missing_model_is_reported(addresses):
     with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
         RestClient(f"{addresses.rest}/v1/models/other")
     with pytest.raises(UserError, match=r"Servable not found for request: Latest\(other\)"):
         GrpcClient(addresses.grpc, "other")
 
 
-def test_a_server_that_is_not_there_or_silent_is_told(closed_port, silent_port):
+def test_a_missing_or_silent_server_is_reported(closed_port, silent_port):
     with pytest.raises(UserError, match="no response from a server: Connection refused"):
         RestClient(f"http://127.0.0.1:{closed_port}/v1/models/echo")
     with pytest.raises(UserError, match=r"no response from a server: .*Connection refused"):
@@ -220,7 +220,7 @@ def test_a_server_that_is_not_there_or_silent_is_told(closed_port, silent_port):
         GrpcClient(f"127.0.0.1:{silent_port}", "echo", 0.1)
 
 
-def test_a_server_of_something_else_is_told(stranger, addresses):
+def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
     address, pages = stranger
     path = "/v1/models/echo/metadata"
     for status, kind, body in (
@@ -236,9 +236,8 @@ def test_a_server_of_something_else_is_told(stranger, addresses):
             RestClient(f"http://{address}/v1/models/echo")
     with pytest.raises(UserError, match="no response from a server|not a TensorFlow Serving API"):
         GrpcClient(address, "echo")
-    with pytest.raises(
-        UserError, match="no response .*: the response is not HTTP$"
-    ):  # gRPC's port.
+    # This is the port of gRPC.
+    with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):
         RestClient(f"http://{addresses.grpc}/v1/models/echo")
     with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as prediction:
         pages[path] = 200, "application/json", prediction.read()
@@ -247,13 +246,13 @@ def test_a_server_of_something_else_is_told(stranger, addresses):
         RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
 
 
-def test_a_package_that_is_missing_is_told(monkeypatch):
+def test_a_missing_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
     with pytest.raises(UserError, match=r"is missing; run pip install 'bert_tf\[serving\]'"):
         GrpcClient("localhost:8500", "name")
 
 
-def test_by_rest_the_command_does_without_tensorflow_and_fails_in_a_line(url, closed_port):
+def test_by_rest_the_command_needs_no_tensorflow_and_fails_in_one_line(url, closed_port):
     code = """import runpy, sys
 try:
     runpy.run_module("export.request", run_name="__main__", alter_sys=True)
@@ -278,7 +277,7 @@ finally:
 
 
 def answers_strings(url):
-    """Asks each signature of a server two rows, as columns and as rows; returns their names."""
+    """Request two rows from each signature, as columns and as rows; return the names."""
     model = RestClient(url)
     for name, signature in model.signatures.items():
         inputs = {
@@ -297,14 +296,14 @@ def answers_strings(url):
 
 
 def test_a_real_tf_serving_answers():
-    """BERT_TF_SERVING_URL is of a model that export.export_saved_model published."""
+    """Use the server at BERT_TF_SERVING_URL, with a model published by export_saved_model."""
     if "BERT_TF_SERVING_URL" not in os.environ:
-        pytest.skip("BERT_TF_SERVING_URL is not set: no TF Serving to ask")
+        pytest.skip("BERT_TF_SERVING_URL is not set")
     assert answers_strings(os.environ["BERT_TF_SERVING_URL"]) >= {"serving_default", "tokenize"}
 
 
 @pytest.mark.slow
-def test_a_bert_gives_one_answer(tmp_path, config, vocabulary):
+def test_a_bert_model_returns_one_prediction_by_all_targets(tmp_path, config, vocabulary):
     version = tmp_path / "models" / "bert" / "1"
     version.parent.mkdir(parents=True)
     write_model(tmp_path, config, vocabulary).rename(version)

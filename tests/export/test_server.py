@@ -1,4 +1,4 @@
-"""The tests' server: TF Serving's grammar of requests, answers and errors."""
+"""The test server: TF Serving's grammar of requests, responses and errors."""
 
 import json
 import urllib.error
@@ -18,7 +18,7 @@ CHOICES = [{"prompt": "a", "choices": ["b", "c"]}, {"prompt": "d", "choices": ["
 
 
 def asked(addresses, path, body=None):
-    """(status, body as text) of GET, or of POST with a body."""
+    """Return (status, body as text) of GET, or of POST if there is a body."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(addresses.rest + path, data, timeout=60) as prediction:
@@ -31,7 +31,7 @@ def predicted(addresses, body):
     return asked(addresses, "/v1/models/echo:predict", body)
 
 
-def test_the_model_and_its_signatures_are_told(addresses):
+def test_the_model_and_its_signatures_are_described(addresses):
     status, text = asked(addresses, "/v1/models/echo")
     assert status == 200
     assert json.loads(text)["model_version_status"][0]["state"] == "AVAILABLE"
@@ -81,11 +81,11 @@ def test_the_model_and_its_signatures_are_told(addresses):
         ),
     ],
 )
-def test_answers_have_the_form_of_their_requests(addresses, request_, expected):
+def test_responses_have_the_format_of_their_requests(addresses, request_, expected):
     assert predicted(addresses, request_) == (200, expected)
 
 
-def test_numbers_are_short_and_bytes_are_as_they_are(addresses):
+def test_numbers_are_short_and_bytes_are_unchanged(addresses):
     text = predicted(addresses, {"signature_name": "numbers", "inputs": ["a"]})[1]
     assert f'"float": [{NUMBERS}]' in text and '"long": [[4611686018427387904]]' in text
     text = predicted(addresses, b'{"instances": ["\xff\xe9"]}')[1]
@@ -133,7 +133,7 @@ def test_errors_are_json_with_a_status(addresses, path, body, status, message):
     assert message in json.loads(text)["error"]
 
 
-def test_prediction_service_answers(addresses):
+def test_prediction_service_predicts(addresses):
     with grpc.insecure_channel(addresses.grpc) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         request = predict_pb2.PredictRequest()

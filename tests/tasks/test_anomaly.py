@@ -45,7 +45,7 @@ def task():
     return Anomaly(max_seq_length=12, latent_dim=3, normal_labels=("a", "b"))
 
 
-def test_rows_are_normal_or_not(tmp_path):
+def test_rows_are_normal_or_anomalous(tmp_path):
     path = small.write_rows(
         tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "c"), ("w", "a")], ("words", "class")
     )
@@ -98,14 +98,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_bad_data_is_one_clear_line(tmp_path, name):
+def test_bad_data_is_reported_in_one_line(tmp_path, name):
     rows, options, message = MISTAKES[name]
     path = small.write_rows(tmp_path / "train.csv", rows)
     with pytest.raises(UserError, match=message):
         from_data(path, **options)
 
 
-def test_rows_with_and_without_a_label_do_not_mix(tmp_path):
+def test_rows_with_and_without_a_label_cannot_be_mixed(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text('{"text": "t", "label": "a"}\n{"text": "u"}\n')
     with pytest.raises(UserError, match="jsonl:2: no label, unlike the rows before it in column"):
@@ -115,12 +115,12 @@ def test_rows_with_and_without_a_label_do_not_mix(tmp_path):
         from_data(path)
 
 
-def test_a_code_as_wide_as_the_vectors_is_refused(task, config):
+def test_a_latent_dimension_as_large_as_the_features_is_rejected(task, config):
     with pytest.raises(UserError, match="--latent_dim=12: expected less than 12, the encoder's"):
         dataclasses.replace(task, latent_dim=12).build_model(config)
 
 
-def test_threshold_metrics_and_answer_by_hand(task):
+def test_threshold_metrics_and_prediction_by_hand(task):
     scores = np.array([0.1, 0.2, 0.3, 0.9, 0.8, 0.25], np.float32)
     outputs = {
         "score": scores,
@@ -128,7 +128,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
         "mean_distance": -scores,
     }
     data = types.SimpleNamespace(labels={"score": np.array([0, 0, 0, 0, 1, 1])})
-    # 0.8 is above three of four normal ones, 0.25 above two: 5 of 8 pairs.
+    # 0.8 is above three of four normal scores, 0.25 above two: 5 of 8 pairs.
     assert task.metrics(data, outputs) == pytest.approx(
         {
             "roc_auc": 5 / 8,
@@ -140,7 +140,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
     with pytest.raises(UserError, match="threshold not tuned yet"):
         task.serving_outputs({}, None, outputs)
     task = dataclasses.replace(task, false_alarm_rate=0.25).tune(data, outputs)
-    assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the one false alarm, 0.9.
+    assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the only false alarm, 0.9.
     metrics = task.metrics(data, outputs)
     assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
     prediction = task.serving_outputs({}, None, {"score": tf.constant(scores)})
@@ -154,7 +154,7 @@ def test_threshold_metrics_and_answer_by_hand(task):
     assert task.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
 
 
-def test_what_does_not_beat_the_simple_ways_says_so(task):
+def test_a_warning_is_logged_if_baselines_rank_as_well(task):
     metrics = {"roc_auc": 0.9, "pr_auc": 0.8, "mean_distance_roc_auc": 0.7, "pca_roc_auc": 0.8}
     assert task.warning(metrics) is None
     warning = task.warning({**metrics, "pca_roc_auc": 0.9})
@@ -196,7 +196,7 @@ def run(settings, said):
     return finetune(settings, said.append)
 
 
-def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, settings):
+def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
     assert any(
         line.startswith(
             "anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing"
@@ -214,7 +214,7 @@ def test_it_trains_on_the_normal_and_leaves_the_encoder_alone(run, said, setting
 
 
 @pytest.mark.slow
-def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
+def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     trained = TrainedModel.open(run.path)
     assert 0 < trained.task.threshold == trained.tuned["values"]["threshold"]
     examples = trained.task.load_examples(settings.dev[0])
@@ -225,7 +225,8 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
     for name in ("roc_auc", "pca_roc_auc", "false_alarm_rate", "detection_rate"):
         assert metrics[name] == pytest.approx(decided[f"tuned_dev_{name}"], abs=1e-6)
     normal = evaluator.outputs(encoded)["score"][: len(NORMAL)]
-    assert metrics["loss"] == pytest.approx(normal.mean(), rel=1e-5)  # Of the normal alone.
+    # The loss is the mean over normal rows only.
+    assert metrics["loss"] == pytest.approx(normal.mean(), rel=1e-5)
     predict(trained, settings.dev[0], tmp_path / "answers.jsonl", 5, lambda line: None)
     with open(tmp_path / "answers.jsonl") as lines:
         predictions = [json.loads(line) for line in lines]
@@ -241,8 +242,8 @@ def test_evaluate_and_predict_decide_alike_in_order(run, settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
-    """The vectors of a run that goes on are those of the encoder in its checkpoint."""
+def test_a_stopped_run_resumes_bitwise_equal(run, settings, tmp_path, monkeypatch):
+    """Compute the features of the resumed run with the encoder in its checkpoint."""
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))
     original = TrainingLoop._steps
 
@@ -267,7 +268,7 @@ def test_stopped_it_goes_on_bit_for_bit(run, settings, tmp_path, monkeypatch):
     )
 
 
-def test_settings_want_dev_and_have_defaults_of_their_own(settings):
+def test_settings_require_dev_and_have_their_own_defaults(settings):
     with pytest.raises(UserError, match="--task=anomaly: requires --dev, on which its threshold"):
         dataclasses.replace(settings, dev=())
     unset = {"epochs": None, "learning_rate": None, "global_batch_size": None}
@@ -276,8 +277,10 @@ def test_settings_want_dev_and_have_defaults_of_their_own(settings):
 
 
 @pytest.mark.slow
-def test_sixteen_real_complaints_of_one_kind_are_told_from_the_others(pretrained_dir, tmp_path):
-    """Bills are normal; what it has not seen of them it should find less odd than the rest."""
+def test_sixteen_real_complaints_of_one_kind_are_separated_from_the_others(
+    pretrained_dir, tmp_path
+):
+    """Treat bills as normal; held-out bills should have lower scores than other complaints."""
     with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:
         rows = [(row["text"], row["label"]) for row in csv.DictReader(lines)]
     bills = [row for row in rows if row[1] == "billing"]

@@ -1,4 +1,4 @@
-"""Answers from logits: literals, the released selection in plain Python, every span one by one."""
+"""Answers from logits: literals, the released selection in plain Python, and brute force."""
 
 import collections
 import json
@@ -21,7 +21,7 @@ def ragged(*rows):
 
 
 def tokens_of(texts):
-    """Each word that stands between spaces is a token; its id is of no concern."""
+    """Tokenize at spaces; the ids are arbitrary."""
     ids, starts, ends = [], [], []
     for text in texts:
         positions, start = [], 0
@@ -36,10 +36,11 @@ def tokens_of(texts):
 
 
 def spans_of_example(start_WL, end_WL, windows, example, context, max_answer_length, n_best=None):
-    """Every span that may be an answer, the best first; of a window's n_best starts and ends.
+    """Return every span that may be an answer, the best first.
 
-    With `n_best` these are the candidates of the released code, which takes the highest of all the
-    logits of a window, and looks then which of them are tokens of the text.
+    With `n_best` starts and ends per window, these are the candidates of the released code, which
+    first selects the highest of all
+    logits of a window and then drops those that are no tokens of the text.
     """
     spans = []
     for w in np.flatnonzero(windows.example_W == example):
@@ -66,7 +67,7 @@ def merged(spans, n_best):
 
 
 def found(best, example):
-    """The spans of an example as `best_spans` has them, and nothing but padding behind."""
+    """Return the spans of an example in `best_spans`, after checking that the rest is padding."""
     columns = [best[name][example].numpy() for name in ("text", "start", "end", "logit")]
     spans = [Span(text.decode(), *rest) for text, *rest in zip(*columns, strict=True)]
     count = sum(span.start >= 0 for span in spans)
@@ -89,27 +90,27 @@ def random_case(rng, most_words, max_seq_length, num_examples=6):
     )
     lengths = windows.packed.input_ids.row_lengths().numpy()
     logits = rng.normal(0, 3, (2, len(lengths), lengths.max() + rng.integers(0, 4)))
-    # What the model makes of padding is large, and must not matter.
+    # The logits of padding are large and must have no effect.
     logits[:, np.arange(logits.shape[2]) >= lengths[:, np.newaxis]] = 1e6
     return contexts, windows, *logits.astype(np.float32)
 
 
-def test_the_best_spans_of_eight_words():
+def test_the_best_spans_of_eight_words_by_hand():
     context = "le café, the cat saw The Cat"
     text = Tokens(
         ragged([5, 6, 7, 8, 9, 10, 11, 12]),
         ragged([0, 3, 7, 9, 13, 17, 21, 25]),
         ragged([2, 7, 8, 12, 16, 20, 24, 28]),
     )
-    # Two windows: [CLS] le café , the cat saw [SEP] and [CLS] the cat saw The Cat [SEP]. The best
-    # for le, café, ",", the and cat is the first; for saw, The and Cat the second.
+    # Two windows: [CLS] le café , the cat saw [SEP] and [CLS] the cat saw The Cat [SEP]. The first
+    # has most context for le, café, ",", the and cat; the second for saw, The and Cat.
     windows = pack_windows(None, text, {"[CLS]": 2, "[SEP]": 3}, 8, 3)
     start = tf.constant([[1, 0, 4, 0, 2, 0, 9, 9], [2, 9, 9, 0, 1, 0, 9, 9]], tf.float32)
     end = tf.constant([[1, 0, 3, 0, 0, 2, 0, 9], [0, 0, 0, 0, 0, 4, 9, 9]], tf.float32)
     best = best_spans(start, end, windows, tf.constant([context]), 4, max_answer_length=2)
     assert found(best, 0) == [
         Span("café", 3, 7, 7),
-        Span("The Cat", 21, 28, 5),  # The same as "the cat", which has 4.
+        Span("The Cat", 21, 28, 5),  # Equal to "the cat", whose logit is 4.
         Span("café,", 3, 8, 4),
         Span("Cat", 25, 28, 4),
     ]
@@ -140,8 +141,8 @@ def test_the_best_spans_of_eight_words():
 
 
 @pytest.mark.slow
-def test_random_spans_as_the_released_selection_has_them():
-    """Windows of no more than n_best tokens, where that one misses none; lengths and texts vary."""
+def test_random_spans_equal_the_released_selection():
+    """Use windows of at most n_best tokens, in which the released code misses no span."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         contexts, windows, start, end = random_case(rng, 50, max_seq_length=20)
@@ -172,7 +173,7 @@ def test_random_spans_as_the_released_selection_has_them():
 
 
 @pytest.mark.slow
-def test_of_long_windows_no_span_is_missed():
+def test_no_span_of_long_windows_is_missed():
     rng = np.random.default_rng(1)
     num_better = 0
     for _ in range(15):
@@ -190,7 +191,7 @@ def test_of_long_windows_no_span_is_missed():
     assert num_better
 
 
-def test_answers_are_cut_by_the_characters_of_the_text_as_sent(vocabulary):
+def test_answers_are_substrings_of_the_text_as_sent(vocabulary):
     contexts = [
         "😀 E\u0301mile\u00a0à la THE  bill".encode(),
         b"\xff\xfe caf\xe9 \xf0\x9f the \xe4\xb8\xad bill",
@@ -208,8 +209,8 @@ def test_answers_are_cut_by_the_characters_of_the_text_as_sent(vocabulary):
         assert len(texts) > 5 and len({text.lower() for text in texts}) == len(texts)
 
 
-def test_space_and_case_around_an_answer_make_no_other_answer():
-    """Offsets may hold space, if they are not this project's tokenizer's."""
+def test_answers_that_differ_in_space_and_case_are_equal():
+    """Use offsets that include spaces, which those of this tokenizer never do."""
     context = "Ünal  ÜNAL x"
     long = Tokens(ragged([5, 6, 7]), ragged([0, 5, 11]), ragged([5, 10, 12]))
     windows = pack_windows(None, long, {"[CLS]": 2, "[SEP]": 3}, 8, 8)
@@ -240,7 +241,7 @@ def test_examples_without_any_span_have_no_answer(null_threshold):
 
 
 @pytest.mark.slow
-def test_one_graph_of_texts_of_any_number_is_exported(tmp_path, vocabulary):
+def test_one_graph_for_any_number_of_texts_is_exported(tmp_path, vocabulary):
     tokenizer = Tokenizer(vocabulary, True)
     texts = tf.TensorSpec([None], tf.string)
 

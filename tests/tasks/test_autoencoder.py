@@ -1,4 +1,4 @@
-"""The autoencoder: beside PCA by hand and scikit-learn's, and the vectors that it is trained on."""
+"""The autoencoder against PCA by hand and in scikit-learn, and the features it is trained on."""
 
 import dataclasses
 
@@ -32,18 +32,18 @@ def model(task, config, huggingface_dir):
     return model
 
 
-def test_it_begins_as_pca_by_hand(model):
-    """Vectors in a plane are told by two numbers; one at a right angle to it not at all."""
+def test_it_starts_as_pca_by_hand(model):
+    """Use features in a plane, which two numbers represent; one orthogonal to it is lost."""
     axes = np.eye(12, dtype=np.float32)
     vectors = np.stack([axes[0] + s * axes[1] + t * axes[2] for s in (-3, 3) for t in (-1, 1)])
-    model.adapt(vectors)  # Mean axes[0]; the squares of the rest are 9 + 1 each, over 12 places.
+    model.adapt(vectors)  # Mean axes[0]; the other squares are 9 + 1 each, over 12 components.
     outputs = model({"vector": np.stack([vectors[0], axes[0] + 2 * axes[5]])})
     np.testing.assert_allclose(outputs["mean_distance"], [10 / 10, 4 / 10], rtol=1e-6)
     np.testing.assert_allclose(outputs["pca"], [0, 4 / 10], atol=1e-6)
     np.testing.assert_allclose(outputs["score"], [0, 4 / 10], atol=1e-6)
 
 
-def test_pca_is_that_of_scikit_learn(model):
+def test_pca_equals_scikit_learn(model):
     rng = np.random.default_rng(0)
     train, test = rng.normal(1, np.arange(1, 13), (2, 40, 12)).astype(np.float32)
     model.adapt(train)
@@ -55,12 +55,12 @@ def test_pca_is_that_of_scikit_learn(model):
     np.testing.assert_allclose(outputs["score"], outputs["pca"], rtol=1e-4)
 
 
-def test_equal_vectors_of_training_leave_finite_scores(model):
+def test_equal_training_features_have_finite_scores(model):
     model.adapt(np.ones((3, 12), np.float32))
     assert all(np.isfinite(values).all() for values in model({"vector": np.eye(12)}).values())
 
 
-def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
+def test_features_are_normalized_means_in_any_layout(model, vocabulary):
     texts = tf.constant(TEXTS)
     packed = pack([Tokenizer(vocabulary, True).tokenize(texts)], vocabulary, 12)
     inputs = to_padded(packed, vocabulary, 12)
@@ -75,7 +75,7 @@ def test_vectors_are_means_of_length_1_whatever_the_layout(model, vocabulary):
 
 
 @pytest.mark.slow
-def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
+def test_features_are_computed_once_and_batches_hold_them(task, model, vocabulary):
     pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))
     encoded = EncodedExamples.encode(examples, pipeline, to_flat)
@@ -91,8 +91,8 @@ def test_vectors_are_made_once_and_batches_hold_them(task, model, vocabulary):
     assert said == ["extracting features of 7 rows, once"]
 
 
-def test_it_learns_what_pca_cannot(task, config):
-    """Vectors on a half circle are told by one number, but not by its distance along a line."""
+def test_it_learns_a_curve_that_pca_cannot(task, config):
+    """Use features on a half circle, which one number represents, but not a linear projection."""
     model = dataclasses.replace(task, latent_dim=1).build_model(config)
     angles = np.linspace(0, np.pi, 64)
     circle = np.zeros((64, 12), np.float32)
@@ -107,12 +107,12 @@ def test_it_learns_what_pca_cannot(task, config):
     after = model({"vector": circle})
     np.testing.assert_array_equal(after["pca"], before["pca"])
     assert np.mean(after["score"]) < 0.1 * np.mean(after["pca"])
-    center = model({"vector": np.zeros((1, 12))})  # The one text that is nowhere on the circle.
+    center = model({"vector": np.zeros((1, 12))})  # The only text that is not on the circle.
     assert center["score"][0] > 5 * np.max(after["score"])
 
 
 @pytest.mark.slow
-def test_two_replicas_make_the_same_vectors_and_begin_alike(
+def test_two_replicas_compute_the_same_features_and_start_equal(
     task, model, config, vocabulary, huggingface_dir, mirrored
 ):
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))

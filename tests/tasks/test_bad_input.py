@@ -1,4 +1,4 @@
-"""Bad input to fine-tuning: each mistake is one clear line."""
+"""Bad input to fine-tuning, each kind reported in one line."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def other_task(settings):
     pathlib.Path(run.file("task.json")).write_text(json.dumps({**run.task, "kind": "tagging"}))
 
 
-# What is done to the settings and the files, and the line that has to come of it.
+# Change of the settings or files, and the expected error.
 MISTAKES = {
     "missing file": (
         lambda s, d: {"train": str(d / "absent.csv")},
@@ -83,14 +83,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_bad_input_is_one_clear_line(settings, tmp_path, name):
+def test_bad_input_is_reported_in_one_line(settings, tmp_path, name):
     change, message = MISTAKES[name]
     with pytest.raises(UserError, match=message) as raised:
         finetune(dataclasses.replace(settings, **(change(settings, tmp_path) or {})))
     assert "\n" not in str(raised.value)
 
 
-def test_pairs_need_weights_with_two_segments(settings, huggingface_dir):
+def test_pairs_require_weights_with_two_segments(settings, huggingface_dir):
     reconfigure(settings, type_vocab_size=1)
     edit = safetensors.numpy.load_file(huggingface_dir / "model.safetensors")
     name = "bert.embeddings.token_type_embeddings.weight"

@@ -1,4 +1,4 @@
-"""A model over parts of a batch gives what it gives of the whole."""
+"""A model that runs in chunks of a batch, with the outputs of the complete batch."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from tasks import chunking
 
 
 def packed_of(lengths):
-    """Sequences with the tokens 1, 2, 3, ..., the same ids in segment_ids."""
+    """Return sequences with the tokens 1, 2, 3, ..., and the same segment_ids."""
     total = sum(lengths)
     ids = tf.RaggedTensor.from_row_lengths(tf.range(1, total + 1), lengths)
     return Packed(ids, tf.ones_like(ids))
 
 
 def sums(inputs):
-    """A text's sum and length, and a number a token: what a model does without weights."""
+    """Return sum and length per text and a number per token, in place of a model."""
     splits = inputs["row_splits"]
     ids = tf.cast(inputs["input_ids"][: splits[-1]], tf.float32)
     ragged = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
@@ -36,7 +36,7 @@ def run(lengths, names):
 
 
 @pytest.mark.parametrize("lengths", [[], [8], [3, 8, 1, 1, 8], [2] * 33])
-def test_parts_give_what_the_whole_gives(lengths, monkeypatch):
+def test_chunks_have_the_outputs_of_the_complete_batch(lengths, monkeypatch):
     expected = run(lengths, ["sum"])["sum"]
     tokens = run(lengths, ["tokens"])["tokens"]
     monkeypatch.setattr(chunking, "TOKENS_PER_CHUNK", 8)
@@ -45,11 +45,11 @@ def test_parts_give_what_the_whole_gives(lengths, monkeypatch):
     assert actual.shape == tokens.shape == (len(lengths), max(lengths, default=0), 1)
     for row, length in enumerate(lengths):
         np.testing.assert_array_equal(actual[row, :length], tokens[row, :length])
-        # Behind a row's end stands nothing, or what fills a part up.
+        # After the end of a row there is padding of the batch or of the chunk.
         assert set(actual[row, length:].flat) <= {0.0, np.float32(MASKED_SCORE)}
 
 
-def test_a_part_holds_no_more_than_it_may_with_its_padding(monkeypatch):
+def test_a_chunk_with_its_padding_is_within_the_limit(monkeypatch):
     monkeypatch.setattr(chunking, "TOKENS_PER_CHUNK", 16)
     seen = []
 
@@ -60,7 +60,7 @@ def test_a_part_holds_no_more_than_it_may_with_its_padding(monkeypatch):
     lengths = [1, 9, 1, 1, 8, 1, 8, 1]
     actual = chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0})["sum"]
     np.testing.assert_array_equal(actual, run(lengths, ["sum"])["sum"])
-    # The longest first; what is shorter than MIN_TOKENS counts as those.
+    # The longest first; rows shorter than MIN_TOKENS count as MIN_TOKENS.
     assert [lengths.tolist() for lengths in seen] == [[9], [1, 1], [1, 8], [1, 8], [1]]
 
 
@@ -68,7 +68,7 @@ SEEN = []
 
 
 def letters(text):
-    """{"count" [b], "letters", "places" [b, L]} of strings, [b] or [b, C] which are joined."""
+    """Return count [b], letters and places [b, L] of strings [b], or [b, C], which are joined."""
     if text.shape.rank == 2:
         text = tf.strings.reduce_join(text, axis=1)
     tf.py_function(lambda text: SEEN.append(text.numpy().tolist()), [text], [])
@@ -99,7 +99,7 @@ def letters_of(text, rank=1):
         (["a", "abcdefg", "b"], [["abcdefg", "a"], ["b"]]),
     ],
 )
-def test_texts_in_parts_give_what_the_whole_gives(texts, seen, monkeypatch):
+def test_texts_in_chunks_have_the_outputs_of_the_complete_batch(texts, seen, monkeypatch):
     monkeypatch.setattr(chunking, "BYTES_PER_CHUNK", 16)
     monkeypatch.setattr(chunking, "MIN_BYTES", 4)
     found = letters_of(texts)
@@ -109,7 +109,7 @@ def test_texts_in_parts_give_what_the_whole_gives(texts, seen, monkeypatch):
     for row, text in enumerate(texts):
         after = longest - len(text)
         assert found["letters"][row].tolist() == [*map(str.encode, text), *[b""] * after]
-        # Padded by the part, or where other parts are wider.
+        # Padding is from the chunk, or from the batch if other chunks are wider.
         positions = found["places"][row].tolist()
         assert positions[: len(text)] == list(range(len(text)))
         assert set(positions[len(text) :]) <= {-7, -9}
@@ -126,7 +126,7 @@ def test_a_row_of_choices_counts_with_all_of_them(monkeypatch):
 
 
 @pytest.mark.parametrize("max_values", [8, 9])
-def test_an_output_of_too_many_values_is_an_error_that_says_so(max_values, monkeypatch):
+def test_an_output_of_too_many_values_is_an_error(max_values, monkeypatch):
     monkeypatch.setattr(chunking, "MAX_VALUES", max_values)
     if max_values == 9:
         assert letters_of(["abc", "", "a"])["letters"].shape == (3, 3)

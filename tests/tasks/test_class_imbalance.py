@@ -1,4 +1,4 @@
-"""Rare classes: options, losses, figures, what is decided on dev, whole runs."""
+"""Rare classes: options, losses, metrics, values tuned on dev, and complete runs."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def data_of(labels):
 # Options.
 
 
-def test_weights_are_those_given_or_make_all_classes_count_alike(train):
+def test_class_weights_are_those_given_or_balanced(train):
     task = from_data(train, class_weights=("balanced",))
     assert task.class_weights == pytest.approx((8 / 12, 8 / 9, 8 / 3))
     weights = task.sample_weights(task.load_examples(train), None)
@@ -70,13 +70,13 @@ def test_every_class_is_drawn_equally_often(train):
         ("a b c", False, [0] * 4 + [1] * 3 + [2], [4 / 8, 3 / 8, 1 / 8]),
         ("a b", False, [0] * 6 + [1] * 2, [6 / 8, 2 / 8]),
         ("a b c", True, [(0,), (0, 1), (), (0, 1, 2)], [3 / 4, 2 / 4, 1 / 4]),
-        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # Always, never: half a row.
+        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # 0 and 1 move by half a row.
     ],
 )
-def test_training_begins_with_the_shares_as_the_answer(
+def test_training_starts_with_the_label_fractions_as_prediction(
     config, labels, multi_label, rows, fractions
 ):
-    """What the head says of a text of which it knows nothing: hidden values of 0."""
+    """Compute the output of the head for hidden values of 0."""
     task = Classification(
         labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
     )
@@ -103,7 +103,7 @@ def test_training_begins_with_the_shares_as_the_answer(
         ("a b c", True, losses.focal_multi_label_cross_entropy),
     ],
 )
-def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
+def test_the_focal_loss_matches_the_kind_of_labels(labels, multi_label, focal):
     task = Classification(
         labels=tuple(labels.split()), multi_label=multi_label, focal_gamma=2.0, max_seq_length=8
     )
@@ -161,7 +161,7 @@ def test_the_focal_loss_is_that_of_the_form(labels, multi_label, focal):
         ),
     ],
 )
-def test_options_that_do_not_fit_are_one_clear_line(train, options, message):
+def test_conflicting_options_are_reported_in_one_line(train, options, message):
     with pytest.raises(UserError, match=message) as raised:
         from_data(train, **options)
     assert "\n" not in str(raised.value)
@@ -175,7 +175,7 @@ def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
     assert from_data(path, threshold_objective="recall=0.5").tunable_fields == ("thresholds",)
 
 
-def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
+def test_flags_are_rejected_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
     for changes, message in (
         ({"class_weights": ("1", "x")}, "'x': expected a number > 0"),
         (
@@ -208,7 +208,7 @@ def test_flags_are_refused_before_any_file_is_read(huggingface_dir, complaints, 
         ({"multi_label": True, "threshold_objective": "f1"}, "pr_auc"),
     ],
 )
-def test_what_chooses_the_checkpoint_is_among_the_metrics(options, best):
+def test_the_best_metric_is_among_the_metrics(options, best):
     task = Classification(labels=("a", "b", "c"), max_seq_length=8, **options)
     assert task.best_metric == best
     rows = np.eye(3) if task.multi_label else [0, 1, 2]
@@ -216,11 +216,11 @@ def test_what_chooses_the_checkpoint_is_among_the_metrics(options, best):
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
-# Figures.
+# Metrics.
 
 
 def test_metrics_of_a_rare_class_by_hand():
-    """p(c) of four rows is 0.7, 0.38, 0.4, 0.1; from 0.35 on it is c."""
+    """Use p(c) = 0.7, 0.38, 0.4, 0.1 in four rows; from 0.35 on, c is predicted."""
     task = Classification(
         labels=("a", "b", "c"),
         rare_label="c",
@@ -230,7 +230,7 @@ def test_metrics_of_a_rare_class_by_hand():
     )
     logits = np.log([[0.2, 0.1, 0.7], [0.5, 0.12, 0.38], [0.1, 0.5, 0.4], [0.8, 0.1, 0.1]])
     metrics = task.metrics(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)})
-    confidence = [0.7, 0.5, 0.5, 0.8]  # Right by the highest: yes, no, yes, yes.
+    confidence = [0.7, 0.5, 0.5, 0.8]  # Whether the most likely label is right: yes, no, yes, yes.
     expected = {
         "accuracy": 3 / 4,
         "f1_a": 1,
@@ -254,38 +254,38 @@ def test_metrics_of_a_rare_class_by_hand():
             "recall": [1.0, 0.0, 1.0],
             "f1": [1.0, 0.0, 0.8],
             "support": [1, 1, 2],
-            # p(a) is 0.2, 0.5, 0.1, 0.8 and its row the last; of p(b) its row has the most.
+            # p(a) is 0.2, 0.5, 0.1, 0.8; its row is the last. The row of b has the highest p(b).
             "pr_auc": [1.0, 1.0, 1 / 2 + 1 / 2 * 2 / 3],
         },
         "confusion_matrix": [[1, 0, 0], [0, 0, 1], [0, 0, 2]],
     }
 
 
-def test_of_many_labels_none_has_a_curve_of_its_own():
+def test_with_many_labels_there_is_no_curve_per_label():
     labels = tuple(f"intent {number}" for number in range(21))
     task = Classification(labels=labels, max_seq_length=8)
     metrics = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
     assert set(metrics) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
 
 
-def test_one_answer_for_all_is_told_in_words():
+def test_equal_predictions_for_all_rows_are_reported_in_words():
     task = Classification(labels=("a", "b", "c"), max_seq_length=8)
     same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
     metrics = task.metrics(data_of([0, 1]), same)
     assert metrics["degenerate"] == 1.0
     assert task.warning(metrics).startswith("every row has the same predicted label")
-    metrics = task.metrics(data_of([0, 0]), same)  # As is right.
+    metrics = task.metrics(data_of([0, 0]), same)  # Here it is right.
     assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
     metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
     assert metrics["degenerate"] == 1.0 and "the same predicted labels" in several.warning(metrics)
 
 
-# Decided on dev.
+# Values tuned on dev.
 
 
 def test_the_threshold_is_tuned_on_calibrated_probabilities():
-    """Logits twice too sure: temperature 2 makes 80% of those with odds of 16 right."""
+    """Use logits twice too large: at temperature 2, rows with odds of 16 are right in 80%."""
     sure = math.log(16)
     logits = np.array([[sure]] * 10 + [[-sure]] * 10, np.float32)
     labels = [1] * 8 + [0] * 2 + [0] * 8 + [1] * 2
@@ -295,8 +295,8 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
     assert task.tunable_fields == ("temperature", "thresholds")
     tuned = task.tune(data_of(labels), {"label": logits})
     assert tuned.temperature == pytest.approx(2.0, rel=1e-4)
-    # Probabilities 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half of
-    # their distance.
+    # Probabilities are 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half
+    # of their distance.
     assert tuned.thresholds == pytest.approx((-0.1,), abs=1e-5)
     metrics = tuned.metrics(data_of(labels), {"label": logits})
     assert (metrics["recall"], metrics["precision"]) == (1.0, 0.5)
@@ -311,8 +311,8 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
 
 @pytest.mark.parametrize("threshold_objective", ["f1", "precision=0.8", "recall=0.7"])
 @pytest.mark.parametrize("form", ["binary", "rare", "multi"])
-def test_tuned_thresholds_reach_the_objective_where_they_decide(form, threshold_objective):
-    """Against trying all thresholds; no other reaches a better F1."""
+def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
+    """Compare with all thresholds; none of them has a higher F1."""
     rng = np.random.default_rng(7)
     options = {
         "binary": {"labels": ("no", "yes")},
@@ -346,7 +346,7 @@ def test_tuned_thresholds_reach_the_objective_where_they_decide(form, threshold_
         assert all(metrics[name] >= expected for name in names)
 
 
-def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
+def test_a_dev_file_without_errors_leaves_the_temperature_at_1_with_a_warning():
     task = Classification(labels=("no", "yes"), calibrate=True, max_seq_length=8)
     outputs = {"label": np.array([[2.0], [1.0], [-3.0]], np.float32)}
     tuned = task.tune(data_of([1, 1, 0]), outputs)
@@ -359,7 +359,7 @@ def test_a_dev_file_without_errors_leaves_the_temperature_at_1_and_says_so():
     assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
 
 
-def test_an_objective_that_is_not_reached_is_told():
+def test_an_objective_that_is_not_reached_is_reported():
     task = Classification(
         labels=("no", "yes"), threshold_objective="precision=0.9", max_seq_length=8
     )
@@ -375,11 +375,11 @@ def test_an_objective_that_is_not_reached_is_told():
     )
 
 
-# Whole runs.
+# Complete runs.
 
 
 def imbalanced(path):
-    """60 rows of one label to 4 of another, which differ by a word."""
+    """Write 60 rows of one label and 4 of another, which differ in one word."""
     fillers = ("the app", "my app", "the bill", "my bill", "the cafe", "my cafe")
     rows = [
         (f"{fillers[number % 6]} is {'too ' * (number % 3)}high", "ordinary")
@@ -390,7 +390,7 @@ def imbalanced(path):
 
 
 @pytest.mark.slow
-def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir, tmp_path, capsys):
+def test_the_options_find_a_rare_class_that_training_misses(huggingface_dir, tmp_path, capsys):
     path = imbalanced(tmp_path / "rows.csv")
     changes = {"epochs": 2, "learning_rate": 2e-3, "global_batch_size": 16, "log_every": 100}
     files, said = {"train": path, "dev": small.same_rows(path)}, []
@@ -415,7 +415,7 @@ def test_the_kit_finds_a_rare_class_that_plain_training_gives_up(huggingface_dir
 
 
 def evaluated(run, path, capsys):
-    """What tasks.evaluate prints, and says beside."""
+    """Return the report and the log lines of tasks.evaluate."""
     capsys.readouterr()
     evaluate.main(evaluate.EvaluateSettings(run.path, str(path)))
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The classification task on literals; batches; the complaints that ship."""
+"""The classification task on literals, its batches, and the complaints dataset."""
 
 import ast
 import csv
@@ -48,7 +48,7 @@ def from_data(path, **changes):
         (["2", "01", "1"], ("01", "1", "2")),
     ],
 )
-def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, expected):
+def test_labels_are_sorted_as_numbers_if_all_are_numbers(tmp_path, found, expected):
     path = small.write_rows(tmp_path / "a.csv", [("t", label) for label in found])
     assert from_data(path).labels == expected
     given = tuple(reversed(expected))
@@ -56,7 +56,7 @@ def test_labels_are_in_order_as_numbers_if_all_are(tmp_path, found, expected):
     assert from_data(path).load_examples(path).labels == [expected.index(label) for label in found]
 
 
-def test_one_class_and_unknown_labels_are_refused(tmp_path):
+def test_one_class_and_unknown_labels_are_rejected(tmp_path):
     train = small.write_rows(tmp_path / "train.csv", [("t", "a"), ("u", "b")])
     with pytest.raises(UserError, match="expected two or more labels. Received: 'a'"):
         from_data(small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")]))
@@ -66,7 +66,7 @@ def test_one_class_and_unknown_labels_are_refused(tmp_path):
         )
 
 
-def test_a_task_is_read_back_from_its_json():
+def test_a_task_is_restored_from_its_json():
     for columns in (("text",), ("a", "b")):
         task = Classification(text_columns=columns, labels=("x", "y", "z"), max_seq_length=12)
         assert task_from_dict(task.to_dict()) == task
@@ -75,7 +75,7 @@ def test_a_task_is_read_back_from_its_json():
         task_from_dict({"kind": "dancing"})
 
 
-def test_the_answer_of_a_binary_task_by_hand():
+def test_the_prediction_of_a_binary_task_by_hand():
     task = Classification(labels=("no", "yes"), max_seq_length=12)
     prediction = {
         name: value.numpy()
@@ -89,7 +89,7 @@ def test_the_answer_of_a_binary_task_by_hand():
     assert prediction["labels"].tolist() == [[b"no", b"yes"]] * 2
 
 
-def test_the_answer_of_a_multi_class_task_by_hand():
+def test_the_prediction_of_a_multi_class_task_by_hand():
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
     prediction = task.serving_outputs({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert prediction["label"].numpy().tolist() == [b"b"]
@@ -113,7 +113,7 @@ def test_metrics_by_hand():
             "recall": 0.5,
             "pr_auc": 1 / 2 + 1 / 2 * 2 / 3,
             "roc_auc": 0.5,
-            # Sure by 0.881 and right; by 0.731 twice, in one bin, and wrong.
+            # Confidence 0.881 and right; 0.731 twice, in one bin, and wrong.
             "ece": (1 - 0.880797 + 2 * 0.731059) / 3,
             "degenerate": 0,
         },
@@ -121,7 +121,7 @@ def test_metrics_by_hand():
     )
 
 
-def test_the_loss_of_an_evaluation_by_hand(pipeline, encoded, monkeypatch):
+def test_the_evaluation_loss_by_hand(pipeline, encoded, monkeypatch):
     evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy())
     logits = np.log(np.tile([[0.5, 0.25, 0.25]], (10, 1))).astype(np.float32)
 
@@ -150,13 +150,13 @@ def encoded(pipeline):
 
 @pytest.fixture
 def numbered(encoded):
-    """Labels that number the examples."""
+    """Replace the labels by the numbers of the examples."""
     encoded.labels["label"] = np.arange(10, dtype=np.int32)
     return encoded
 
 
 def rows_of(batches):
-    """The labels, which here number the examples, of each batch's real rows."""
+    """Return the labels, here numbers of examples, of each batch's real rows."""
     return [
         labels["label"].numpy()[weights["label"].numpy() > 0].tolist()
         for _, labels, weights in batches
@@ -167,7 +167,7 @@ def joined(lists):
     return [entry for part in lists for entry in part]
 
 
-def test_each_epoch_holds_every_example_once_in_an_order_of_its_own(numbered):
+def test_each_epoch_has_every_example_once_in_its_own_order(numbered):
     batches = rows_of(numbered.training_batches(global_batch_size=4, num_epochs=2, seed=5))
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
     first, second = joined(batches[:3]), joined(batches[3:])
@@ -177,14 +177,14 @@ def test_each_epoch_holds_every_example_once_in_an_order_of_its_own(numbered):
     assert batches != rows_of(numbered.training_batches(global_batch_size=4, num_epochs=2, seed=6))
 
 
-def test_from_a_later_step_on_the_batches_are_the_same(numbered):
+def test_batches_from_a_later_step_on_are_the_same(numbered):
     arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
     batches = rows_of(numbered.training_batches(**arguments))
     for step in range(6):
         assert rows_of(numbered.training_batches(**arguments, first_step=step)) == batches[step:]
 
 
-def test_replicas_share_each_global_batch(numbered):
+def test_replicas_divide_each_global_batch(numbered):
     arguments = {"global_batch_size": 4, "num_epochs": 2, "seed": 5}
     complete = rows_of(numbered.training_batches(**arguments))
     for replicas in (2, 4):
@@ -207,7 +207,7 @@ def test_batches_hold_the_packed_ids(numbered, vocabulary):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replica_batch_size", [1, 3, 64])
-def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
+def test_evaluation_keeps_the_order_for_any_batch_size_and_number_of_replicas(
     pipeline, encoded, mirrored, replica_batch_size
 ):
     model = pipeline.model
@@ -228,8 +228,8 @@ def test_evaluation_keeps_the_order_for_any_batch_and_number_of_replicas(
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )
-def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtype):
-    """As a notebook does it: compiled, fitted for a step, saved, loaded, fitted on."""
+def test_the_model_saves_and_loads_in_keras(config, inputs_BL, tmp_path, dtype):
+    """Follow a notebook: compile, fit for a step, save, load, and fit again."""
     task = Classification(labels=("no", "yes"), max_seq_length=12)
     model = task.build_model(config, dtype)
     model.compile(
@@ -246,7 +246,7 @@ def test_the_model_saves_and_loads_under_keras(config, inputs_BL, tmp_path, dtyp
 
 
 @pytest.mark.slow
-def test_a_saved_model_loads_in_a_process_that_imports_the_task_alone(config, inputs_BL, tmp_path):
+def test_a_saved_model_loads_in_a_process_that_imports_only_the_task(config, inputs_BL, tmp_path):
     model = Classification(labels=("no", "yes"), max_seq_length=12).build_model(config)
     model.compile(
         AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(sigmoid_cross_entropy)}
@@ -260,7 +260,7 @@ def test_a_saved_model_loads_in_a_process_that_imports_the_task_alone(config, in
     assert done.stdout == "classification\n", done.stderr
 
 
-def test_mean_embedding_leaves_padding_out(pipeline):
+def test_mean_embedding_ignores_padding(pipeline):
     together, alone = (
         pipeline.embed(tf.constant(["the bill", "the bill is too high !"])),
         pipeline.embed(tf.constant(["the bill"])),
@@ -274,7 +274,7 @@ def read_complaints(name):
         return list(csv.DictReader(lines))
 
 
-def test_the_complaints_are_balanced_varied_and_hold_none_of_the_demos_questions():
+def test_the_complaints_are_balanced_varied_and_without_questions_of_the_demo():
     train, dev = read_complaints("train.csv"), read_complaints("dev.csv")
     assert (len(train), len(dev)) == (360, 90)
     for rows in (train, dev):
@@ -299,7 +299,7 @@ def test_the_complaints_are_balanced_varied_and_hold_none_of_the_demos_questions
             assert shared < len(words(text)) / 2 and shared < len(question) / 2, text
 
 
-def test_settings_know_published_data_sets(huggingface_dir, complaints, tmp_path):
+def test_settings_know_published_datasets(huggingface_dir, complaints, tmp_path):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run", task="sst2")
     kind, options = settings.task_options()
     assert (kind, options) == ("classification", {"file_format": "sst2", "max_seq_length": 12})

@@ -20,14 +20,14 @@ def tokenizer():
 
 
 def named(tokens, labels_T):
-    """[(entry, label), ...] of all tokens."""
+    """Return [(entry, label), ...] of all tokens."""
     return [
         (ENTRIES[token], BIO.labels[label] if label != NO_LABEL else None)
         for token, label in zip(tokens.ids.flat_values.numpy(), labels_T, strict=True)
     ]
 
 
-def test_what_bio_labels_say():
+def test_bio_labels_have_prefix_and_type():
     bio = BioLabels(("O", "I-PER", "B-PER", "B-a-b", "I-a-b"))
     assert bio.types == ("PER", "a-b")
     assert bio.type_C.tolist() == [-1, 0, 0, 1, 1]
@@ -63,7 +63,8 @@ def test_words_of_a_column_file_label_their_first_piece(tokenizer):
     assert labelled.firsts.tolist() == [0, 1, 2, 5, 6, -1, 7, 11, -1]
     assert labelled.splits.tolist() == [0, 4, 8, 9]
     assert labelled.num_without_token == 2
-    labels_T = np.maximum(labelled.labels, 0)  # What has no label may be given any; here O.
+    # Tokens without a label may get any prediction; here O.
+    labels_T = np.maximum(labelled.labels, 0)
     assert decoded(words.texts, tokens, labels_T) == [
         [(0, 4, "PER", "Anna"), (9, 18, "LOC", "Berliners")],
         [(6, 10, "LOC", "U.S.")],
@@ -71,7 +72,7 @@ def test_words_of_a_column_file_label_their_first_piece(tokenizer):
     ]
 
 
-def test_predicted_tags_stand_on_the_words_of_the_file(tokenizer):
+def test_predicted_tags_are_aligned_with_the_words_of_the_file(tokenizer):
     _, tokens, labelled = from_words(
         tokenizer, [["Anna", "\x00", "U.S."], [], ["Berliners"]], ["O O O", "", "O"]
     )
@@ -110,14 +111,14 @@ def test_character_spans_label_each_basic_token(tokenizer):
     assert result.tokens.splits.tolist() == [0, 9, 9, 13, 14]
 
 
-def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
+def test_entities_that_overlap_in_a_basic_token_or_cover_none(tokenizer):
     texts = ["BerlinAnna York", "a  b"]
     spans = [[(0, 6, "LOC"), (6, 10, "PER")], [(1, 3, "LOC")]]
     tokens = tokenizer.tokenize_with_offsets(texts)
     result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (1, 2)
     assert decoded(texts, tokens, result.tokens.labels) == [[(0, 10, "LOC", "BerlinAnna")], []]
-    # What is left of the second is its own.
+    # The rest of the second entity is kept.
     spans[0][1] = (6, 15, "PER")
     result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
     assert (result.num_widened, result.num_lost) == (1, 1)
@@ -128,7 +129,7 @@ def test_entities_that_share_a_basic_token_or_have_none(tokenizer):
 
 
 @pytest.mark.slow
-def test_all_entities_of_wnut17_come_back(data_dir):
+def test_all_entities_of_wnut17_are_restored(data_dir):
     get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
     sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")
     bio = BioLabels.of_types(
@@ -149,7 +150,7 @@ def test_all_entities_of_wnut17_come_back(data_dir):
         )
     assert sum(map(len, expected)) > 1900
     windows = {"size": 20, "stride": 12}
-    labels_T = np.maximum(labelled.labels, 0)  # Words that are O label their first piece alone.
+    labels_T = np.maximum(labelled.labels, 0)  # Words labelled O label their first piece only.
     assert decoded(words.texts, tokens, labels_T, bio, vocabulary, **windows) == expected
     predictions_T = np.where(labelled.labels >= 0, labelled.labels, 0)
     assert word_predictions(bio, predictions_T, labelled) == [of_text.split() for of_text in tags]

@@ -1,4 +1,4 @@
-"""Entities back from labels of tokens, inside the graph: literals, random texts, seqeval."""
+"""Entities from labels of tokens in the graph: literals, random texts, seqeval."""
 
 import random
 
@@ -28,8 +28,8 @@ def tokenizer():
     return Tokenizer(VOCABULARY, do_lower_case=True)
 
 
-def test_the_answer_by_hand(tokenizer):
-    """An I- begins an entity after O, after another type and at a text's start."""
+def test_entities_by_hand(tokenizer):
+    """Check that I- starts an entity after O, after another type and at the start of a text."""
     texts = ["Anna York Paris is, London", "Cafe\u0301 😀😀 東京"]
     tokens = tokenizer.tokenize_with_offsets(texts)
     windows = windows_of(tokens)
@@ -48,20 +48,20 @@ def test_the_answer_by_hand(tokenizer):
         assert all(texts_of_row[start:end] == text for start, end, _, text in row)
 
 
-def test_the_score_is_the_mean_of_the_labels_probabilities(tokenizer):
+def test_the_score_is_the_mean_probability_of_the_labels(tokenizer):
     texts = ["new yorks !"]
     windows = windows_of(tokenizer.tokenize_with_offsets(texts))
     probabilities = np.full((1, 6, 5), 0.0)
     probabilities[0, :, :] = [0.96, 0.01, 0.01, 0.01, 0.01]
     probabilities[0, 1] = [0.1, 0.1, 0.1, 0.6, 0.1]
     probabilities[0, 2] = [0.05, 0.05, 0.05, 0.05, 0.8]
-    probabilities[0, 3] = [0.0, 0.0, 1.0, 0.0, 0.0]  # ##s: nobody looks at it.
+    probabilities[0, 3] = [0.0, 0.0, 1.0, 0.0, 0.0]  # The logits of ##s are ignored.
     prediction = entities(texts, windows, np.log(probabilities + 1e-30), BIO)
     assert found(prediction) == [[(0, 9, "LOC", "new yorks")]]
     np.testing.assert_allclose(prediction["entity_score"], [[0.7]], rtol=1e-5)
 
 
-def test_no_texts_empty_texts_and_no_entities(tokenizer):
+def test_empty_batches_empty_texts_and_texts_without_entities(tokenizer):
     dtypes = {
         "entity_text": tf.string,
         "entity_type": tf.string,
@@ -83,7 +83,7 @@ def test_no_texts_empty_texts_and_no_entities(tokenizer):
             assert name == "num_entities" or values.shape == (len(texts), 0)
 
 
-def test_bytes_that_are_no_utf8_count_as_python_counts_them(tokenizer):
+def test_bytes_that_are_no_utf8_count_as_in_python(tokenizer):
     sent = b"\xff\xe6\x9d Anna \xc3 Paris\xf0\x9f"
     tokens = tokenizer.tokenize_with_offsets([sent])
     windows = windows_of(tokens)
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_utf8_count_as_python_counts_them(tokenizer):
 
 
 def random_text(rng):
-    """A text with its (start, end, type): entities next to each other, at either end, in chunks."""
+    """Return a text and its (start, end, type): adjacent entities, also at both ends."""
     nouns = [
         "Anna",
         "Paris",
@@ -131,7 +131,7 @@ def random_text(rng):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"size": 7, "stride": 4}, {"size": 3, "stride": 1}])
-def test_spans_come_back_over_any_windows(tokenizer, sizes):
+def test_spans_are_restored_for_any_windows(tokenizer, sizes):
     rng = random.Random(5)
     texts, spans = zip(*(random_text(rng) for _ in range(150)), strict=True)
     tokens = tokenizer.tokenize_with_offsets(texts)
@@ -169,7 +169,7 @@ def test_windows_may_come_in_any_order(tokenizer):
 
 
 def test_decoding_agrees_with_seqeval(tokenizer):
-    """Any sequence of labels, on sentences whose words are one token each."""
+    """Draw any sequence of labels, on sentences whose words are one token each."""
     get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
     rng = np.random.default_rng(1)
     sentences = [["paris"] * size for size in rng.integers(0, 12, 300)]
@@ -183,7 +183,7 @@ def test_decoding_agrees_with_seqeval(tokenizer):
     assert word_predictions(BIO, labelled.labels, labelled) == [of_text.split() for of_text in tags]
 
 
-def test_it_is_a_graph_of_tensorflow_alone(tokenizer):
+def test_the_graph_has_only_tensorflow_operations(tokenizer):
     @tf.function(
         input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([None, None, 5])],
         autograph=False,

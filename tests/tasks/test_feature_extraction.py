@@ -1,4 +1,4 @@
-"""Vectors of texts in files: each option against the encoder by hand, order, bad rows."""
+"""Feature vectors in files: each option against the encoder by hand, order, bad rows."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ CLS, SEP = 2, 3
 
 @pytest.fixture
 def pretrained(tmp_path, config, vocabulary):
-    """Five layers, so that the last four are not all of them."""
+    """Write a model of five layers, so that the last four are not all of them."""
     config = dataclasses.replace(config, num_hidden_layers=5)
     return read_pretrained(small.write_huggingface(tmp_path / "five", config, vocabulary))
 
@@ -32,14 +32,14 @@ def encoder(pretrained):
 
 
 def by_hand(encoder, ids, segment_ids, layers, pooling):
-    """One text at a time, by numpy."""
+    """Compute one text at a time in NumPy."""
     inputs = {"input_ids": [ids], "input_mask": [[1] * len(ids)], "segment_ids": [segment_ids]}
     inputs = {name: np.array(values, np.int32) for name, values in inputs.items()}
     outputs = [
         np.array(output)[0]
         for output in encoder(inputs, output_hidden_states=True)["hidden_states"]
     ]
-    assert len(outputs) == 6  # The embeddings' too.
+    assert len(outputs) == 6  # Including the output of the embeddings.
     vectors = {
         "last": outputs[5],
         "second_to_last": outputs[4],
@@ -56,9 +56,7 @@ def run(extractor, source, output, columns=("text",), batch_size=2, unescape_htm
 @pytest.mark.parametrize(
     ("layers", "pooling"), [*((name, "mean") for name in LAYERS), ("last", "cls")]
 )
-def test_each_option_is_that_of_the_encoder(
-    pretrained, encoder, vocabulary, tmp_path, layers, pooling
-):
+def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_path, layers, pooling):
     extractor = FeatureExtractor(pretrained, layers, pooling, max_seq_length=8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     assert run(extractor, source, tmp_path / "out.npy") == (5, 0)
@@ -80,7 +78,7 @@ def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], expected, atol=1e-5)
 
 
-def test_lines_are_in_order_whatever_the_batch_and_bad_rows_keep_their_place(pretrained, tmp_path):
+def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(pretrained, tmp_path):
     extractor = FeatureExtractor(pretrained, "last", "mean", 16)
     source = tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": text}) for text in TEXTS]
@@ -100,7 +98,7 @@ def test_lines_are_in_order_whatever_the_batch_and_bad_rows_keep_their_place(pre
     assert not (tmp_path / "bad.npy").exists()
 
 
-def test_vectors_go_to_a_remote_path(pretrained, tmp_path):
+def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
     extractor = FeatureExtractor(pretrained, "last", "mean", 16)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     for output in (tmp_path / "out.npy", "ram://extraction/out.npy"):
@@ -109,7 +107,7 @@ def test_vectors_go_to_a_remote_path(pretrained, tmp_path):
         assert stream.readall() == (tmp_path / "out.npy").read_bytes()
 
 
-def test_html_entities(pretrained, tmp_path):
+def test_html_entities_are_unescaped(pretrained, tmp_path):
     extractor = FeatureExtractor(pretrained, "last", "mean", 16)
     for number, text in enumerate(("the &#98;ill", "the bill")):
         small.write_rows(tmp_path / f"{number}.csv", [(text, "x")])
@@ -125,14 +123,14 @@ def test_html_entities(pretrained, tmp_path):
         ("last", 16, 3, "--text_b_column: requires 3 segments, .* has 2"),
     ],
 )
-def test_what_the_encoder_has_not_is_one_clear_line(
+def test_layers_that_do_not_exist_are_reported_in_one_line(
     huggingface_dir, layers, length, texts, message
 ):
     with pytest.raises(UserError, match=message):
         FeatureExtractor(read_pretrained(huggingface_dir), layers, "cls", length, texts)
 
 
-def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
+def test_wrong_settings_are_reported_with_the_flag(complaints, tmp_path):
     good = {"model": "x", "input": str(complaints["dev"]), "output": str(tmp_path / "out.npy")}
     ExtractSettings(**good)
     for changes, message in (
@@ -146,7 +144,7 @@ def test_wrong_settings_are_told_by_the_flag(complaints, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command(huggingface_dir, complaints, run_command, tmp_path):
+def test_the_command_writes_vectors(huggingface_dir, complaints, run_command, tmp_path):
     flags = [
         f"--model={huggingface_dir}",
         f"--input={complaints['dev']}",

@@ -1,4 +1,4 @@
-"""Fine-tuning: it learns, resumes bit for bit, stops when asked, and refuses bad input."""
+"""Fine-tuning: it learns, resumes bitwise equal, stops on request, and rejects bad input."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from tests.corpus import ENTRIES, config_of, write_shards
 
 
 def metrics_of(run):
-    """The lines of metrics.jsonl, less what depends on the clock."""
+    """Return the lines of metrics.jsonl without the values that depend on the clock."""
     lines = run.metrics()
     return [
         {name: value for name, value in line.items() if name != "examples_per_second"}
@@ -54,7 +54,7 @@ def flags(settings, **changes):
 
 
 @pytest.mark.slow
-def test_it_learns_and_the_run_directory_says_how(settings):
+def test_it_learns_and_the_run_directory_records_it(settings):
     said = []
     run = finetune(dataclasses.replace(settings, epochs=6, seed=1), said.append)
     assert run.checkpoints.info(run.checkpoints.best_step())["metrics"]["dev_accuracy"] == 1.0
@@ -66,7 +66,7 @@ def test_it_learns_and_the_run_directory_says_how(settings):
     assert written["origin"] == "Hugging Face directory huggingface"
     assert set(written["data"]) == {settings.train, *settings.dev}
     steps = [line["step"] for line in metrics_of(run) if "dev_accuracy" in line]
-    assert steps == [4, 8, 12, 16, 20, 24]  # 27 rows in batches of 8: 4 steps an epoch.
+    assert steps == [4, 8, 12, 16, 20, 24]  # 27 rows in batches of 8: 4 steps per epoch.
     assert any(
         line.startswith("step 2/24  loss ") and "examples/s  ETA 0:00:" in line for line in said
     )
@@ -98,10 +98,10 @@ def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
 
 
 @pytest.mark.slow
-def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path, monkeypatch):
+def test_stopped_at_any_step_it_resumes_bitwise_equal(settings, tmp_path, monkeypatch):
     complete = finetune(settings)
     final = read(complete.checkpoints.path(8))
-    for stop in (1, 4):  # In an epoch; at its end, before the evaluation.
+    for stop in (1, 4):  # Within an epoch, and at its end before the evaluation.
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
         original, count = TrainingLoop._steps, []
 
@@ -128,7 +128,7 @@ def test_stopped_at_any_step_the_rest_is_the_same_bit_for_bit(settings, tmp_path
 
 
 @pytest.mark.slow
-def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path):
+def test_a_killed_run_resumes_from_the_last_save(settings, tmp_path):
     complete = finetune(settings)
     code = (
         "import os, sys\nfrom bert_tf.train.loop import TrainingLoop\n"
@@ -155,8 +155,8 @@ def test_killed_without_warning_it_goes_on_from_the_last_save(settings, tmp_path
 
 
 @pytest.mark.slow
-def test_two_replicas_reach_the_same_run(settings, huggingface_dir, tmp_path, mirrored):
-    """Dropout off: the same losses and dev metrics; 27 rows leave the last batch uneven."""
+def test_two_replicas_train_the_same_run(settings, huggingface_dir, tmp_path, mirrored):
+    """Disable dropout and compare losses and dev metrics; 27 rows leave a partial last batch."""
     config = json.loads((huggingface_dir / "config.json").read_text())
     (huggingface_dir / "config.json").write_text(
         json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
@@ -171,7 +171,7 @@ def test_two_replicas_reach_the_same_run(settings, huggingface_dir, tmp_path, mi
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
+def test_a_finished_run_is_reported_and_a_changed_flag_is_rejected_by_name(settings):
     finetune(settings)
     said = []
     finetune(settings, said.append)
@@ -191,7 +191,7 @@ def test_a_finished_run_says_so_and_a_changed_flag_is_refused_by_name(settings):
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_run_gives_its_encoder_to_the_next(settings, tmp_path):
+def test_the_encoder_of_a_fine_tuned_run_initializes_the_next(settings, tmp_path):
     first = finetune(dataclasses.replace(settings, epochs=1))
     second = finetune(
         dataclasses.replace(
@@ -202,7 +202,7 @@ def test_a_fine_tuned_run_gives_its_encoder_to_the_next(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
+def test_the_encoder_of_a_pretraining_run_is_used_without_its_heads(settings, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_of().to_dict()))
     pretrained = pretrain(
         PretrainSettings(
@@ -219,7 +219,7 @@ def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
             settings,
             init_from=str(pretrained.path),
             global_batch_size=27,
-            warmup_proportion=0.5,  # The first of two steps has rate 0: the weights stay.
+            warmup_proportion=0.5,  # The first of two steps has rate 0, so the weights stay.
             save_every=1,
         )
     )
@@ -233,7 +233,7 @@ def test_a_pretrained_run_gives_its_encoder_and_no_head(settings, tmp_path):
     assert run.train["origin"] == f"run {source} ({unused})"
 
 
-def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
+def test_pairs_binary_labels_and_runs_without_dev(settings, tmp_path):
     rows = [("the bill", "is too high", "same"), ("the screen", "my app", "other")] * 6
     path = small.write_rows(tmp_path / "pairs.csv", rows, ("first", "second", "relation"))
     run = finetune(
@@ -254,7 +254,7 @@ def test_pairs_binary_labels_and_no_dev_rows(settings, tmp_path):
 
 
 def test_sst2_is_known_by_name(settings, tmp_path):
-    """GLUE's own file form: a header, sentence TAB label, quotes are data."""
+    """Use GLUE's file format: a header, sentence TAB label, and quotes as data."""
     (tmp_path / "train.tsv").write_text(
         "sentence\tlabel\n" + 'the bill is " high \t0\nmy app !\t1\n' * 4
     )
@@ -275,11 +275,11 @@ def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
     with pytest.raises(UserError, match="gradient is not finite; the update was not made"):
         finetune(changed)
     assert Run.open(settings.output_dir).checkpoints.steps() == []
-    finetune(settings)  # What has saved nothing is not in the way of a better choice.
+    finetune(settings)  # A run that has saved nothing does not block a retry.
 
 
 @pytest.mark.slow
-def test_a_mistake_told_late_leaves_no_run_behind(settings, huggingface_dir, mirrored):
+def test_a_user_error_found_late_leaves_no_run(settings, huggingface_dir, mirrored):
     with pytest.raises(
         UserError, match="--global_batch_size=3: expected a multiple of the 2 replicas"
     ):
@@ -304,12 +304,12 @@ def test_bfloat16_trains_and_keeps_float32_weights(settings):
 
 
 def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_path):
-    """finetune, evaluate, predict as processes; errors are one line and status 2."""
+    """Run finetune, evaluate and predict as processes; errors are one line with status 2."""
     done = run_command("tasks.finetune", *flags(settings, epochs=6, seed=1))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (
         "Traceback" not in done.stderr and "0000 00:00" not in done.stderr
-    )  # Nor TensorFlow's start-up lines.
+    )  # TensorFlow's startup lines are absent as well.
 
     done = run_command(
         "tasks.evaluate", f"--run={settings.output_dir}", f"--data={complaints['dev']}"
@@ -339,8 +339,8 @@ def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_pat
 
 
 @pytest.mark.slow
-def test_sigterm_to_the_command_saves_says_how_to_go_on_and_is_status_143(settings, tmp_path):
-    """The signal is sent once the first line of progress is there."""
+def test_sigterm_makes_the_command_save_explain_resuming_and_exit_with_143(settings, tmp_path):
+    """Send the signal once the first progress line is there."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.finetune", *flags(settings, epochs=2000)],
         cwd=ROOT,

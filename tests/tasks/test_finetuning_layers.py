@@ -1,4 +1,4 @@
-"""Layer-wise rates, frozen layers and early stopping, through the recipe and over a stop."""
+"""Layer-wise rates, frozen layers and early stopping in the recipe, also across a stop."""
 
 import dataclasses
 import os
@@ -23,14 +23,14 @@ def settings(huggingface_dir, complaints, tmp_path):
 
 
 def updates(run, settings):
-    """{name: by how much the first run's step changed it at most} of the encoder."""
+    """Return {name: largest change by the first step of the run} for the encoder."""
     before = read_pretrained(settings.init_from).weights
     after = read(run.checkpoints.path(1))
     return {name: np.abs(after[name] - array).max() for name, array in before.items()}
 
 
-def test_a_layer_learns_at_its_own_rate(settings):
-    """Adam's first update is the rate, whatever the gradient: each layer's can be read off."""
+def test_each_layer_has_its_own_rate(settings):
+    """Read off the rates: Adam's first update equals the rate, whatever the gradient."""
     run = finetune(
         dataclasses.replace(
             settings,
@@ -52,7 +52,7 @@ def test_a_layer_learns_at_its_own_rate(settings):
         assert changed[name] == pytest.approx(1e-2 * factor, rel=0.01), name
 
 
-def test_frozen_layers_stay_and_have_no_slots(settings):
+def test_frozen_layers_stay_constant_and_have_no_slots(settings):
     run = finetune(dataclasses.replace(settings, frozen_layers=1, epochs=1))
     before, after = read_pretrained(settings.init_from).weights, read(run.checkpoints.path(4))
     for name, array in before.items():
@@ -71,10 +71,10 @@ def test_frozen_layers_stay_and_have_no_slots(settings):
 
 
 @pytest.mark.slow
-def test_all_three_together_stop_early_and_stopped_between_at_the_same_step(
+def test_all_three_together_stop_early_and_resumed_at_the_same_step(
     settings, tmp_path, monkeypatch
 ):
-    """At so low a rate no evaluation is better than the first: the third is the last."""
+    """Use a rate so low that no evaluation beats the first: the third is the last."""
     settings = dataclasses.replace(
         settings, layer_decay=0.5, frozen_layers=1, patience=2, learning_rate=1e-9, epochs=6
     )

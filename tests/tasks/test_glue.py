@@ -1,4 +1,4 @@
-"""GLUE by name: its files, its metrics, and what is sent in; in the published forms, made up."""
+"""GLUE by name: files, metrics and submissions, on made-up rows in the published formats."""
 
 import math
 import types
@@ -19,7 +19,7 @@ _OF_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1
 _PAIR = "index\tsentence1\tsentence2"
 _ENTAILMENT = ("entailment", "not_entailment")
 
-# Of each data set: header and row of a labelled file, of a test file; labels; metrics.
+# Per dataset: header and row of a labelled file, of a test file; labels; metrics.
 FORMS = {
     "cola": (
         ("", "gj04\t{label}\t*\t{a}"),
@@ -103,7 +103,7 @@ def write_labelled(path, name):
 
 
 def write_test(path, name):
-    """Of the first two texts, indexed from 10."""
+    """Write a test file of the first two texts, with indices from 10."""
     _, (header, row), *_ = FORMS[name]
     lines = [row.format(index=number + 10, a=a, b=b) for number, (a, b) in enumerate(TEXTS[:2])]
     path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
@@ -116,7 +116,7 @@ def task_of(path, name):
 
 
 def answering(task, outputs):
-    """A trained run that gives these outputs to whatever it is asked."""
+    """Return a trained run that predicts these outputs for any input."""
     pipeline = types.SimpleNamespace(
         signatures=lambda: {
             "serving_default": lambda *texts: task.serving_outputs({}, None, outputs)
@@ -131,7 +131,7 @@ def write_submission(trained, path, output):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name):
+def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     *_, labels, metrics = FORMS[name]
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
@@ -163,8 +163,8 @@ def test_each_data_set_has_its_labels_and_metrics_and_is_sent_in(tmp_path, name)
     assert (count, output.read_text().split("\n")) == (2, ["index\tprediction", *lines, ""])
 
 
-def test_f1_and_matthews_are_of_the_second_label(tmp_path):
-    """True positives 1, false negatives 1, false positives 2, true negatives 2."""
+def test_f1_and_matthews_use_the_second_label_as_positive(tmp_path):
+    """Use 1 true positive, 1 false negative, 2 false positives and 2 true negatives."""
     data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0, 0, 0, 0], np.int32)})
     logits = np.array([[1], [-1], [1], [1], [-1], [-1]], np.float32)
     qqp, cola = (
@@ -178,7 +178,7 @@ def test_f1_and_matthews_are_of_the_second_label(tmp_path):
     assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(expected)
 
 
-def test_a_submission_is_whole_or_is_not_there(tmp_path):
+def test_a_submission_is_complete_or_not_written(tmp_path):
     task = task_of(write_labelled(tmp_path / "dev.tsv", "rte"), "rte")
     trained = answering(task, {"label": tf.ones([2, 1])})
     path, output = write_test(tmp_path / "in.tsv", "rte"), tmp_path / "RTE.tsv"
@@ -198,7 +198,7 @@ def test_a_submission_is_whole_or_is_not_there(tmp_path):
     assert not output.exists()
 
 
-def test_the_diagnostic_set_is_answered_by_a_task_of_mnli(tmp_path):
+def test_the_diagnostic_set_is_predicted_by_a_task_of_mnli(tmp_path):
     task = task_of(write_labelled(tmp_path / "dev.tsv", "mnli"), "mnli")
     path = tmp_path / "diagnostic.tsv"
     path.write_text(f"{_PAIR}\n5\ta\tb\n")
@@ -209,7 +209,7 @@ def test_the_diagnostic_set_is_answered_by_a_task_of_mnli(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cola", "stsb", pytest.param("mnli", marks=pytest.mark.slow)])
-def test_from_files_to_a_submission(huggingface_dir, tmp_path, name):
+def test_files_are_trained_on_and_submitted(huggingface_dir, tmp_path, name):
     devs = [write_labelled(tmp_path / f"{part}.tsv", name) for part in ("matched", "mismatched")]
     devs = devs if name == "mnli" else devs[:1]
     settings = small.settings(

@@ -1,4 +1,4 @@
-"""White space around a label is no part of it, in any task, form or flag."""
+"""Whitespace around a label, which is ignored in any task, format or flag."""
 
 import json
 
@@ -27,7 +27,7 @@ def write(path, rows):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
-def test_of_one_label_a_row(tmp_path, suffix):
+def test_space_is_stripped_from_one_label_per_row(tmp_path, suffix):
     path = write(tmp_path / f"rows{suffix}", ROWS)
     task = Classification.from_data(path, class_weights=("balanced",), max_seq_length=8)
     assert task.labels == ("x", "y") and task.load_examples(path).labels == [0, 0, 0, 1]
@@ -36,27 +36,27 @@ def test_of_one_label_a_row(tmp_path, suffix):
     assert (flags.labels, flags.rare_label) == (("y", "x"), "x")
 
 
-def test_of_several_labels_a_row(tmp_path):
+def test_space_is_stripped_from_several_labels_per_row(tmp_path):
     rows = [("a", "x | y"), ("b", ["x ", "\ty"]), ("c", " "), ("d", [])]
     path = write(tmp_path / "rows.jsonl", rows)
     task = Classification.from_data(path, multi_label=True, max_seq_length=8)
     assert task.labels == ("x", "y") and task.load_examples(path).labels == [(0, 1), (0, 1), (), ()]
 
 
-def test_of_glue(tmp_path):
+def test_space_is_stripped_from_labels_of_glue(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("sentence\tlabel\na\t1 \nb\t0\n")
     task = Classification.from_data(str(path), file_format="sst2", max_seq_length=8)
     assert task.load_examples(str(path)).labels == [1, 0]
 
 
-def test_of_what_is_normal(tmp_path):
+def test_space_is_stripped_from_normal_labels(tmp_path):
     path = write(tmp_path / "rows.csv", ROWS)
     task = Anomaly.from_data(path, normal_labels=(" x",), max_seq_length=8)
     assert task.normal_labels == ("x",) and task.load_examples(path).labels == [0, 0, 0, 1]
 
 
-def test_of_entities(tmp_path):
+def test_space_is_stripped_from_types_of_entities(tmp_path):
     path = tmp_path / "rows.jsonl"
     spans = [{"start": 0, "end": 1, "type": "PER "}, {"start": 2, "end": 3, "type": "PER"}]
     path.write_text(json.dumps({"text": "a b", "entities": spans}))
@@ -68,7 +68,7 @@ def test_of_entities(tmp_path):
     assert task.load_examples(str(columns)).labels[0].tags == ["B-PER", "I-PER"]
 
 
-def test_of_choices(tmp_path):
+def test_space_is_stripped_from_labels_of_choices(tmp_path):
     path = tmp_path / "rows.jsonl"
     choices = [{"label": "A ", "text": "one"}, {"label": "B", "text": "two"}]
     values = {"question": {"stem": "which", "choices": choices}, "answerKey": "B "}
@@ -84,7 +84,7 @@ def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, co
         Classification.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)
 
 
-def test_runs_that_saved_labels_with_space_open_and_read_rows(tmp_path):
+def test_runs_that_saved_labels_with_space_still_read_rows(tmp_path):
     saved = Classification(labels=("x ", "y"), max_seq_length=8).to_dict()
     task = task_from_dict(json.loads(json.dumps(saved)))
     assert task.labels == ("x ", "y")

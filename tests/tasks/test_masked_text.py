@@ -1,4 +1,4 @@
-"""Texts with the literal [MASK]: split there before they are tokenized."""
+"""Texts with a literal [MASK], which are split there before they are tokenized."""
 
 import pytest
 import tensorflow as tf
@@ -17,7 +17,7 @@ def ids(texts, tokenizer):
     return tokenize_masked(texts, tokenizer.tokenize, tokenizer.vocabulary).ids.to_list()
 
 
-def test_a_mask_is_one_token_wherever_it_stands(tokenizer):
+def test_a_mask_is_one_token_at_any_position(tokenizer):
     mask, a, b = (tokenizer.vocabulary[entry] for entry in ("[MASK]", "a", "b"))
     texts = ["a [MASK] b", "a[MASK]b", "[MASK]", "[MASK][MASK]", "", "a b", "b[MASK]"]
     expected = [[a, mask, b], [a, mask, b], [mask], [mask, mask], [], [a, b], [b, mask]]
@@ -25,7 +25,7 @@ def test_a_mask_is_one_token_wherever_it_stands(tokenizer):
     assert ids([], tokenizer) == []
 
 
-def test_what_is_no_literal_mask_is_text_as_ever(tokenizer):
+def test_text_that_resembles_a_mask_is_tokenized_as_usual(tokenizer):
     texts = ["[mask]", "[ MASK ]", "[MASK", "[CLS] [SEP]"]
     plain = tokenizer.tokenize(tf.constant(texts)).ids.to_list()
     assert ids(texts, tokenizer) == plain
@@ -50,7 +50,7 @@ def test_offsets_count_characters_of_the_text_as_sent(tokenizer):
     ]
 
 
-def test_bytes_that_are_no_text_are_counted_as_python_counts_them(tokenizer):
+def test_bytes_that_are_no_text_are_counted_as_in_python(tokenizer):
     text = b"\xff\xe2\x82 [MASK] a"
     tokens = tokenize_masked(
         tf.constant([text]), tokenizer.tokenize_with_offsets, tokenizer.vocabulary

@@ -1,4 +1,4 @@
-"""Rows of several labels: how they are read, their figures, a whole run."""
+"""Rows of several labels: reading, metrics, and a complete run."""
 
 import json
 import types
@@ -47,22 +47,23 @@ def test_a_row_may_have_several_labels_or_none(tmp_path):
         (["", ""], "a.csv: expected two or more labels. Received: none"),
     ],
 )
-def test_rows_of_several_labels_that_cannot_be(tmp_path, rows, message):
+def test_bad_rows_of_several_labels_are_rejected(tmp_path, rows, message):
     path = small.write_rows(tmp_path / "a.csv", [("t", row) for row in rows])
     with pytest.raises(UserError, match=message):
         from_data(path, multi_label=True)
 
 
-def test_unknown_labels_among_several_are_named(tmp_path):
+def test_unknown_labels_among_several_are_reported(tmp_path):
     path = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "a|x")])
     with pytest.raises(UserError, match="a.csv:3: label 'x': expected one of a, b"):
         from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
-def test_metrics_of_several_labels_are_scikit_learns():
+def test_metrics_of_several_labels_equal_scikit_learn():
     rng = np.random.default_rng(4)
     logits = rng.normal(0, 2, (60, 4)).astype(np.float32)
-    labels = (rng.random((60, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(np.int32)  # The last: never.
+    # The last label never occurs.
+    labels = (rng.random((60, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(np.int32)
     task = Classification(
         labels=tuple("wxyz"),
         multi_label=True,
@@ -127,7 +128,7 @@ OF_SEVERAL = [
 
 
 @pytest.mark.slow
-def test_sixteen_rows_of_several_labels_are_learnt_tuned_and_served(huggingface_dir, tmp_path):
+def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface_dir, tmp_path):
     path = small.write_rows(tmp_path / "several.csv", OF_SEVERAL)
     files = {"train": small.write_rows(tmp_path / "train.csv", OF_SEVERAL * 128), "dev": path}
     settings = small.settings(

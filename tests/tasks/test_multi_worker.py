@@ -1,4 +1,4 @@
-"""Two processes on loopback fine-tune as one does, and one of them writes and speaks."""
+"""Two worker processes on loopback fine-tune like one process; only one writes and logs."""
 
 import dataclasses
 import json
@@ -23,8 +23,8 @@ def flags(huggingface_dir, complaints, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_command):
-    """27 rows in batches of 8: the last of an epoch is uneven, and 9 dev rows are too."""
+def test_two_workers_equal_one_process_and_resume_together(flags, tmp_path, run_command):
+    """Use 27 rows in batches of 8 and 9 dev rows, so that the last batches are partial."""
     chief, other = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
     assert "step 8/8" in chief and "on 2 replicas" in chief and other == ""
     arguments = {**flags, "output_dir": tmp_path / "one"}
@@ -48,7 +48,7 @@ def test_two_workers_are_one_and_both_go_on_together(flags, tmp_path, run_comman
 
 
 @pytest.mark.slow
-def test_where_no_tpu_answers_one_line_says_so(flags, run_command, tmp_path):
+def test_a_missing_tpu_is_reported_in_one_line(flags, run_command, tmp_path):
     done = run_command(
         "tasks.finetune", *(f"--{name}={value}" for name, value in flags.items()), "--strategy=tpu"
     )

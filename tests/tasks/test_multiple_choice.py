@@ -1,4 +1,4 @@
-"""Multiple choice on literals, rows that differ in their number of choices, from file to answer."""
+"""Multiple choice on literals, rows of varying numbers of choices, from file to prediction."""
 
 import csv
 import dataclasses
@@ -23,7 +23,7 @@ from tasks.registry import task_from_dict
 from tasks.trained_model import TrainedModel
 from tests import small
 
-# The right choice names what the prompt does; it stands in any place, among two to four.
+# The right choice repeats a word of the prompt, at any position among two to four.
 QUESTIONS = [
     ("the bill", ["is too high", "not open"], 0),
     ("my bill", ["broken", "not open", "is high !"], 2),
@@ -65,7 +65,7 @@ def examples_of(questions=QUESTIONS):
     return Examples({"prompt": list(prompts), "choices": list(choices)}, list(labels))
 
 
-def test_the_answer_by_hand():
+def test_the_prediction_by_hand():
     scores = tf.constant(
         [
             [0.0, math.log(3), MASKED_SCORE],
@@ -80,7 +80,7 @@ def test_the_answer_by_hand():
         [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]],
         1e-5,
     )
-    # The last two are equal but for rounding: the first of them, whichever way that goes.
+    # The last two are equal except for rounding: the first is chosen, whatever the rounding.
     assert prediction["choice"].numpy().tolist() == [1, -1, 1, 1]
     swapped = MultipleChoice(max_seq_length=12).serving_outputs(
         None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
@@ -88,14 +88,14 @@ def test_the_answer_by_hand():
     assert swapped["choice"].numpy().tolist() == [2, -1, 2, 1]
 
 
-def test_metrics_are_of_the_decision_that_is_answered():
+def test_metrics_are_computed_from_the_predictions():
     task = MultipleChoice(max_seq_length=12)
     scores = np.array([[0, 2, 1], [3, 1, MASKED_SCORE], [1, 1, 1], [0, 1, 2]], np.float32)
     data = types.SimpleNamespace(labels={"choice": np.array([1, 1, 0, 2], np.int32)})
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
 
 
-def test_each_choice_is_read_behind_the_prompt(signatures):
+def test_each_choice_follows_the_prompt(signatures):
     prediction = signatures["tokenize"](
         tf.constant(["the bill", "app"]), tf.constant([["is high", "", "a"], ["", "", ""]])
     )
@@ -113,8 +113,8 @@ def test_each_choice_is_read_behind_the_prompt(signatures):
     assert (prediction["input_mask"].numpy() == (prediction["input_ids"].numpy() != 0)).all()
 
 
-def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
-    """Against the encoder, pooler and head on one pair at a time."""
+def test_a_prediction_does_not_depend_on_the_batch(pipeline, signatures):
+    """Compare with encoder, pooler and head on one pair at a time."""
     prediction = signatures["serving_default"]
     prompts = [prompt for prompt, *_ in QUESTIONS] + ["the bill", ""]
     rows = [choices for _, choices, _ in QUESTIONS] + [["", "broken", ""], ["a", "b"]]
@@ -140,7 +140,7 @@ def test_a_question_is_answered_the_same_in_any_company(pipeline, signatures):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (1, 0), (2, 2), (17, 5)])
-def test_rows_without_a_choice_have_no_answer(signatures, shape):
+def test_rows_without_a_choice_have_no_prediction(signatures, shape):
     prompts, choices = tf.fill(shape[:1], "the bill"), tf.fill(shape, "")
     tokens = signatures["tokenize"](prompts, choices)
     assert {tuple(values.shape) for values in tokens.values()} == {(*shape, 0)}
@@ -152,14 +152,14 @@ def test_rows_without_a_choice_have_no_answer(signatures, shape):
 
 
 @pytest.mark.parametrize(("prompts", "rows"), [(2, 1), (1, 2)])
-def test_a_prompt_without_choices_and_choices_without_a_prompt_are_refused(
+def test_a_prompt_without_choices_and_choices_without_a_prompt_are_rejected(
     signatures, prompts, rows
 ):
     with pytest.raises(tf.errors.InvalidArgumentError, match="inputs: numbers of rows differ"):
         signatures["serving_default"](tf.fill([prompts], "a"), tf.fill([rows, 2], "b"))
 
 
-def test_the_longer_of_prompt_and_choice_is_cut(pipeline):
+def test_the_longer_of_prompt_and_choice_is_truncated(pipeline):
     windows = pipeline.encode(prompt=["the bill is too high !"], choices=[["a b c a b c a b", "a"]])
     assert windows.packed.input_ids.to_list() == [
         [2, 5, 6, 7, 8, 3, 22, 23, 24, 3],
@@ -168,7 +168,7 @@ def test_the_longer_of_prompt_and_choice_is_cut(pipeline):
 
 
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
-def test_a_batch_holds_whole_questions(pipeline, layout):
+def test_a_batch_holds_complete_questions(pipeline, layout):
     encoded = EncodedExamples.encode(examples_of(), pipeline, layout)
     assert len(encoded) == len(QUESTIONS)
     (inputs, labels, weights), *_ = encoded.training_batches(
@@ -183,9 +183,7 @@ def test_a_batch_holds_whole_questions(pipeline, layout):
 
 
 @pytest.mark.slow
-def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
-    pipeline, signatures, mirrored
-):
+def test_evaluation_on_replicas_yields_the_served_probabilities(pipeline, signatures, mirrored):
     encoded = EncodedExamples.encode(examples_of(), pipeline, to_flat)
     served = signatures["serving_default"](
         tf.constant([prompt for prompt, *_ in QUESTIONS]),
@@ -208,8 +206,8 @@ def test_evaluation_on_replicas_gives_the_probabilities_that_are_served(
 
 
 @pytest.mark.slow
-def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir, tmp_path):
-    """Orders of the choices double the questions to 16: a place alone cannot be learned."""
+def test_it_learns_and_the_run_predicts_and_is_restored_from_json(huggingface_dir, tmp_path):
+    """Double the questions to 16 by permuting choices: the position alone cannot be learned."""
     reversed_ones = [(p, c[::-1], len(c) - 1 - label) for p, c, label in QUESTIONS]
     files = {
         "train": write(tmp_path / "train.jsonl", QUESTIONS + reversed_ones),
@@ -249,8 +247,8 @@ def test_it_learns_and_the_run_answers_and_goes_through_its_json(huggingface_dir
 
 
 @pytest.mark.slow
-def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, tmp_path):
-    """As real files have them: no choices in the row, or an answer that is none of them."""
+def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_path):
+    """Use rows of the published files: without choices, or with an answer that is none of them."""
     path = tmp_path / "arc.csv"
     rows = [
         ("the bill", "is high", "broken", "b", "c", "A"),
@@ -290,7 +288,7 @@ def test_arc_leaves_rows_out_that_it_is_known_for_and_says_so(huggingface_dir, t
     "flag",
     [{"text_column": "a"}, {"labels": ("a", "b")}, {"doc_stride": 4}, {"unescape_html": True}],
 )
-def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path, flag):
+def test_flags_of_other_tasks_are_rejected(huggingface_dir, complaints, tmp_path, flag):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
     for name in ("multiple_choice", "swag"):
         with pytest.raises(
@@ -299,7 +297,7 @@ def test_flags_of_other_tasks_are_refused(huggingface_dir, complaints, tmp_path,
             dataclasses.replace(settings, task=name, **flag)
 
 
-def test_published_questions_are_encoded_whole(data_dir, pretrained_dir):
+def test_published_questions_are_encoded_completely(data_dir, pretrained_dir):
     from bert_tf import read_pretrained
 
     task = MultipleChoice(max_seq_length=128, file_format="arc")

@@ -1,4 +1,4 @@
-"""Predicting: rows in order, some at a time, bad ones in their place, and whole files only."""
+"""Prediction: rows in order, in batches, bad ones in their position, and atomic output files."""
 
 import json
 import tracemalloc
@@ -14,8 +14,9 @@ from tests import small
 
 
 def stub(prediction, **changes):
-    """What `predict` needs of a TrainedModel, with `prediction` for a model: {name: [B,
-    ...]} of strings.
+    """Return an object that `predict` accepts as a TrainedModel.
+
+    `prediction` is its model, which returns {name: [B, ...]} of strings.
     """
     task = Classification(labels=("a", "b"), max_seq_length=12, **changes)
     pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": prediction})
@@ -23,7 +24,7 @@ def stub(prediction, **changes):
 
 
 def lengths(*texts):
-    """An answer that tells rows apart: characters of each text, and the text itself."""
+    """Return a prediction that identifies rows: characters of each text, and the text itself."""
     return {
         "length": tf.add_n([tf.strings.length(text, "UTF8_CHAR") for text in texts]),
         "text": tf.strings.join(texts, "|"),
@@ -35,7 +36,7 @@ def predictions(path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_rows_are_answered_in_order(tmp_path, batch_size):
+def test_rows_are_predicted_in_order(tmp_path, batch_size):
     texts = ["é", "", "中 x", "a,b", 'quo"te', "line\nend", " "]
     path = small.write_rows(tmp_path / "in.csv", [(text, "") for text in texts])
     said, output = [], tmp_path / "out.jsonl"
@@ -43,10 +44,10 @@ def test_rows_are_answered_in_order(tmp_path, batch_size):
     assert counts == (7, 0)
     assert predictions(output) == [{"length": len(text), "text": text} for text in texts]
     assert said[-1] == "7 rows" and len(said) == -(-7 // batch_size)
-    assert '"é"' in output.read_text(encoding="utf-8")  # To be read by people too.
+    assert '"é"' in output.read_text(encoding="utf-8")  # The output is readable text.
 
 
-def test_pairs_go_in_as_the_columns_are_named(tmp_path):
+def test_pairs_are_read_from_the_named_columns(tmp_path):
     path = small.write_rows(tmp_path / "in.csv", [("1", "22"), ("x", "")], ("second", "first"))
     trained = stub(lengths, text_columns=("first", "second"))
     predict(trained, path, tmp_path / "out.jsonl", 8, lambda line: None)
@@ -57,7 +58,7 @@ def test_pairs_go_in_as_the_columns_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_a_bad_row_has_its_error_in_its_place(tmp_path, batch_size):
+def test_a_bad_row_has_its_error_in_its_position(tmp_path, batch_size):
     lines = ['{"text": "a"}', "{", '{"words": "b"}', '{"text": null}', '{"text": "cc"}', "[]"]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(lines))
@@ -75,7 +76,7 @@ def test_a_bad_row_has_its_error_in_its_place(tmp_path, batch_size):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_answers_stand_in_the_lines_of_their_texts(tmp_path, suffix):
+def test_predictions_are_in_the_lines_of_their_texts(tmp_path, suffix):
     lines = ["a", "", "bb", "", "", "ccc", ""]
     path, output = tmp_path / f"in{suffix}", tmp_path / "out.jsonl"
     path.write_text("".join(f"{line}\n" for line in ["text", *lines]))
@@ -84,18 +85,18 @@ def test_answers_stand_in_the_lines_of_their_texts(tmp_path, suffix):
 
 
 def write_long(path, rows):
-    """A row is 1,000 characters; begins with its number."""
+    """Write rows of 1,000 characters that start with their number."""
     with open(path, "w", encoding="utf-8") as lines:
         lines.write("text\n")
         lines.writelines(f"{number:08} {'x' * 990}\n" for number in range(rows))
     return path
 
 
-def test_of_many_rows_only_some_are_in_memory(tmp_path):
-    """Twenty megabytes through a window of a tenth of one."""
+def test_only_some_of_many_rows_are_in_memory(tmp_path):
+    """Read twenty megabytes with a window of a tenth of one."""
     trained, output = stub(lengths), tmp_path / "out.jsonl"
     short, long = write_long(tmp_path / "a.tsv", 300), write_long(tmp_path / "b.tsv", 20_000)
-    predict(trained, short, output, 100, lambda line: None)  # For what is kept once.
+    predict(trained, short, output, 100, lambda line: None)  # This allocates what stays.
     tracemalloc.start()
     try:
         assert predict(trained, long, output, 100, lambda line: None) == (20_000, 0)
@@ -111,8 +112,8 @@ def test_of_many_rows_only_some_are_in_memory(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), SystemExit(143)])
 @pytest.mark.parametrize("before", [None, "of before\n"])
-def test_a_failed_or_killed_one_leaves_no_half_file(tmp_path, error, before):
-    """SystemExit is what the command makes of SIGTERM."""
+def test_a_failed_or_killed_prediction_leaves_no_partial_file(tmp_path, error, before):
+    """Raise SystemExit as well, to which the command converts SIGTERM."""
     path = small.write_rows(tmp_path / "in.csv", [("a", ""), ("b", ""), ("c", "")])
     directory = tmp_path / "out"
     directory.mkdir()
@@ -135,7 +136,7 @@ def test_a_failed_or_killed_one_leaves_no_half_file(tmp_path, error, before):
 
 
 @pytest.mark.parametrize("content", ["", "text,label\n"])
-def test_a_file_without_rows_is_refused_and_nothing_written(tmp_path, content):
+def test_a_file_without_rows_is_rejected_and_nothing_is_written(tmp_path, content):
     path = tmp_path / "in.csv"
     path.write_text(content)
     with pytest.raises(UserError, match="in.csv: expected at least one row"):
@@ -143,7 +144,7 @@ def test_a_file_without_rows_is_refused_and_nothing_written(tmp_path, content):
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_a_file_that_breaks_off_leaves_nothing(tmp_path):
+def test_a_truncated_file_leaves_no_output(tmp_path):
     path = tmp_path / "in.csv"
     path.write_bytes(b"text\n" + b"good\n" * 20_000 + b"\xff\n")
     with pytest.raises(UserError, match="not UTF-8: byte 0xff in line 20002"):
@@ -151,7 +152,7 @@ def test_a_file_that_breaks_off_leaves_nothing(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_answers_go_to_a_remote_path(tmp_path):
+def test_predictions_are_written_to_a_remote_path(tmp_path):
     path = small.write_rows(tmp_path / "in.csv", [("a", ""), ("bcd", "")])
     for output in (tmp_path / "out.jsonl", "ram://prediction/out.jsonl"):
         with ownership.sole_output(output):

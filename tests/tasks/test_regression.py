@@ -1,4 +1,4 @@
-"""Regression on literals, and from files to answers."""
+"""Regression on literals, and from files to predictions."""
 
 import json
 import types
@@ -25,14 +25,14 @@ def test_labels_are_numbers(text, value):
 
 
 @pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
-def test_what_is_no_number_is_refused_with_its_line(tmp_path, text):
+def test_a_label_that_is_no_number_is_rejected_with_its_line(tmp_path, text):
     path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
     task = Regression.from_data(path, max_seq_length=12)
     with pytest.raises(UserError, match=f"train.csv:3: label '{text}': expected a number"):
         task.load_examples(path)
 
 
-def test_metrics_and_answer_by_hand():
+def test_metrics_and_prediction_by_hand():
     task = Regression(max_seq_length=12)
     data = types.SimpleNamespace(labels={"value": np.array([1, 2, 3, 4], np.float32)})
     outputs = {"value": np.array([[2.0], [4.0], [6.0], [5.0]], np.float32)}
@@ -50,7 +50,7 @@ def test_metrics_and_answer_by_hand():
 
 
 @pytest.mark.slow
-def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
+def test_it_learns_and_the_run_predicts(huggingface_dir, tmp_path):
     values = {"billing": "-1", "hardware": "0.5", "software": "2"}
     rows = [(text, values[label]) for label, texts in small.TEXTS.items() for text in texts]
     files = {
@@ -69,7 +69,7 @@ def test_it_learns_and_the_run_answers(huggingface_dir, tmp_path):
         )
     )
     best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
-    # Equal labels share a rank, their predictions do not: 0.949 is the most for nine in threes.
+    # Equal labels share a rank, but predictions differ: 0.949 is the maximum for nine in threes.
     assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
     assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
     trained = TrainedModel.open(run.path)

@@ -1,4 +1,4 @@
-"""Questions: tokens of an answer by hand and by loops, figures, what is served, and learning it."""
+"""Question answering: target tokens by hand and by loops, metrics, serving, and training."""
 
 import dataclasses
 import json
@@ -26,19 +26,19 @@ from tests.conftest import WORDS
 NAMES = {"answer", "start", "end", "score", "no_answer_score"}
 NAMES |= {"nbest_answer", "nbest_start", "nbest_end", "nbest_score"}
 SIZES = {"max_seq_length": 10, "max_query_length": 2, "doc_stride": 2, "max_answer_length": 3}
-# Without the words that the published figures pass over, as "the" and "!".
+# Avoid words that the published metrics ignore, such as "the" and "!".
 PLAIN = [word for word in WORDS if word.isalnum() and word not in ("a", "the")]
 
 
 @pytest.fixture(scope="module")
 def pipeline(config, vocabulary):
-    """Of a task where there may be no answer."""
+    """Return the pipeline of a task in which questions may have no answer."""
     task = SpanQA(**SIZES, may_be_impossible=True)
     return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
 
 
 def examples_of(*rows):
-    """Each (question, context, answers); an answer is a text, or a text and its start."""
+    """Return examples of (question, context, answers); answers are texts, or (text, start)."""
     labels = [
         tuple(
             (answer, context.index(answer)) if isinstance(answer, str) else answer
@@ -50,8 +50,8 @@ def examples_of(*rows):
     return Examples({"question": list(questions), "context": list(contexts)}, labels)
 
 
-def test_its_head_has_no_dropout_of_its_own(pipeline, inputs_BL):
-    """As the released run_squad.py and transformers have it: dropout is the encoder's alone."""
+def test_its_head_has_no_dropout(pipeline, inputs_BL):
+    """Follow the released run_squad.py and transformers, which have dropout in the encoder only."""
     model, seed = pipeline.model, tf.constant([1, 2], tf.int64)
     sequence_BLH = model.encoder(inputs_BL, training=True, seed=seed)["sequence"]
     expected_BL = np.where(inputs_BL["input_mask"], model.head(sequence_BLH)[:, :, 0], -1e9)
@@ -60,7 +60,7 @@ def test_its_head_has_no_dropout_of_its_own(pipeline, inputs_BL):
 
 
 def random_rows(rng, count, most_words=20):
-    """Questions on random words; of every fourth there is no answer."""
+    """Return questions on random words; every fourth has no answer."""
     rows = []
     for number in range(count):
         words = rng.choice([*PLAIN, "unaffable", "Café", "xyz"], rng.integers(2, most_words))
@@ -73,7 +73,7 @@ def random_rows(rng, count, most_words=20):
 
 
 def write_squad(path, rows):
-    """SQuAD's JSON; a question without answers is impossible."""
+    """Write SQuAD's JSON; a question without answers is impossible."""
     examples = examples_of(*rows)
     paragraphs = [
         {
@@ -110,7 +110,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     )
     words = [[WORDS[token] for token in row] for row in encoded.windows.packed.input_ids.to_list()]
     assert [row[4:-1] for row in words] == [
-        ["the", "app", "is", "broken", "!"],  # Without "My": not the whole answer.
+        ["the", "app", "is", "broken", "!"],  # Without "My" the answer is not complete.
         ["is", "broken", "!", "my", "screen"],
         ["!", "my", "screen", "not", "open"],
         ["un", "un", "##aff", "##able"],
@@ -129,7 +129,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     assert encoded.weights["start"].tolist() == encoded.weights["end"].tolist() == [1.0] * 7
 
 
-def test_the_tokens_of_answers_as_loops_find_them(pipeline):
+def test_the_tokens_of_answers_equal_those_found_by_loops(pipeline):
     rows = random_rows(np.random.default_rng(0), 60)
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
     windows, of_all = encoded.windows, []
@@ -163,7 +163,7 @@ def answers_of(task, encoded, outputs):
     return [text.decode() for text in answer.numpy()]
 
 
-def test_metrics_are_those_of_what_is_answered(pipeline, monkeypatch):
+def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     monkeypatch.setattr(span_qa, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
     encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
@@ -186,7 +186,7 @@ def test_metrics_are_those_of_what_is_answered(pipeline, monkeypatch):
     assert "f1_at_0" not in metrics
     assert answers_of(decided, encoded, outputs) != logged
 
-    # A model that always answers is measured on the same texts.
+    # A model that always answers is scored on the same texts.
     always = SpanQA(**SIZES)
     logged = answers_of(always, encoded, outputs)
     labels[:] = [((text, 0),) for text in logged[:10]] + [(("no such word", 0),)] * (
@@ -197,10 +197,10 @@ def test_metrics_are_those_of_what_is_answered(pipeline, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
-def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
+def test_the_evaluation_loss_covers_the_tokens_of_each_window_only(pipeline, layout):
     rows = [
         ("my bill", "the app is broken ! my screen not open", ["broken ! my"]),
-        *[("", "a", ["a"])] * 3,  # One batch is shorter than all.
+        *[("", "a", ["a"])] * 3,  # One batch is shorter than the others.
     ]
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, layout)
     expected = []
@@ -217,11 +217,11 @@ def test_the_loss_of_an_evaluation_is_of_a_windows_own_tokens(pipeline, layout):
             position = encoded.labels[name][w]
             expected.append(math.log(np.sum(np.exp(logits))) - logits[position])
     evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy(), 2)
-    # Half of both outputs' means, summed: the mean of all.
+    # Half of the mean of each output, summed, is the mean of both.
     assert evaluator.metrics(encoded)["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_answers_that_no_window_holds_are_told(pipeline):
+def test_answers_that_no_window_holds_are_reported(pipeline):
     rows = [
         ("a", "b c", [("b", 1)]),
         ("a", "b c", ["b"]),
@@ -233,7 +233,7 @@ def test_answers_that_no_window_holds_are_told(pipeline):
 
 
 @pytest.mark.slow
-def test_what_is_served(pipeline):
+def test_served_predictions_by_hand(pipeline):
     task = dataclasses.replace(pipeline.task, null_threshold=10.0)
     pipeline = Pipeline(task, pipeline.tokenizer, pipeline.model)
     signatures = pipeline.signatures()
@@ -255,7 +255,7 @@ def test_what_is_served(pipeline):
     assert (empty["answer"][0], empty["start"][0], empty["score"][0]) == (b"", -1, 1)
 
 
-def test_a_context_of_20000_words(pipeline):
+def test_a_context_of_20000_words_is_answered(pipeline):
     always = SpanQA(**{**SIZES, "doc_stride": 4})
     answer = Pipeline(always, pipeline.tokenizer, pipeline.model).predict(
         question=tf.constant(["my bill"] * 2),
@@ -266,7 +266,7 @@ def test_a_context_of_20000_words(pipeline):
     assert answer["answer"][1] == b"a"
 
 
-def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
+def test_the_data_decide_whether_questions_may_have_no_answer(tmp_path):
     some = write_squad(tmp_path / "some.json", [("a", "a b", ["b"]), ("b", "a b", [])])
     none = write_squad(tmp_path / "none.json", [("a", "a b", ["b"])])
     task = SpanQA.from_data(some, **SIZES)
@@ -282,13 +282,13 @@ def test_the_data_say_whether_there_may_be_no_answer(tmp_path):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
 
 
-def test_no_place_for_the_context_is_told():
+def test_no_space_for_the_context_is_reported():
     with pytest.raises(UserError, match="--max_seq_length=67: .* at least 68, .*_query_length=64"):
         SpanQA(max_seq_length=67)
     assert SpanQA(max_seq_length=68).doc_stride == 128
 
 
-def test_only_answers_that_stand_in_the_context_are_learned_from():
+def test_only_answers_found_in_the_context_are_trained_on():
     task = SpanQA(**SIZES, may_be_impossible=True)
     rows = [
         ("a", "a b", [("b", 0)]),
@@ -305,7 +305,7 @@ def test_only_answers_that_stand_in_the_context_are_learned_from():
 
 @pytest.mark.slow
 def test_it_learns(tmp_path, vocabulary):
-    """Sixteen questions, each on the word before the answer, or on one that is not there."""
+    """Train on sixteen questions that name the word before the answer, or an absent word."""
     rng, rows = np.random.default_rng(0), []
     for number in range(16):
         words = list(rng.permutation(PLAIN)[:9])
@@ -366,7 +366,7 @@ def test_it_learns(tmp_path, vocabulary):
 
 
 def test_the_answers_of_squad_are_tokens(data_dir):
-    """Of 1,770 all are in a window; 28 begin or end inside a token ("Sky" in "BSky")."""
+    """Check 1,770 answers: all are in a window; 28 start or end in a token ("Sky" in "BSky")."""
     task = SpanQA.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
     examples = task.load_examples(data_dir / "squad/dev-v1.1.json")
     assert len(task.select_training_examples(examples)) == len(examples) == 1770

@@ -1,4 +1,4 @@
-"""What fine-tuning on a TPU would be given: batches of one shape, and the step as one program."""
+"""Fine-tuning as on a TPU: batches of one shape, and the step as one program."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def multiple_choice(directory):
 
 
 def tagging(directory):
-    """Five texts in ten windows of 6 tokens."""
+    """Write five texts that make ten windows of 6 tokens."""
     sentence = "the O\nbill B-X\nis O\ntoo O\nhigh B-X\n! O\n\n"
     path = directory / "train.txt"
     path.write_text(sentence * 5)
@@ -47,8 +47,8 @@ def tagging(directory):
 
 @pytest.fixture
 def encoded(config, vocabulary, tmp_path):
-    """encoded(kind, static_shape) -> EncodedExamples and the task's model, the same each time."""
-    # XLA draws other noise.
+    """Return a function of (kind, static_shape): EncodedExamples and the task's model."""
+    # XLA draws other dropout noise.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
     def encode(kind, static_shape):
@@ -66,7 +66,7 @@ def shapes(batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_shapes_are_known_before_there_is_a_batch(encoded, kind):
+def test_all_shapes_are_known_before_the_first_batch(encoded, kind):
     data, _ = encoded(kind, True)
     assert len(data) == 10
     length, rows = data.task.max_seq_length, 16 if kind == "multiple_choice" else 4
@@ -80,7 +80,7 @@ def test_all_shapes_are_known_before_there_is_a_batch(encoded, kind):
         assert len([shapes(batch) for batch in batches]) >= 3
 
 
-def test_what_fills_a_batch_up_has_no_weight(encoded):
+def test_filler_rows_of_a_batch_have_no_weight(encoded):
     batches = encoded("classification", True)[0].training_batches(**ARGUMENTS)
     usual = encoded("classification", False)[0].training_batches(**ARGUMENTS)
     for mine, theirs in zip(batches, usual, strict=True):
@@ -95,7 +95,7 @@ def test_what_fills_a_batch_up_has_no_weight(encoded):
     assert is_sample == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
 
 
-def test_a_replica_that_has_nothing_left_gets_a_whole_batch_of_no_weight(encoded):
+def test_a_replica_without_examples_gets_a_batch_of_weight_zero(encoded):
     data, _ = encoded("classification", True)
     batches = list(data.training_batches(**ARGUMENTS, num_replicas=2))
     assert [shapes(batch) for batch in batches] == [[(2, 12)] * 3 + [(2,)] * 2] * 12
@@ -105,7 +105,7 @@ def test_a_replica_that_has_nothing_left_gets_a_whole_batch_of_no_weight(encoded
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_the_step_is_one_program_and_trains_and_evaluates_as_without(encoded, kind):
+def test_the_compiled_step_is_one_program_and_trains_and_evaluates_equally(encoded, kind):
     results, traces = [], []
     for static_shape in (True, False):
         data, model = encoded(kind, static_shape)

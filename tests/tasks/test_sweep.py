@@ -1,4 +1,4 @@
-"""Sweeps: several seeds and learning rates, one run after the other, and what came of them."""
+"""Sweeps: several seeds and learning rates, run one after the other, and their summary."""
 
 import dataclasses
 import gc
@@ -46,7 +46,7 @@ def assert_same(path, other):
 
 
 @pytest.mark.slow
-def test_a_later_run_is_as_alone_bit_for_bit_and_the_sweep_says_what_came_of_them(
+def test_a_later_run_is_bitwise_equal_to_a_single_one_and_the_sweep_summarizes_all(
     settings, tmp_path
 ):
     said = []
@@ -79,27 +79,27 @@ def test_a_later_run_is_as_alone_bit_for_bit_and_the_sweep_says_what_came_of_the
     assert f"best {max(scores):.4f} in {tmp_path / 'sweep' / best}" in said[-2]
     assert said[-1] == f"finished: {tmp_path / 'sweep' / 'sweep.json'}"
 
-    # The same again: nothing is trained, the same is told.
+    # Repeating the sweep trains nothing and prints the same summary.
     again = []
     assert sweep(settings, again.append) == report
     assert len([line for line in again if "nothing to do" in line]) == 2
     assert not [line for line in again if line.startswith("step ")]
     with pytest.raises(UserError, match="--epochs: was 1 when .*seed-1 was created, is now 2"):
         sweep(dataclasses.replace(settings, epochs=2))
-    # One seed more.
+    # With one more seed.
     longer = sweep(dataclasses.replace(settings, seeds=("1", "2", "3")))
     assert {name: longer["runs"][name] for name in report["runs"]} == report["runs"]
     assert longer["settings"][0]["runs"] == ["seed-1", "seed-2", "seed-3"]
 
 
 @pytest.mark.slow
-def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
+def test_a_sweep_stopped_in_its_second_run_resumes(settings, tmp_path, monkeypatch):
     original, count = TrainingLoop._steps, []
 
     def step(*arguments):
         logs = original(*arguments)
         count.append(1)
-        if len(count) == 6:  # Four steps are a run's.
+        if len(count) == 6:  # Each run has four steps.
             os.kill(os.getpid(), signal.SIGTERM)
         return logs
 
@@ -118,8 +118,8 @@ def test_stopped_in_its_second_run_it_goes_on(settings, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_grid_and_a_run_that_diverges(settings, tmp_path):
-    """A rate of 1e30 is too high: told, and the other goes on."""
+def test_a_grid_continues_after_a_run_that_diverges(settings, tmp_path):
+    """Use a rate of 1e30, which is reported, and the other run still trains."""
     grid = dataclasses.replace(
         settings, seeds=("3",), learning_rates=("1e30", "2e-5"), warmup_proportion=0.0
     )
@@ -139,7 +139,7 @@ def test_a_grid_and_a_run_that_diverges(settings, tmp_path):
 
 
 def scripted(monkeypatch, infos):
-    """Runs whose best checkpoint holds `infos`, an exception in a diverged one's place."""
+    """Replace training by runs whose best checkpoint holds `infos`; exceptions are raised."""
     remaining = iter(infos)
 
     class Stub:
@@ -171,7 +171,7 @@ def scored(score, degenerate=0.0):
 
 
 @pytest.mark.slow
-def test_the_metrics_by_hand(settings, tmp_path, monkeypatch):
+def test_the_summary_metrics_by_hand(settings, tmp_path, monkeypatch):
     diverged = sweep_module.DivergenceError("not finite")
     scripted(monkeypatch, [scored(0.5), diverged, scored(0.9), scored(0.1, degenerate=1.0)])
     said = []
@@ -198,14 +198,14 @@ def test_the_metrics_by_hand(settings, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_any_other_mistake_stops_it(settings, monkeypatch):
+def test_any_other_error_stops_the_sweep(settings, monkeypatch):
     scripted(monkeypatch, [scored(0.5), UserError("train.csv: no such file"), scored(0.5)])
     with pytest.raises(UserError, match="no such file"):
         sweep(dataclasses.replace(settings, seeds=("1", "2", "3")))
 
 
 @pytest.mark.slow
-def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
+def test_the_model_of_a_run_is_freed_before_the_next(settings, monkeypatch):
     original, models, alive = Classification.build_model, [], []
 
     def build(*arguments):
@@ -215,7 +215,7 @@ def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
         return model
 
     monkeypatch.setattr(Classification, "build_model", build)
-    assert not gc.isenabled()  # By itself the sweep has to leave nothing.
+    assert not gc.isenabled()  # The sweep itself has to free the models.
     sweep(settings)
     assert alive == [0, 0]
 
@@ -237,12 +237,12 @@ def test_no_run_keeps_the_model_of_another(settings, monkeypatch):
         ({"dev": ()}, "--seeds: requires --dev, on which the runs are compared"),
     ],
 )
-def test_wrong_flags_are_refused(settings, changes, message):
+def test_wrong_flags_are_rejected(settings, changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(settings, **changes)
 
 
-def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settings):
+def test_without_seeds_and_rates_there_is_one_run_with_the_plain_flags(settings):
     one = dataclasses.replace(settings, seeds=())
     assert not one.is_sweep and settings.is_sweep
     ((name, of_run),) = one.runs().items()
@@ -253,7 +253,7 @@ def test_without_seeds_and_rates_there_is_one_run_with_the_flags_of_a_run(settin
 
 
 @pytest.mark.slow
-def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
+def test_an_unrelated_or_locked_directory_is_rejected(settings, tmp_path):
     directory = tmp_path / "sweep"
     directory.mkdir()
     (directory / "sweep.json").write_text("theirs")
@@ -267,7 +267,7 @@ def test_a_directory_that_is_not_ours_or_held_is_refused(settings, tmp_path):
             sweep(settings)
 
 
-def test_a_run_is_no_sweep(settings):
+def test_a_run_directory_is_no_sweep(settings):
     run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
     with pytest.raises(UserError, match="--output_dir=.*: contains a single run"):
         sweep(settings)
@@ -275,7 +275,7 @@ def test_a_run_is_no_sweep(settings):
 
 
 @pytest.mark.slow
-def test_the_command(settings, run_command, tmp_path):
+def test_the_command_runs_a_sweep(settings, run_command, tmp_path):
     one = dataclasses.asdict(dataclasses.replace(settings, seeds=()).runs()[""])
     flags = [
         f"--{name}={','.join(value) if isinstance(value, tuple) else value}"

@@ -1,4 +1,4 @@
-"""Tagging: targets over windows by hand, metrics against seqeval, one answer for any batch."""
+"""Tagging: targets over windows by hand, metrics against seqeval, predictions in any batch."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
 
 FIELDS = ("entity_text", "entity_type", "entity_start", "entity_end", "entity_score")
-# A word and its tag; sentences that differ in length, of one window or more of 6 tokens.
+# A word and its tag; sentences of different lengths, of one or more windows of 6 tokens.
 SENTENCES = [
     [tuple(pair.split("/")) for pair in sentence.split()]
     for sentence in (
@@ -71,8 +71,10 @@ def tiny(config):
 
 @pytest.fixture
 def encoded_of(tiny):
-    """(file, layout, changes to the task) -> its EncodedExamples and its Pipeline, as the recipe
-    has them."""
+    """Return a function that encodes a file like the recipe: (EncodedExamples, Pipeline).
+
+    Its arguments are the file, the layout and changes to the task.
+    """
 
     def encoded(path, layout=to_flat, **changes):
         task = from_data(path, **changes)
@@ -95,7 +97,7 @@ def settings(tiny, tmp_path):
     )
 
 
-def test_the_task_that_a_file_shows(tmp_path):
+def test_a_file_decides_the_task(tmp_path):
     columns = write_columns(tmp_path / "a.conll")
     spans = write_spans(tmp_path / "a.jsonl", [("Anna in Paris", [(8, 13, "LOC"), (0, 4, "PER")])])
     in_order = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -105,12 +107,12 @@ def test_the_task_that_a_file_shows(tmp_path):
         given = ("O", "I-LOC", "B-LOC", "I-PER", "B-PER")
         assert from_data(path, labels=given).labels == given
         assert task_from_dict(json.loads(json.dumps(from_data(path).to_dict()))) == from_data(path)
-    # Half of the 126 places of a text; and never none.
+    # Half of the 126 tokens of a text, and never none.
     assert from_data(columns, max_seq_length=128, doc_stride=None).doc_stride == 63
     assert from_data(columns, max_seq_length=3, doc_stride=None).doc_stride == 1
 
 
-def test_what_is_no_task_is_refused(tmp_path):
+def test_inconsistent_tasks_are_rejected(tmp_path):
     columns = write_columns(tmp_path / "a.conll")
     with pytest.raises(UserError, match="bare.conll: expected at least one entity"):
         from_data(write_columns(tmp_path / "bare.conll", [[("the", "O")]]))
@@ -126,7 +128,7 @@ def test_what_is_no_task_is_refused(tmp_path):
 
 
 def test_targets_by_hand(tmp_path, encoded_of):
-    """Four places of a text in each window; what shows more context in another has no weight."""
+    """Use four tokens per window; tokens with more context in another window have weight 0."""
     sentence = [("the", "O"), ("Berliners", "B-LOC"), ("U.S", "B-LOC"), ("met", "O")]
     path = write_columns(tmp_path / "a.conll", [sentence, [("Anna", "B-PER")]])
     data, _ = encoded_of(path, labels=("PER", "LOC"))
@@ -138,7 +140,7 @@ def test_targets_by_hand(tmp_path, encoded_of):
         ["[CLS]", "anna", "[SEP]"],
     ]
     assert data.windows.example_W.numpy().tolist() == [0, 0, 0, 1]
-    # "u" has a neighbour on either side in the second window alone, "." in the third.
+    # "u" has a neighbor on either side only in the second window, "." only in the third.
     assert data.labels["tag"].to_list() == [
         [0, 0, 3, 0, 0, 0],
         [0, 0, 0, 3, 0, 0],
@@ -161,7 +163,7 @@ def test_targets_by_hand(tmp_path, encoded_of):
 
 
 @pytest.mark.slow
-def test_what_labels_cannot_say_is_told(tmp_path, encoded_of):
+def test_labels_that_cannot_be_encoded_are_reported(tmp_path, encoded_of):
     path = write_columns(
         tmp_path / "a.conll", [[("Anna", "B-PER"), ("\u200b", "O")], [("in", "O")]]
     )
@@ -189,7 +191,7 @@ def test_metrics_by_hand(tmp_path, encoded_of):
         ],
     )
     data, pipeline = encoded_of(path, labels=("PER", "LOC"), max_seq_length=16)
-    # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S do not count), Paris O.
+    # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S are ignored), Paris O.
     labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
     outputs = {"tag": logits_of(data.windows, labels_T, 5)}
     metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
@@ -207,8 +209,8 @@ def test_metrics_by_hand(tmp_path, encoded_of):
 
 
 @pytest.mark.parametrize("form", ["columns", "spans"])
-def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, form):
-    """Any labels, on sentences whose words are a token each: sentences never run together."""
+def test_metrics_agree_with_seqeval_and_with_the_predictions(tmp_path, encoded_of, form):
+    """Draw any labels, on sentences of one-token words; entities never span sentences."""
     seqeval = pytest.importorskip("seqeval.metrics")
     from seqeval.scheme import IOB2
 
@@ -250,7 +252,7 @@ def test_metrics_agree_with_seqeval_and_with_the_answer(tmp_path, encoded_of, fo
 
 
 @pytest.mark.slow
-def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
+def test_a_served_prediction_does_not_depend_on_the_batch(tmp_path, encoded_of):
     _, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
     texts = ["", " ", "\x00", *(" ".join(word for word, _ in s) for s in SENTENCES)] * 2
     signatures = pipeline.signatures()
@@ -272,8 +274,8 @@ def test_a_served_answer_does_not_depend_on_the_batch(tmp_path, encoded_of):
 
 
 @pytest.mark.slow
-def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
-    """16 sentences, the second half as spans; predict's lines hold their own entities alone."""
+def test_it_learns_and_predicts_through_the_run_directory(settings, tmp_path):
+    """Use 16 sentences, half of them as spans; each line of predict has only its own entities."""
     write_columns(tmp_path / "train.conll", SENTENCES * 2)
     spans = write_spans(
         tmp_path / "dev.jsonl",
@@ -324,8 +326,8 @@ def test_it_learns_and_answers_through_the_run_directory(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_replicas_reach_the_same_run(settings, tmp_path, mirrored):
-    """Windows of one replica are longer than those of the other, and hold more labels."""
+def test_two_replicas_train_the_same_run(settings, tmp_path, mirrored):
+    """Give one replica longer windows with more labels than the other."""
     settings = dataclasses.replace(settings, global_batch_size=6, learning_rate=1e-3)
     one = finetune(settings)
     two = finetune(
@@ -344,7 +346,8 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())
     expected = evaluator.metrics(data)["loss"]
     model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})
-    batches = data.validation_batches(len(data))  # One, so that Keras has no means to average.
+    # A single batch, so that Keras has no means to average.
+    batches = data.validation_batches(len(data))
     assert model.evaluate(batches, verbose=0) == pytest.approx(expected, rel=1e-5)
     batches = data.training_batches(global_batch_size=4, num_epochs=8, seed=0)
     model.fit(batches, verbose=0)
@@ -353,7 +356,7 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
 
 @pytest.mark.slow
 def test_wnut17_is_learned(data_dir, pretrained_dir):
-    """All of its files make sense; a few steps of a real BERT on sentences with entities."""
+    """Read all of its files; train a real BERT for a few steps on sentences with entities."""
     directory = data_dir / "ner" / "wnut17"
     task = Tagging.from_data(directory / "wnut17train.conll", max_seq_length=32)
     assert len(task.labels) == 13

@@ -1,4 +1,4 @@
-"""Evaluation of tagging: what it keeps of each batch, in any layout and batch size."""
+"""Evaluation of tagging: values kept per batch, in any layout and batch size."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,10 @@ tiny, encoded_of = test_tagging.tiny, test_tagging.encoded_of  # Fixtures.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
-def test_evaluation_is_the_same_in_any_layout_and_batch(tmp_path, encoded_of, layout, monkeypatch):
-    """Batches of windows of different lengths; each window as if it were alone."""
+def test_evaluation_is_equal_in_any_layout_and_batch_size(
+    tmp_path, encoded_of, layout, monkeypatch
+):
+    """Use batches of windows of different lengths, and compare with single windows."""
     monkeypatch.setattr(Tagging, "metric_inputs", lambda self, outputs: outputs)
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), layout)
     lengths = data.windows.packed.input_ids.row_lengths().numpy()
@@ -40,7 +42,7 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     metrics, kept = evaluator.metrics(data), evaluator.outputs(data)["tag"]
     assert kept.dtype == np.int16 and kept.shape == (len(data), 6)
 
-    # The same of all logits at once.
+    # Compute the same metrics from all logits at once.
     monkeypatch.setattr(Tagging, "metric_inputs", lambda self, outputs: outputs)
     logits = evaluator.outputs(data)["tag"]
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Tuned values belong to one checkpoint: its file has them, other checkpoints are untuned."""
+"""Tuned values, which belong to one checkpoint and are stored in its file."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def settings(tmp_path_factory, config, vocabulary):
     directory = tmp_path_factory.mktemp("tuned")
     files = {
         "train": small.write_rows(directory / "train.csv", ROWS * 4),
-        # One row has the wrong label: there is an optimal temperature.
+        # One row has the wrong label, so there is an optimal temperature.
         "dev": small.write_rows(directory / "dev.csv", [*ROWS, ("the screen is high", "no")] * 2),
     }
     return small.settings(
@@ -48,7 +48,7 @@ def finished(settings):
 
 @pytest.fixture
 def trained_run(finished, tmp_path):
-    """A copy of a run that was trained and tuned, which a test may change."""
+    """Return a copy of a trained and tuned run, which a test may change."""
     shutil.copytree(finished.path, tmp_path / "run")
     return Run.open(tmp_path / "run")
 
@@ -64,7 +64,7 @@ TUNED = {
 
 @pytest.fixture
 def run(tmp_path, config, vocabulary):
-    """A run without training: steps 3 and 6, of which 6 is the best and tuned."""
+    """Return a run without training: steps 3 and 6, of which 6 is the best and tuned."""
     task = Classification(
         labels=("no", "yes"), threshold_objective="f1", calibrate=True, max_seq_length=8
     )
@@ -84,7 +84,7 @@ def state_of(run, step):
 
 
 def untune(run):
-    """As a process leaves a run that was killed after the last evaluation."""
+    """Make the run as it is after being killed at the last evaluation."""
     best = run.checkpoints.best_or_latest_step()
     state = json.loads(state_of(run, best).read_text())
     tuned = state.pop("tuned")
@@ -93,7 +93,7 @@ def untune(run):
 
 
 @pytest.mark.slow
-def test_the_values_are_in_the_best_checkpoint_with_their_metrics_and_file(trained_run, settings):
+def test_tuned_values_are_in_the_best_checkpoint_with_their_metrics_and_file(trained_run, settings):
     run = trained_run
     task = read_json_object(run.file("task.json"))
     assert (task["temperature"], task["thresholds"]) == (None, None)
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
     assert not (tmp_path / "models").exists()
     with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
         TrainedModel.open(run.path, "step-3")
-    # What is written and removed later leaves them there.
+    # Checkpoints that are saved and removed later do not affect the values.
     run.checkpoints.annotate(6, 7.0, {"dev_pr_auc": 0.7})
     run.checkpoints.save(9, {"step": 9})
     run.checkpoints.save(12, {"step": 12})
@@ -125,7 +125,7 @@ def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_and_predict_say_that_a_checkpoint_is_untuned(
+def test_evaluate_and_predict_warn_about_an_untuned_checkpoint(
     trained_run, tmp_path, capsys, settings
 ):
     run = trained_run
@@ -148,14 +148,14 @@ def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_before_tuning_is_tuned_by_its_command(
+def test_rerunning_the_command_tunes_a_run_that_stopped_before_tuning(
     trained_run, settings, monkeypatch
 ):
     before, again = (
         untune(trained_run),
         dataclasses.replace(settings, output_dir=trained_run.path),
     )
-    # A process that ends right after the one write has tuned it.
+    # Tuning is complete after this single write, even if the process ends then.
     with monkeypatch.context() as context:
         context.setattr(Run, "log_metrics", lambda self, record: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -168,14 +168,14 @@ def test_a_run_that_stopped_before_tuning_is_tuned_by_its_command(
 
 
 def as_earlier(run):
-    """The run as versions before wrote it: with the values in task.json."""
+    """Write the run like earlier versions: with the values in task.json."""
     tuned = untune(run)
     task = read_json_object(run.file("task.json"))
     pathlib.Path(run.file("task.json")).write_text(json.dumps({**task, **tuned["values"]}))
     return Run.open(run.path)
 
 
-def test_values_in_task_json_are_those_of_the_best_step(run):
+def test_values_in_task_json_belong_to_the_best_step(run):
     run = as_earlier(run)
     trained = TrainedModel.open(run.path)
     assert (trained.task.temperature, trained.tuned, trained.untuned) == (1.7, TUNED, None)
@@ -189,7 +189,7 @@ def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
     assert len(said) == 1 and "nothing to do" in said[0]
 
 
-def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
+def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
     def card():
         return model_card.model_card("name", TrainedModel.open(run.path), "float32")
 
@@ -199,19 +199,19 @@ def test_the_card_has_the_values_of_the_graph_and_names_their_file(run):
     assert "folder" not in card()
     run.checkpoints.set_tuned(6, {**TUNED, "warnings": ["it is small"]})
     assert "Warning: it is small." in card()
-    # Metrics that were logged for values that are not in the graph are not in the card.
+    # Metrics that were logged for values other than those of the graph are not in the card.
     untune(run)
     assert "uned" not in card() and "temperature" not in card()
 
 
 def opened(directory, config, vocabulary, task, **settings):
-    """A Trained without its model, of a run with these settings."""
+    """Return a TrainedModel without its model, of a run with these settings."""
     run = Run.create(directory, config, vocabulary, {"settings": settings}, task.to_dict())
     run.checkpoints.save(6, {"step": 6})
     return TrainedModel(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
 
 
-def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(
+def test_a_threshold_with_a_published_default_is_missed_only_after_a_dev_file(
     tmp_path, config, vocabulary
 ):
     task = SpanQA(may_be_impossible=True, max_seq_length=80)
@@ -220,7 +220,7 @@ def test_a_threshold_that_has_a_published_value_is_only_missed_after_a_dev_file(
     assert "step-00000006: untuned: null_threshold was never fitted" in stopped.untuned
 
 
-def test_what_cannot_answer_untuned_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
+def test_an_untuned_anomaly_task_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
     task = Anomaly(max_seq_length=8)
     trained = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
     monkeypatch.setattr(TrainedModel, "open", lambda *arguments: trained)

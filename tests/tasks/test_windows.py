@@ -14,7 +14,7 @@ def ragged(*rows):
 
 
 def with_offsets(*rows):
-    """Tokens of which the n-th of a text covers the characters from 3n to 3n + 2."""
+    """Return tokens of which the n-th of a text covers the characters from 3n to 3n + 2."""
     starts = [[3 * position for position in range(len(row))] for row in rows]
     return Tokens(
         ragged(*rows), ragged(*starts), ragged(*[[start + 2 for start in row] for row in starts])
@@ -22,7 +22,7 @@ def with_offsets(*rows):
 
 
 def looped_spans(length, room, doc_stride):
-    """(start, length) of each window, by a loop; an empty text has one."""
+    """Return (start, length) of each window, computed by a loop; an empty text has one."""
     spans, start = [(0, min(length, room))], 0
     while sum(spans[-1]) < length:
         start += min(spans[-1][1], doc_stride)
@@ -31,7 +31,7 @@ def looped_spans(length, room, doc_stride):
 
 
 def looped_best(spans, token):
-    """The number of the window in which a token has the most context."""
+    """Return the number of the window in which a token has the most context."""
     best_score, best = None, None
     for number, (start, length) in enumerate(spans):
         if start <= token < start + length:
@@ -42,7 +42,7 @@ def looped_best(spans, token):
     return best
 
 
-def test_windows_of_a_text_alone(vocabulary):
+def test_windows_of_a_single_text(vocabulary):
     windows = pack_windows(None, Tokens(ragged([5, 6, 7, 8, 9, 10], [], [5])), vocabulary, 6, 2)
     assert windows.packed.input_ids.to_list() == [
         [2, 5, 6, 7, 8, 3],
@@ -65,7 +65,7 @@ def test_windows_of_a_text_alone(vocabulary):
     ]
 
 
-def test_windows_behind_a_question_that_is_cut(vocabulary):
+def test_windows_after_a_question_that_is_truncated(vocabulary):
     questions, texts = with_offsets([20, 21, 22], []), with_offsets([5, 6, 7, 8, 9], [10])
     windows = pack_windows(questions, texts, vocabulary, 8, 128, max_first=2)
     assert windows.packed.input_ids.to_list() == [
@@ -101,7 +101,7 @@ def test_windows_behind_a_question_that_is_cut(vocabulary):
 
 
 def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
-    """Compares every window, place by place, with what the loops say."""
+    """Compare every token of every window with the loops."""
     expected = []
     for example, text in enumerate(texts):
         head = [] if questions is None else [*questions[example][:max_first], 3]
@@ -124,7 +124,8 @@ def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
             )
     starts = windows.packed.starts.to_list()
     for row, offset in enumerate(windows.offset_W.numpy()):
-        starts[row][:offset] = [-1] * offset  # Those of the question count characters of its own.
+        # Tokens of the question have offsets into the question.
+        starts[row][:offset] = [-1] * offset
     found = zip(
         windows.packed.input_ids.to_list(),
         windows.packed.segment_ids.to_list(),
@@ -138,7 +139,7 @@ def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
     assert list(found) == expected
 
 
-def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):
+def test_thousands_of_random_texts_equal_the_released_loops(vocabulary):
     rng = np.random.default_rng(0)
     for case in range(25):
         max_seq_length, doc_stride = int(rng.integers(8, 40)), int(rng.integers(1, 30))
@@ -159,7 +160,7 @@ def test_thousands_of_random_texts_as_the_released_loops_have_them(vocabulary):
         check(windows, questions, texts, max_seq_length, doc_stride, max_first)
 
 
-def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
+def test_long_texts_other_batches_and_none_share_one_graph(vocabulary):
     ragged_2d = tf.RaggedTensorSpec([None, None], tf.int32)
     function = tf.function(
         lambda *rows: pack_windows(Tokens(*rows[:3]), Tokens(*rows[3:]), vocabulary, 384, 128, 63),
@@ -167,8 +168,8 @@ def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
         autograph=False,
     )
     rng = np.random.default_rng(1)
-    # Of 840 tokens the last window has 200, each other one 318: its 95 tokens left of token 735
-    # count for less than the 94 right of it in the one before.
+    # Of 840 tokens the last window has 200, each other one 318. Token 735 has 95 tokens before it
+    # in the last one and 94 after it in the previous one, which is chosen as it is longer.
     for lengths in ([20_000], [0, 3, 840], []):
         texts = [rng.integers(5, 30, length).tolist() for length in lengths]
         questions = [[7] * 100 for _ in texts]
@@ -185,7 +186,7 @@ def test_long_texts_other_batches_and_none_are_one_graph(vocabulary):
         ((20, 0), "doc_stride 0: expected an integer >= 1"),
     ],
 )
-def test_windows_without_place_or_step_are_refused(vocabulary, arguments, message):
+def test_windows_without_space_or_stride_are_rejected(vocabulary, arguments, message):
     with pytest.raises(UserError, match=message):
         pack_windows(Tokens(ragged([5])), Tokens(ragged([5])), vocabulary, *arguments)
     with pytest.raises(UserError, match="max_seq_length 2"):

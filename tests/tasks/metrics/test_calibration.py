@@ -1,4 +1,4 @@
-"""Calibration: by hand, against searches by brute force, at the edges."""
+"""Calibration: by hand, against brute-force search, and at the edges."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ from tasks.metrics.calibration import (
 )
 
 
-def test_error_by_hand():
+def test_calibration_error_by_hand():
     # Two bins, up to 0.5 and above: 0.5 right; 0.6 wrong, 0.8 right.
     probabilities = np.array([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0], [0.1, 0.1, 0.8]])
     error = expected_calibration_error(probabilities, np.array([0, 1, 2]), bins=2)
     assert error == pytest.approx((1 * abs(1 - 0.5) + 2 * abs(0.5 - 0.7)) / 3)
 
 
-def test_error_against_a_loop():
+def test_calibration_error_equals_a_loop():
     rng = np.random.default_rng(0)
     for _ in range(50):
         probabilities = rng.dirichlet([0.5, 0.5, 0.5], rng.integers(1, 80))
@@ -37,7 +37,7 @@ def test_error_against_a_loop():
         assert expected_calibration_error(probabilities, labels) == pytest.approx(expected)
 
 
-def test_error_at_the_edges():
+def test_calibration_error_at_the_edges():
     assert expected_calibration_error(np.zeros((0, 2)), np.array([], int)) == 0
     assert expected_calibration_error(np.array([[0.0, 1.0]]), np.array([1])) == 0
     assert expected_calibration_error(np.array([[0.0, 1.0]]), np.array([0])) == 1
@@ -46,7 +46,7 @@ def test_error_at_the_edges():
 
 
 def drawn(kind, rng, temperature, examples=400):
-    """Logits, and labels drawn from their probabilities at that temperature."""
+    """Return logits, and labels drawn from their probabilities at that temperature."""
     if kind == "softmax":
         logits = rng.normal(0, 3, (examples, 4))
         probabilities = scipy.special.softmax(logits / temperature, 1)
@@ -65,7 +65,7 @@ def plain_loss(logits, labels, kind, temperature):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "one sigmoid", "multi-label"])
-def test_the_temperature_is_the_best_one(kind):
+def test_the_temperature_minimizes_the_loss(kind):
     rng = np.random.default_rng(1)
     mode = kind if kind == "softmax" else "sigmoid"
     for true in (0.4, 1.0, 2.5, 6.0):
@@ -102,7 +102,7 @@ def test_the_temperature_is_never_worse_than_1():
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
 @pytest.mark.parametrize("kind", ["softmax", "one sigmoid", "multi-label"])
 def test_at_a_bound_of_the_search_the_temperature_stays_1(kind, size):
-    """Without an error the loss falls for ever with T, on these rows: not on the next ones."""
+    """Use rows without errors, on which the loss decreases with T without limit."""
     rng = np.random.default_rng(3)
     columns, mode = {"softmax": (4, "softmax"), "one sigmoid": (1, "sigmoid")}.get(
         kind, (3, "sigmoid")
@@ -113,7 +113,7 @@ def test_at_a_bound_of_the_search_the_temperature_stays_1(kind, size):
     for labels, bound in ((right, MIN_TEMPERATURE), (wrong, MAX_TEMPERATURE)):
         assert bound_of_temperature(logits, labels, mode) == bound
         assert fit_temperature(logits, labels, mode) == 1.0
-    # One error among them is a bound of the data's own.
+    # With one error, the data have an optimal temperature.
     mixed = right.copy()
     mixed[0] = wrong[0]
     if size == 1.0:
@@ -123,7 +123,8 @@ def test_at_a_bound_of_the_search_the_temperature_stays_1(kind, size):
 
 def test_the_temperature_at_the_edges():
     logits, labels = np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 1])
-    assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 1]), "softmax") == 1  # No matter.
+    # Every temperature is equally good.
+    assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 1]), "softmax") == 1
     assert fit_temperature(np.zeros((0, 2)), np.array([], int), "softmax") == 1
     assert fit_temperature(np.zeros((0, 1)), np.array([], int), "sigmoid") == 1
     assert negative_log_likelihood(np.zeros((0, 2)), np.array([], int), "softmax") == 0

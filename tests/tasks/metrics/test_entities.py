@@ -1,4 +1,4 @@
-"""Entities: by hand, and against seqeval in both of its readings."""
+"""Metrics of entities: by hand, and against both modes of seqeval."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_scores_by_hand():
     assert (strict["precision"], strict["recall"], strict["f1"]) == (1 / 2, 1 / 3, 2 / 5)
 
 
-def test_entities_do_not_join_over_the_end_of_a_sentence():
+def test_entities_do_not_continue_in_the_next_sentence():
     apart = [["O", "B-PER"], ["I-PER", "O"]]
     joined = [["O", "B-PER", "I-PER", "O"]]
     assert entity_scores(apart, apart)["types"]["PER"]["support"] == 2
@@ -53,7 +53,7 @@ def test_entities_do_not_join_over_the_end_of_a_sentence():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_against_seqeval(strict):
+def test_scores_equal_seqeval(strict):
     rng = np.random.default_rng(0)
     options = {"mode": "strict", "scheme": seqeval.scheme.IOB2} if strict else {}
     for _ in range(150):
@@ -87,7 +87,7 @@ def test_against_seqeval(strict):
             assert not ours["types"]
 
 
-def test_what_is_undefined_is_0():
+def test_undefined_scores_are_0():
     nothing = {"precision": 0, "recall": 0, "f1": 0, "types": {}}
     assert entity_scores([], []) == nothing
     assert entity_scores([[]], [[]]) == nothing
@@ -97,12 +97,12 @@ def test_what_is_undefined_is_0():
 
 
 @pytest.mark.parametrize("tag", ["PER", "E-PER", "o", "", "b-PER", "BPER"])
-def test_other_tags_are_refused(tag):
+def test_other_tags_are_rejected(tag):
     with pytest.raises(UserError, match=f"tag '{tag}': expected O, or B- or I- and a type"):
         entities_of(["O", tag])
 
 
-def test_sentences_that_do_not_belong_together_are_refused():
+def test_sentences_of_different_lengths_are_rejected():
     with pytest.raises(ValueError, match="expected 2 tags of a sentence, received 1"):
         entity_scores([["O", "O"]], [["O"]])
     with pytest.raises(ValueError, match="argument 2 is shorter"):

@@ -1,4 +1,4 @@
-"""Metrics of chosen labels: by hand, at the edges, and against scikit-learn."""
+"""Metrics of labels: by hand, at the edges, and against scikit-learn."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import sklearn.metrics
 from tasks.metrics import labels
 from tests.conftest import ROOT
 
-# Of three 0, two are found; of two 1, one; the only 2 is taken for a 1.
+# Of three 0, two are found; of two 1, one; the only 2 is predicted as 1.
 LABELS, PREDICTIONS = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 1])
 METRICS = (labels.accuracy, labels.macro_f1, labels.micro_f1, labels.matthews_correlation)
 SETS_METRICS = (
@@ -20,7 +20,7 @@ SETS_METRICS = (
 )
 
 
-def test_by_hand():
+def test_scores_by_hand():
     assert labels.accuracy(LABELS, PREDICTIONS) == 3 / 6
     assert labels.f1(LABELS, PREDICTIONS, positive=0) == 4 / 6
     assert labels.f1(LABELS, PREDICTIONS, positive=2) == 0
@@ -42,7 +42,7 @@ def test_by_hand():
     ) == pytest.approx((2 * 1 - 1 * 1) / 6)
 
 
-def test_sets_by_hand():
+def test_scores_of_sets_by_hand():
     labels_NC = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
     predictions_NC = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0]], bool)
     assert labels.multi_label_micro_f1(labels_NC, predictions_NC) == 2 * 2 / (3 + 3)
@@ -51,7 +51,7 @@ def test_sets_by_hand():
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")
-def test_against_scikit_learn():
+def test_scores_equal_scikit_learn():
     rng = np.random.default_rng(0)
     for _ in range(150):
         classes, examples = rng.integers(1, 6), rng.integers(1, 40)
@@ -72,13 +72,13 @@ def test_against_scikit_learn():
             labels.confusion_matrix(gold, guess, classes),
             sklearn.metrics.confusion_matrix(gold, guess, labels=range(classes)),
         )
-        if len(np.union1d(gold, guess)) > 1:  # scikit-learn warns of one.
+        if len(np.union1d(gold, guess)) > 1:  # scikit-learn warns about a single class.
             assert labels.matthews_correlation(gold, guess) == pytest.approx(
                 sklearn.metrics.matthews_corrcoef(gold, guess), abs=1e-12
             )
 
 
-def test_sets_against_scikit_learn():
+def test_scores_of_sets_equal_scikit_learn():
     rng = np.random.default_rng(1)
     for _ in range(150):
         shape = rng.integers(1, 30), rng.integers(2, 6)
@@ -94,7 +94,7 @@ def test_sets_against_scikit_learn():
         assert labels.exact_match_ratio(gold, guess) == sklearn.metrics.accuracy_score(gold, guess)
 
 
-def test_what_is_undefined_is_0():
+def test_undefined_scores_are_0():
     nothing, ones = np.array([], int), np.ones(4, int)
     for metric in METRICS:
         assert metric(nothing, nothing) == 0
@@ -114,7 +114,7 @@ def test_matthews_of_a_million_examples_does_not_overflow():
     assert labels.matthews_correlation(gold, gold) == pytest.approx(1)
 
 
-def test_arrays_that_do_not_belong_together_are_refused():
+def test_arrays_of_different_lengths_are_rejected():
     for metric in METRICS:
         with pytest.raises(ValueError, match=r"shapes \(6,\) and \(6, 1\): expected equal shapes"):
             metric(LABELS, PREDICTIONS[:, np.newaxis])

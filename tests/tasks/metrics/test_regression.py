@@ -1,4 +1,4 @@
-"""Metrics of numbers: by hand, at the edges, and against scipy."""
+"""Metrics of regression: by hand, at the edges, and against SciPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from bert_tf import UserError
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
 
 
-def test_by_hand():
+def test_correlations_by_hand():
     labels, predictions = np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 40])
     assert mean_squared_error(labels, predictions) == (0 + 1 + 1 + 36**2) / 4
     assert spearman(labels, predictions) == pytest.approx(1 - 6 * 2 / (4 * 15))
@@ -17,7 +17,7 @@ def test_by_hand():
     assert spearman([1, 2, 2], [1, 2, 3]) == pytest.approx(1.5 / np.sqrt(3))
 
 
-def test_against_scipy():
+def test_correlations_equal_scipy():
     rng = np.random.default_rng(0)
     for _ in range(200):
         size, decimals = rng.integers(3, 50), rng.integers(0, 4)
@@ -33,22 +33,22 @@ def test_against_scipy():
 
 
 @pytest.mark.parametrize("metric", [pearson, spearman])
-def test_a_constant_side_correlates_with_nothing(metric):
+def test_the_correlation_with_a_constant_is_0(metric):
     slope = np.arange(7.0)
-    constant = np.full(7, 0.1)  # Its mean is not quite 0.1.
+    constant = np.full(7, 0.1)  # In float arithmetic its mean is not exactly 0.1.
     for pair in ((slope, constant), (constant, slope), (constant, constant), ([1.0], [2.0])):
         assert metric(*pair) == 0.0
     assert metric([], []) == 0.0
     assert mean_squared_error([], []) == 0.0
 
 
-def test_tiny_and_distant_numbers_do_correlate():
+def test_tiny_and_distant_numbers_are_correlated():
     slope = np.arange(5.0)
     assert pearson(slope, slope * 1e-200) == pytest.approx(1)
     assert pearson(slope, slope + 1e9) == pytest.approx(1)
 
 
-def test_numbers_that_are_none_are_refused():
+def test_numbers_that_are_not_finite_are_rejected():
     with pytest.raises(UserError, match="predictions: expected finite numbers, received 1 of 2"):
         mean_squared_error([1.0, 2.0], [1.0, np.inf])
     with pytest.raises(ValueError, match="shapes"):

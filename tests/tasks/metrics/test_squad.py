@@ -1,4 +1,4 @@
-"""SQuAD's scores: cases counted by hand, and the search for a threshold against all of them."""
+"""SQuAD metrics: cases by hand, and the search for a threshold against all thresholds."""
 
 import numpy as np
 import pytest
@@ -21,10 +21,10 @@ from tasks.metrics.squad import (
         ("The", ""),
         ("", ""),
         ("...", ""),
-        ("U.S. of A.", "us of"),  # "A." is an article once its point is gone.
+        ("U.S. of A.", "us of"),  # "A." is an article once its period is removed.
         ("well-known theory", "wellknown theory"),
         ("AN\tapple\na\u00a0day", "apple day"),
-        ("«Über» — 20 %", "«über» — 20"),  # Only ASCII counts as punctuation.
+        ("«Über» — 20 %", "«über» — 20"),  # Only ASCII punctuation is removed.
         ("the-end", "theend"),
         ("on—the—way", "on— —way"),
     ],
@@ -39,7 +39,7 @@ def test_answers_are_normalized(text, expected):
         ("the Denver Broncos!", ["Denver Broncos"], 1, 1),
         ("Denver", ["Denver Broncos"], 0, 2 * 1 * 0.5 / 1.5),
         ("Denver", ["Carolina", "Denver Broncos", "The Denver Team of 1960"], 0, 2 / 3),
-        ("gold gold gold", ["gold gold rush"], 0, 2 / 3),  # As bags: two are common.
+        ("gold gold gold", ["gold gold rush"], 0, 2 / 3),  # As bags of words, they share two.
         ("Broncos Denver", ["Denver Broncos"], 0, 1),
         ("Panthers", ["Denver Broncos"], 0, 0),
         ("", [""], 1, 1),
@@ -49,12 +49,12 @@ def test_answers_are_normalized(text, expected):
         ("Denver", [], 0, 0),
     ],
 )
-def test_one_answer_by_hand(prediction, golds, exact, expected):
+def test_scores_of_one_answer_by_hand(prediction, golds, exact, expected):
     assert exact_match(prediction, golds) == exact
     assert f1(prediction, golds) == pytest.approx(expected)
 
 
-def test_version_1_gives_no_f1_to_answers_without_words():
+def test_version_1_has_no_f1_for_answers_without_words():
     assert f1("the", ["The"], version=1) == 0
     assert f1("the", ["The"], version=2) == 1
     assert squad_scores({"q": "the"}, {"q": ["The"]}, version=1) == {"exact_match": 1, "f1": 0}
@@ -78,8 +78,8 @@ def test_scores_by_hand():
     }
 
 
-def test_version_2_passes_over_gold_answers_without_words():
-    # The question counts as one that has an answer, the right one being "".
+def test_version_2_ignores_gold_answers_without_words():
+    # The question counts as answerable, and the right answer is "".
     scores = squad_scores({"q": ""}, {"q": ["the"]}, version=2)
     assert scores == {"exact_match": 1, "f1": 1, "has_answer_exact_match": 1, "has_answer_f1": 1}
     assert squad_scores({"q": ""}, {"q": ["the", "cat"]}, version=2)["exact_match"] == 0
@@ -90,7 +90,7 @@ def test_without_questions_scores_are_0():
     assert squad_scores({}, {}, version=1) == {"exact_match": 0, "f1": 0}
 
 
-def test_a_question_without_a_prediction_is_refused():
+def test_a_question_without_a_prediction_is_rejected():
     with pytest.raises(KeyError, match="q1"):
         squad_scores({}, {"q1": ["x"]}, version=2)
 
@@ -99,7 +99,7 @@ def test_threshold_by_hand():
     golds = {"a": ["x"], "b": ["x y"], "c": [], "d": ["x"], "e": []}
     predictions = {"a": "x", "b": "x", "c": "x", "d": "z", "e": "x"}
     scores = {"a": -5.0, "b": 1.0, "c": 2.0, "d": 2.5, "e": 3.0}
-    # Up to b answered: 1 + 2/3 for a and b, then c and e right, d never.
+    # If a and b are answered: 1 + 2/3 for them; c and e are right, d never is.
     assert best_null_threshold(scores, predictions, golds) == (
         1.5,
         {"exact_match": 3 / 5, "f1": pytest.approx((1 + 2 / 3 + 2) / 5)},
@@ -110,7 +110,7 @@ def answered(scores, predictions, threshold):
     return {name: "" if scores[name] > threshold else text for name, text in predictions.items()}
 
 
-def test_threshold_against_all():
+def test_threshold_equals_the_best_of_all():
     rng = np.random.default_rng(0)
     words = ["x", "x y", "the", "y z", "x y z"]
     for _ in range(150):
@@ -130,7 +130,7 @@ def test_threshold_against_all():
             assert given["f1"] <= reached["f1"] + 1e-12
 
 
-def test_threshold_where_one_side_is_always_right():
+def test_threshold_if_one_side_is_always_right():
     scores, predictions = {"a": 1.0, "b": 2.0}, {"a": "x", "b": "x"}
     threshold, achieved = best_null_threshold(scores, predictions, {"a": [], "b": [""]})
     assert threshold < 1
@@ -142,7 +142,7 @@ def test_threshold_where_one_side_is_always_right():
     assert threshold == -0.5
 
 
-def test_what_cannot_have_a_threshold_is_refused():
+def test_values_without_a_threshold_are_rejected():
     with pytest.raises(UserError, match="threshold: expected at least one score"):
         best_null_threshold({}, {}, {})
     with pytest.raises(UserError, match="no-answer scores: .* received 1 of 1 that are NaN"):

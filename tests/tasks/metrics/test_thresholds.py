@@ -1,4 +1,4 @@
-"""Thresholds: each aim by hand and against a search by brute force; ties, edges, rounding."""
+"""Thresholds: each objective by hand and against brute force; ties, edges and rounding."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ IS_POSITIVE = np.array([1, 0, 1, 1, 0], bool)
     ],
 )
 def test_each_objective_by_hand(objective, threshold, precision, recall):
-    if objective == "recall=0.6":  # With 0.6 a positive, it would have the higher precision.
+    if objective == "recall=0.6":  # If 0.6 were a positive, it would have the higher precision.
         is_positive = np.array([1, 0, 1, 0, 1], bool)
     else:
         is_positive = IS_POSITIVE
@@ -34,7 +34,7 @@ def test_each_objective_by_hand(objective, threshold, precision, recall):
     assert achieved["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
 
 
-def test_a_precision_out_of_reach_is_told():
+def test_a_precision_out_of_reach_is_reported():
     found, achieved = best_threshold(np.array([0, 1, 1]), np.array([0.9, 0.7, 0.5]), "precision=1")
     assert found < 0.5
     assert achieved == {
@@ -52,14 +52,14 @@ def metrics_at(threshold, is_positive, scores):
     return precision, hits / is_positive.sum(), 2 * hits / (chosen.sum() + is_positive.sum())
 
 
-def test_against_every_threshold():
+def test_thresholds_equal_the_best_of_all():
     rng = np.random.default_rng(0)
     missed = 0
     for _ in range(200):
         is_positive = rng.random(rng.integers(1, 30)) < 0.4
         is_positive[0] = True
         scores = np.round(0.5 * is_positive + rng.random(len(is_positive)), rng.integers(1, 4))
-        # Highest first: max keeps the first, the highest, of equals.
+        # In descending order: max returns the first, which is the highest, of equals.
         every = [metrics_at(t, is_positive, scores) for t in np.unique(scores)[::-1]]
         expected = rng.choice([0.3, 0.5, 0.8, 0.95, 1.0])
         precise = [metrics for metrics in every if metrics[0] >= expected]
@@ -83,7 +83,7 @@ def test_against_every_threshold():
     assert missed
 
 
-def test_of_equals_the_highest_and_never_a_score_itself():
+def test_of_equal_thresholds_the_highest_is_chosen_and_never_a_score():
     # F1 is 2/3 both below 0.9 and below 0.6.
     found, _ = best_threshold(np.array([1, 0, 0, 1]), np.array([0.9, 0.8, 0.7, 0.6]), "f1")
     assert found == pytest.approx(0.85)
@@ -96,16 +96,16 @@ def test_of_equals_the_highest_and_never_a_score_itself():
         np.testing.assert_array_equal(scores >= found, scores - nearest / 2 >= found)
 
 
-def test_neighbours_in_float32_are_parted_there_too():
+def test_adjacent_float32_scores_are_separated_in_float32():
     for low in np.float32([0.5, 0.99999994, 1e-30, 3.0]):
         for _ in range(2):
             high = np.nextafter(low, np.float32(10))
             found, _ = best_threshold(np.array([1, 0]), np.array([high, low]), "f1")
             assert low < np.float32(found) <= high
-            low = high  # Once with an even last bit, once with an odd one.
+            low = high  # One pass with an even last bit, one with an odd last bit.
 
 
-def test_without_positives_nothing_is_chosen():
+def test_without_positives_nothing_is_selected():
     for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
         for objective in ("f1", "precision=0.5", "recall=0.5"):
             found, achieved = best_threshold(
@@ -115,7 +115,7 @@ def test_without_positives_nothing_is_chosen():
             assert achieved == {"precision": 0, "recall": 0, "f1": 0, "reached": False}
 
 
-def test_positives_alone_are_all_chosen():
+def test_positives_only_are_all_selected():
     for scores in ([0.1, 0.5], [0.0], [-2.0, -2.0]):
         for objective in ("f1", "precision=0.5", "recall=1"):
             found, achieved = best_threshold(
@@ -131,13 +131,13 @@ def test_false_alarms_by_hand():
     assert threshold_for_false_alarms(scores, 0.39) == 4.5
     assert threshold_for_false_alarms(scores, 0.1) == 5.5
     assert threshold_for_false_alarms(scores, 1) == 0.5
-    # Two equal ones are alarms together, or neither.
+    # Two equal scores are both alarms or neither is.
     assert threshold_for_false_alarms(np.array([3.0, 3, 2, 1]), 0.25) == 3.5
     assert threshold_for_false_alarms(np.array([3.0, 3, 2, 1]), 0.5) == 2.5
     assert threshold_for_false_alarms(np.arange(100) / 1.0, 0.29) == 70.5  # 0.29 * 100 < 29.
 
 
-def test_false_alarms_are_as_many_as_allowed():
+def test_the_number_of_false_alarms_is_the_maximum_allowed():
     rng = np.random.default_rng(2)
     for _ in range(200):
         scores = np.round(rng.normal(size=rng.integers(1, 40)), 1)
@@ -153,20 +153,20 @@ def test_false_alarms_are_as_many_as_allowed():
     "objective",
     "F1 f1=0.5 precision precision= precision=0 precision=1.5 recall=nan recall=9% a=1 =1".split(),
 )
-def test_an_objective_that_is_none_is_refused(objective):
+def test_an_unknown_objective_is_rejected(objective):
     with pytest.raises(
         UserError, match="^--threshold_objective=.*: expected f1, precision=P or recall=R"
     ):
         parse_objective(objective)
 
 
-def test_aims_are_parsed():
+def test_objectives_are_parsed():
     assert parse_objective("f1") == ("f1", None)
     assert parse_objective("precision=0.9") == ("precision", 0.9)
     assert parse_objective("recall=1") == ("recall", 1.0)
 
 
-def test_what_cannot_have_a_threshold_is_refused():
+def test_scores_without_a_threshold_are_rejected():
     with pytest.raises(UserError, match="threshold: expected at least one score"):
         best_threshold(np.array([], bool), np.array([]), "f1")
     with pytest.raises(UserError, match="threshold: expected at least one score"):

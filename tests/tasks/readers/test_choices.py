@@ -1,4 +1,4 @@
-"""Multiple choice in its three forms; answers as letters and numbers."""
+"""Multiple choice in its three formats; answers as letters and numbers."""
 
 import json
 
@@ -14,7 +14,7 @@ def read_json(path, *values, labelled=True):
     return list(read_choices(path, "rows", labelled))
 
 
-def test_swag(tmp_path):
+def test_swag_is_read(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text(
         ",sent1,sent2,ending0,ending1,ending2,ending3,label\n"
@@ -93,7 +93,7 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         ({"label": 0, "answerKey": "A"}, None),
     ],
 )
-def test_answers_in_json(tmp_path, answer, label):
+def test_answers_in_json_are_read(tmp_path, answer, label):
     path = tmp_path / "a.jsonl"
     (row,) = read_json(path, {"prompt": "Q", "choices": ["a", "b", "c"], **answer})
     if label is None:
@@ -146,7 +146,7 @@ def test_rows_may_differ_in_their_number_of_choices(tmp_path):
     assert row.label is None
 
 
-def test_forms_and_files_that_there_are_not(tmp_path):
+def test_missing_files_and_unknown_formats_are_reported(tmp_path):
     (tmp_path / "a.csv").write_text("")
     (tmp_path / "a.jsonl").write_text("\n")
     for name, form, message in (
@@ -166,8 +166,8 @@ def test_forms_and_files_that_there_are_not(tmp_path):
     ("name", "good", "of_three", "without_choices", "answer_is_none"),
     [("arc_easy_dev.csv", 2_147, 5, 102, 2), ("arc_challenge_dev.csv", 1_096, 1, 23, 0)],
 )
-def test_arc_is_read_whole(data_dir, name, good, of_three, without_choices, answer_is_none):
-    """The rows answered 1 to 4 have no choices in these files, so there is nothing to map."""
+def test_arc_is_read_completely(data_dir, name, good, of_three, without_choices, answer_is_none):
+    """Count rows and errors; rows answered 1 to 4 have no choices here, so none is mapped."""
     rows = list(read_choices(data_dir / "multiple_choice" / name, "arc"))
     messages = [row.message for row in rows if isinstance(row, BadRow)]
     assert len(rows) - len(messages) == good

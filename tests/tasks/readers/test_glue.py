@@ -1,4 +1,4 @@
-"""GLUE's published files: a few lines of each as they are laid out, labelled, unlabelled, test."""
+"""GLUE's published files: lines of each format, with labels, without labels, for testing."""
 
 import pytest
 
@@ -10,7 +10,7 @@ NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
 PAIR = "index\tsentence1\tsentence2"
 
-# Of each task: train or dev file, what it holds, test file, what that holds.
+# Per task: a train or dev file, its rows, a test file, and its rows.
 FILES = {
     "cola": (
         'gj04\t1\t\t"Our friends.\ncj99\t0\t*\tThe more.\n',
@@ -70,7 +70,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_task_is_read_in_its_three_ways(tmp_path, name):
+def test_each_task_is_read_with_labels_without_labels_and_for_testing(tmp_path, name):
     labelled, expected, unlabelled, expected_of_test = FILES[name]
     dev, test = tmp_path / "dev.tsv", tmp_path / "test.tsv"
     dev.write_bytes(labelled.encode())
@@ -94,15 +94,15 @@ def test_the_diagnostic_set_has_no_labels(tmp_path):
         list(read_glue("ax", path, labelled=True))
 
 
-def test_malformed_lines_of_qqp_are_known_where_there_are_labels(tmp_path):
+def test_malformed_lines_of_qqp_are_known_errors_if_labels_are_read(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tmp_path / "train.tsv"
     path.write_text(f"{header}\n1\t1\t2\ta\n b\tc\t0\n2\t3\t4\td\te\t1\n3\t4\t5\tf\tg\th\t1\n")
     rows = read_glue("qqp", path, labelled=True)
-    for _ in range(2):  # Read anew each time.
+    for _ in range(2):  # The file is read anew each time.
         assert [row.location for row in raise_bad_rows(rows)] == [f"{path}:4"]
     assert [isinstance(row, BadRow) and row.is_known for row in rows] == [True, True, False, True]
-    rows = list(read_glue("qqp", path, labelled=False))  # An answer is due to each.
+    rows = list(read_glue("qqp", path, labelled=False))  # Every row needs a prediction.
     assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
     assert (
         rows[0].message.startswith("expected 6 fields, received 4. Columns: id, qid1")
@@ -128,7 +128,7 @@ def test_malformed_lines_of_qqp_are_known_where_there_are_labels(tmp_path):
         ),
     ],
 )
-def test_bad_lines_are_named(tmp_path, name, line, message):
+def test_bad_lines_are_reported(tmp_path, name, line, message):
     header = FILES[name][0].splitlines()[0]
     path = tmp_path / "dev.tsv"
     path.write_text(f"{header}\n{line}\n")
@@ -138,7 +138,7 @@ def test_bad_lines_are_named(tmp_path, name, line, message):
     )
 
 
-def test_columns_of_stsb_count_from_the_end(tmp_path):
+def test_columns_of_stsb_are_counted_from_the_end(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text(
         f"{STSB}\tscore\n0\tg\tf\t12\t1\ta\tb\t2.5\n1\tg\tf\t1\t2\tn\tn\tmore\tc\td\t3\n"
@@ -151,7 +151,7 @@ def test_columns_of_stsb_count_from_the_end(tmp_path):
     ]
 
 
-def test_mistakes_in_names_and_files(tmp_path):
+def test_wrong_names_and_files_are_reported(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tlabel\n")
     (tmp_path / "a.csv").write_text("sentence,label\n")
     for name, file, message in (
@@ -169,7 +169,7 @@ def test_mistakes_in_names_and_files(tmp_path):
             list(read_glue(name, tmp_path / file, labelled=True))
 
 
-def test_the_table_as_published():
+def test_the_table_equals_the_published_one():
     labels = {name: task.labels for name, task in GLUE.items()}
     binary, entailment = ("0", "1"), ("entailment", "not_entailment")
     nli = ("contradiction", "entailment", "neutral")
@@ -193,7 +193,7 @@ def test_the_table_as_published():
     )
 
 
-def test_submissions():
+def test_submissions_have_the_published_format():
     assert list(submission_lines("rte", [("0", "entailment"), (1, "not_entailment")])) == [
         "index\tprediction",
         "0\tentailment",

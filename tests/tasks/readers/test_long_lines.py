@@ -1,4 +1,4 @@
-"""A line of megabytes takes time as its length does. Quadratic work would take hours."""
+"""Lines of megabytes, which are read in linear time; quadratic time would be hours."""
 
 import json
 
@@ -68,12 +68,12 @@ def check(tmp_path, name, shape, size):
 
 @pytest.mark.parametrize("shape", [" ", " \t", '"'])
 @pytest.mark.parametrize("name", READERS)
-def test_a_line_of_half_a_megabyte_is_read_or_refused(tmp_path, name, shape):
+def test_a_line_of_half_a_megabyte_is_read_or_rejected(tmp_path, name, shape):
     check(tmp_path, name, shape, 500_000)
 
 
-def test_a_word_among_megabytes_of_spaces_is_read(tmp_path):
-    """Where a pattern begins to look at each space anew, this takes minutes."""
+def test_a_word_of_megabytes_of_spaces_is_read(tmp_path):
+    """Detect a pattern that rescans at each space, which would take minutes."""
     path = tmp_path / "a.conll"
     path.write_text(f"a\tO\nx{' ' * 4_000_000}x\tO\n")
     with watchdog():
@@ -84,12 +84,12 @@ def test_a_word_among_megabytes_of_spaces_is_read(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", READERS)
-def test_a_line_of_ten_megabytes_is_read_or_refused(tmp_path, name, shape):
+def test_a_line_of_ten_megabytes_is_read_or_rejected(tmp_path, name, shape):
     check(tmp_path, name, shape, 10_000_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_answer_of_megabytes_is_measured(shape):
+def test_an_answer_of_megabytes_is_scored(shape):
     with watchdog():
         assert f1(shape * (2_000_000 // len(shape)), ["a", "x"]) <= 1

@@ -1,4 +1,4 @@
-"""Questions: SQuAD's JSON in both versions, rows, and one line that says where a file is broken."""
+"""Questions: both versions of SQuAD's JSON, rows, and one-line errors with the location."""
 
 import copy
 import json
@@ -59,7 +59,7 @@ def test_both_versions_are_read(tmp_path):
     assert unlabelled.answers == [] and not unlabelled.is_impossible
 
 
-def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
+def test_an_answer_at_another_position_is_kept_with_a_warning(tmp_path):
     path = tmp_path / "dev.json"
     for start in (16, -1, 1000):
         data = copy.deepcopy(SQUAD)
@@ -71,7 +71,7 @@ def test_an_answer_at_another_place_is_kept_and_told(tmp_path):
     assert CONTEXT[-4:-3] == "1" and not next(read_questions(write(path, data))).is_exact
 
 
-# Where something is put, what (None: taken away), the line it makes.
+# Path of the change, the new value (None removes it), and the error.
 BROKEN = [
     ("data", None, 'dev.json: no "data"'),
     ("data", {}, 'dev.json: "data" is {}; expected a list'),
@@ -104,7 +104,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("position", "value", "message"), BROKEN)
-def test_a_broken_file_is_told_by_the_place_inside(tmp_path, position, value, message):
+def test_a_broken_file_is_reported_with_the_path_in_its_json(tmp_path, position, value, message):
     data = copy.deepcopy(SQUAD)
     *way, last = (int(key) if key.isdecimal() else key for key in position.split())
     node = data
@@ -119,7 +119,7 @@ def test_a_broken_file_is_told_by_the_place_inside(tmp_path, position, value, me
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_files_that_are_no_squad(tmp_path):
+def test_files_of_other_formats_are_rejected(tmp_path):
     for content, message in (
         (b'{"data":\n [}', "dev.json:2: not JSON: Expecting value"),
         (b'{"data": "\xff"}', "dev.json: not UTF-8"),
@@ -135,7 +135,7 @@ def test_files_that_are_no_squad(tmp_path):
         list(read_questions(write(tmp_path / "dev.txt", "")))
 
 
-def test_a_bad_question_stops_nobody(tmp_path):
+def test_a_bad_question_does_not_stop_the_others(tmp_path):
     data = copy.deepcopy(SQUAD)
     qas = data["data"][0]["paragraphs"][0]["qas"]
     qas[0]["question"] = "\ud83d"
@@ -156,7 +156,7 @@ def test_a_bad_question_stops_nobody(tmp_path):
     assert good.id == "q3"
 
 
-def test_rows(tmp_path):
+def test_rows_are_read(tmp_path):
     path = write(
         tmp_path / "a.csv",
         'id,question,context,answer,answer_start\nx,When?,"in 1997, 1997",1997,9\n'
@@ -192,7 +192,7 @@ def test_rows(tmp_path):
         ("dev-v2.0.json", 1_389, True),
     ],
 )
-def test_squad_is_read_whole(data_dir, name, count, has_impossible):
+def test_squad_is_read_completely(data_dir, name, count, has_impossible):
     questions = list(raise_bad_rows(read_questions(data_dir / "squad" / name)))
     assert len(questions) == count
     assert any(question.is_impossible for question in questions) == has_impossible

@@ -1,4 +1,4 @@
-"""Readers of labelled text: each form, and one clear line for each way a file can be wrong."""
+"""Readers of labelled text: each format, and one-line errors for every kind of damage."""
 
 import csv
 import random
@@ -35,7 +35,7 @@ def read(path, columns=("text", "label"), **options):
         ),
     ],
 )
-def test_each_form_is_read_by_column_name(tmp_path, name, content, expected):
+def test_each_format_is_read_by_column_name(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content.encode())
     assert read(tmp_path / name) == expected
 
@@ -78,13 +78,13 @@ def test_each_form_is_read_by_column_name(tmp_path, name, content, expected):
         ("a.txt", b"a\n", "expected a file that ends in .csv, .tsv, .jsonl"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, message):
+def test_bad_rows_are_reported_with_their_location(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(UserError, match="absent.csv: no such file"):
         read(tmp_path / "absent.csv")
 
@@ -94,7 +94,7 @@ def test_a_field_may_hold_a_megabyte(tmp_path):
     assert len(read(tmp_path / "a.csv")[0][0]) == 1_000_000
 
 
-def test_a_row_knows_the_line_it_begins_in_and_a_bad_one_stops_nobody(tmp_path):
+def test_a_row_has_the_line_of_its_start_and_a_bad_one_does_not_stop_the_others(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(
         b'\xef\xbb\xbftext,label\r\n"two\r\nlines",x\r\n\r\na,x,more\r\nb\r\n"c"d,x\r\nno\0text,x\r\n'
@@ -113,9 +113,10 @@ def test_a_row_knows_the_line_it_begins_in_and_a_bad_one_stops_nobody(tmp_path):
     ]
 
 
-def test_a_short_row_is_bad_though_its_missing_column_is_not_wanted(tmp_path):
+def test_a_short_row_is_bad_although_its_missing_column_is_not_requested(tmp_path):
     path = tmp_path / "a.tsv"
-    path.write_text("text\tlabel\na text with\na line end\tx\n")  # One row, were it not for .tsv.
+    # In a format other than .tsv, this would be one row.
+    path.write_text("text\tlabel\na text with\na line end\tx\n")
     assert [str(row) for row in read_rows(path, ("text",))] == [
         f"{path}:2: expected 2 fields as in the header, received 1; the first missing column is "
         "'label'",
@@ -125,7 +126,7 @@ def test_a_short_row_is_bad_though_its_missing_column_is_not_wanted(tmp_path):
 
 @pytest.mark.parametrize("ending", ["", "\n", "\n\n"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_blank_line_is_an_empty_text_where_a_text_is_all_there_is(tmp_path, suffix, ending):
+def test_a_blank_line_is_an_empty_text_if_the_text_is_the_only_column(tmp_path, suffix, ending):
     path = tmp_path / f"a{suffix}"
     path.write_text(f"\ntext\n\na\n\n\nb{ending}")
     rows = [
@@ -133,12 +134,12 @@ def test_a_blank_line_is_an_empty_text_where_a_text_is_all_there_is(tmp_path, su
     ]
     expected = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
     assert rows == expected[: 6 if ending == "\n\n" else 5]
-    # Beside other columns it is no row, as it would have to be a bad one.
+    # With other columns it is skipped, as it would be a bad row.
     path.write_text("text,label\n\na,x\n\n".replace(",", "," if suffix == ".csv" else "\t"))
     assert [row.location for row in read_rows(path, ["text"])] == [f"{path}:3"]
 
 
-def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path):
+def test_tsv_ends_lines_at_line_feeds_only_and_jsonl_allows_blank_lines(tmp_path):
     (tmp_path / "a.tsv").write_bytes("text\tlabel\r\na\rb\u2028c\x85\tx\r\n\r\nd\ty".encode())
     assert read(tmp_path / "a.tsv") == [("a\rb\u2028c\x85", "x"), ("d", "y")]
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n \r\n{"text": "b"}')
@@ -164,7 +165,7 @@ def test_tsv_ends_a_line_at_line_feeds_only_and_jsonl_takes_blank_lines(tmp_path
         (r'"\ude00\ud83d"', "column 'text': expected text, received half of a surrogate pair"),
     ],
 )
-def test_what_a_json_value_may_be(tmp_path, value, expected):
+def test_json_values_are_converted_or_rejected(tmp_path, value, expected):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": {value}}}\n')
     (row,) = read_rows(path, ("text",))
@@ -174,7 +175,7 @@ def test_what_a_json_value_may_be(tmp_path, value, expected):
         assert row.location == f"{path}:1" and row.message.startswith(expected)
 
 
-def test_lists_of_labels_optional_columns_and_entities(tmp_path):
+def test_lists_of_labels_optional_columns_and_entities_are_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(
         '{"text": "a &amp; b &#8220;", "label": ["x", "&amp;"], "id": 7}\n'
@@ -197,7 +198,7 @@ def test_lists_of_labels_optional_columns_and_entities(tmp_path):
     assert next(read_rows(path, ("text",))).values == {"text": "a &amp; b &#8220;"}
 
 
-def test_bytes_that_are_no_utf_8_are_named_with_their_line(tmp_path):
+def test_bytes_that_are_no_utf_8_are_reported_with_their_line(tmp_path):
     for content in (b"text\na\n\xc3\xa9 \xff\n", b"text\na\n\xff", b"text\na\nb \xff\xc3"):
         for name in ("a.csv", "a.tsv"):
             (tmp_path / name).write_bytes(content)
@@ -208,7 +209,7 @@ def test_bytes_that_are_no_utf_8_are_named_with_their_line(tmp_path):
         read(tmp_path / "a.csv", ("text",))
 
 
-def test_a_file_without_line_ends_is_not_taken_into_memory(tmp_path, monkeypatch):
+def test_a_file_without_line_ends_is_not_loaded_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "MAX_LINE_LENGTH", 100)
     (tmp_path / "a.tsv").write_text("text\n" + "a" * 101)
     with pytest.raises(UserError, match="a.tsv:2: expected a line of at most 100 characters"):
@@ -218,7 +219,7 @@ def test_a_file_without_line_ends_is_not_taken_into_memory(tmp_path, monkeypatch
         read(tmp_path / "a.csv", ("text",))
 
 
-def test_rows_are_read_as_they_are_asked_for(tmp_path):
+def test_rows_are_read_lazily(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 20_000 + "{")
     rows = read_rows(tmp_path / "a.jsonl", ("text",))
     assert next(rows).location.endswith(":1") and next(rows).location.endswith(":2")
@@ -227,7 +228,7 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_random_tables_come_back_and_begin_where_they_were_written(tmp_path, line_end):
+def test_random_tables_are_read_back_with_their_lines(tmp_path, line_end):
     rng = random.Random(0)
     alphabet = ['"', ",", "\n", "\r\n", "\t", " ", "a", "é", "\u2028", "\U0001f600", "'"]
     table = [

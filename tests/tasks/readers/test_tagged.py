@@ -1,4 +1,4 @@
-"""Tagged words and spans: five schemes into one, spans that hold, bad sentences."""
+"""Tagged words and spans: five schemes converted to BIO, span checks, bad sentences."""
 
 import json
 import random
@@ -18,7 +18,7 @@ def write_column_file(path, sentences):
 
 
 def random_entities(rng, length):
-    """Entities [(start, end, type)] of a sentence, many of them touching."""
+    """Return entities [(start, end, type)] of a sentence, many of them adjacent."""
     entities, position = [], 0
     while position < length:
         if rng.random() < 0.6:
@@ -31,7 +31,7 @@ def random_entities(rng, length):
 
 
 def tags_of(entities, length, scheme):
-    """The same entities in a scheme, by its definition."""
+    """Return the tags of the entities by the definition of a scheme."""
     tags = ["O"] * length
     for number, (start, end, kind) in enumerate(entities):
         before = entities[number - 1] if number else None
@@ -49,7 +49,7 @@ def tags_of(entities, length, scheme):
     ("scheme", "seqeval_scheme"),
     [("IOB1", IOB1), ("BIO", IOB2), ("BIOES", IOBES), ("BILOU", BILOU)],
 )
-def test_each_scheme_is_told_and_read_as_bio(tmp_path, scheme, seqeval_scheme):
+def test_each_scheme_is_detected_and_converted_to_bio(tmp_path, scheme, seqeval_scheme):
     rng = random.Random(scheme)
     sentences = [random_entities(rng, 12) for _ in range(200)]
     tagged = [tags_of(entities, 12, scheme) for entities in sentences]
@@ -77,12 +77,12 @@ def test_each_scheme_is_told_and_read_as_bio(tmp_path, scheme, seqeval_scheme):
         ("BILOU", "B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
     ],
 )
-def test_tags_by_hand(tmp_path, scheme, tags, expected):
+def test_tags_are_converted_by_hand(tmp_path, scheme, tags, expected):
     assert to_bio(tags.split()) == expected.split()
     assert scheme_of(write_column_file(tmp_path / "a.iob", [tags.split()])) == scheme
 
 
-def test_tags_of_two_schemes_and_bad_ones_are_refused(tmp_path):
+def test_tags_of_two_schemes_and_unknown_tags_are_rejected(tmp_path):
     path = write_column_file(tmp_path / "a.conll", [["S-a"], ["U-a"]])
     with pytest.raises(UserError, match="a.conll: expected tags of one scheme"):
         scheme_of(path)
@@ -94,7 +94,7 @@ def test_tags_of_two_schemes_and_bad_ones_are_refused(tmp_path):
             scheme_of(path)
 
 
-def test_four_columns_documents_line_ends_and_a_missing_last_one(tmp_path):
+def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
     path = tmp_path / "eng.train"
     path.write_bytes(
         '\ufeff-DOCSTART- -X- O O\r\n\r\nEU NNP I-NP I-ORG\r\n" " O O\r\n\t\r\n\r\n'
@@ -110,7 +110,7 @@ def test_four_columns_documents_line_ends_and_a_missing_last_one(tmp_path):
     assert unlabelled == TaggedSentence(["EU", '"'], None, f"{path}:3")
 
 
-def test_words_between_tabs_keep_their_spaces_and_have_to_be_there(tmp_path):
+def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
     good, empty, null = read_tagged(path)
@@ -119,7 +119,7 @@ def test_words_between_tabs_keep_their_spaces_and_have_to_be_there(tmp_path):
     assert null.message == "the first column: expected text, received a NUL character"
 
 
-def test_spans_come_in_order(tmp_path):
+def test_spans_are_sorted(tmp_path):
     path = tmp_path / "a.jsonl"
     record = {
         "text": "\U0001f600 Ann met Bob",
@@ -165,14 +165,14 @@ def test_spans_come_in_order(tmp_path):
         ),
     ],
 )
-def test_spans_that_do_not_hold(tmp_path, text, entities, message):
+def test_invalid_spans_are_rejected(tmp_path, text, entities, message):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": {text}, "entities": {entities}}}\n')
     (bad,) = read_tagged(path)
     assert isinstance(bad, BadRow) and bad.location == f"{path}:1" and message in bad.message
 
 
-def test_text_without_tags_comes_in_rows_or_words(tmp_path):
+def test_text_without_tags_is_read_from_rows_or_words(tmp_path):
     (tmp_path / "a.csv").write_text('text,id\n"Ann, met",1\nx\n')
     (tmp_path / "a.tsv").write_text("text\tid\nAnn\t1\n")
     (tmp_path / "words.tsv").write_text("Ann\nmet\n\nBob\n")
@@ -186,7 +186,7 @@ def test_text_without_tags_comes_in_rows_or_words(tmp_path):
     assert words == [["Ann", "met"], ["Bob"]]
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_reported(tmp_path):
     (tmp_path / "a.csv").write_text("text\na\n")
     (tmp_path / "a.conll").write_text("-DOCSTART- O\n\n")
     (tmp_path / "b.conll").write_text("word\n")
@@ -210,7 +210,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("emerging.test.annotated", 1_287, 23_394),
     ],
 )
-def test_wnut17_is_read_whole(data_dir, name, sentences, words):
+def test_wnut17_is_read_completely(data_dir, name, sentences, words):
     path = data_dir / "ner" / "wnut17" / name
     found = list(raise_bad_rows(read_tagged(path)))
     assert len(found) == sentences
