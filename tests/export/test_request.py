@@ -237,7 +237,7 @@ def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
     with pytest.raises(UserError, match="no response from a server|not a TensorFlow Serving API"):
         GrpcClient(address, "echo")
     # This is the port of gRPC.
-    with pytest.raises(UserError, match="no server .*: what came is not HTTP$"):
+    with pytest.raises(UserError, match="no response .*: the response is not HTTP$"):
         RestClient(f"http://{addresses.grpc}/v1/models/echo")
     with urllib.request.urlopen(f"{addresses.rest}/v1/models/echo/metadata") as prediction:
         pages[path] = 200, "application/json", prediction.read()

@@ -199,7 +199,7 @@ def run(settings, said):
 def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
     assert any(
         line.startswith(
-            "anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal is billing"
+            "anomaly: 7 rows, 1 more not used for training, 13 dev rows; normal labels billing"
         )
         for line in said
     )

@@ -262,7 +262,7 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
     examples = task.load_examples(path)
     assert examples.labels == [0, 1]
     assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
-    line = f"2 bad rows left out, the first {path}:2: expected at least two choices, received none"
+    line = f"2 bad rows skipped, first: {path}:2: expected at least two choices, received none"
     assert examples.skipped_rows_message() == examples.filter(bool).skipped_rows_message() == line
     assert [len(choices) for choices in examples.texts["choices"]] == [4, 3]
 
