@@ -186,7 +186,11 @@ def test_it_says_which_heads_are_new(directories, tmp_path, parts, new):
         ),
         ([*ENTRIES, "more"], {"vocab_size": len(ENTRIES) + 1}, f" has {len(ENTRIES) + 1} ("),
         (ENTRIES, {"do_lower_case": False}, "do_lower_case=True; the configuration has False"),
-        (ENTRIES, {"max_position_embeddings": 31}, "max_seq_length=32 exceeds max_position_embeddings=31"),
+        (
+            ENTRIES,
+            {"max_position_embeddings": 31},
+            "max_seq_length=32 exceeds max_position_embeddings=31",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_shards_are_refused_in_a_line(

@@ -84,7 +84,7 @@ def expected_outputs(found, weights, config):
         encoded = reference.encode(
             found["input_ids"][row, :length], found["segment_ids"][row, :length], weights, config
         )
-        hidden = encoded["layers"][-1][found["masked_lm_positions"][row]]
+        hidden = encoded["hidden_states"][-1][found["masked_lm_positions"][row]]
         hidden = hidden @ w["masked_lm/transform/kernel"] + w["masked_lm/transform/bias"]
         hidden = reference.layer_norm(
             reference.gelu(hidden, config.hidden_act),
