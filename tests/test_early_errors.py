@@ -114,7 +114,11 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/no_model"}, "no model there"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/absent"}, "absent: no such directory"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken"}, "vocab.txt: no such file"),
-    ("tasks.finetune", {**FINETUNE, "max_seq_length": 17}, "has 16 positions"),
+    (
+        "tasks.finetune",
+        {**FINETUNE, "max_seq_length": 17},
+        "expected at most 16, the number of positions",
+    ),
     ("tasks.finetune", {**FINETUNE, "max_seq_length": 8, "frozen_layers": 3}, "has 2 layers"),
     ("tasks.finetune", {**FINETUNE, "init_from": "{}/broken_config.json"}, "not JSON"),
     ("tasks.finetune", {**FINETUNE, "output_dir": "{}/taken"}, "there is something else there"),
