@@ -66,7 +66,7 @@ class FinetuneSettings:
     class_weights: tuple[str, ...] = flag("loss weights: one number per label, or balanced", ())
     balanced_sampling: bool = flag("sampling of all classes equally often", False)
     focal_gamma: float = flag("exponent of the focal loss; 0 is cross-entropy, 2 is usual", 0.0)
-    prior_bias: bool = flag("initialization of the output biases with the class frequencies", False)
+    prior_bias: bool = flag("initialization of the output biases from class frequencies", False)
     rare_label: str | None = flag(
         "label that is predicted from a threshold on, tuned on dev (for f1 without "
         "--threshold_objective)",

@@ -343,9 +343,7 @@ def test_it_learns(tmp_path, vocabulary):
         ),
         said.append,
     )
-    assert said[0].startswith(
-        "span_qa: 400 rows in 700 windows, 1 more whose answer does not stand"
-    )
+    assert said[0].startswith("span_qa: 400 rows in 700 windows, 1 more whose answer is not")
     assert run.task["may_be_impossible"] and run.task["null_threshold"] is None
     assert TrainedModel.open(run.path).task.null_threshold is not None
 

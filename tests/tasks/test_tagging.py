@@ -123,7 +123,7 @@ def test_inconsistent_tasks_are_rejected(tmp_path):
     spans = write_spans(tmp_path / "dev.jsonl", [("in", []), ("Anna met", [(5, 8, "VERB")])])
     with pytest.raises(UserError, match="jsonl:2: entity type 'VERB': expected one of LOC,"):
         from_data(columns).load_examples(spans)
-    with pytest.raises(UserError, match="tags come in a column file or in .jsonl, not in .csv"):
+    with pytest.raises(UserError, match="expected tags in a column file or in .jsonl, received"):
         from_data(small.write_rows(tmp_path / "a.csv", [("a", "b")]))
 
 
