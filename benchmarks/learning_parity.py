@@ -220,7 +220,7 @@ def paired(differences):
 
 
 def train(backend, trainings, directory, recipe, output, baselines, keeps_losses=False):
-    """Train one backend in a separate process, which appends one record per training to `output`."""
+    """Train one backend in a separate process, which appends its records to `output`."""
     own_process.call(
         BACKENDS[backend],
         python=baselines if backend == "transformers" else sys.executable,

@@ -1,4 +1,4 @@
-"""A SavedModel as a side of benchmarks/serving.py: TensorFlow and TF Text, nothing of ours."""
+"""SavedModel backends of benchmarks/serving.py, with TensorFlow and TF Text only."""
 
 import os
 

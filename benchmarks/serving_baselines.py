@@ -1,7 +1,7 @@
-"""The sides of benchmarks/serving.py that are no SavedModels, in an environment of their own.
+"""Baselines of benchmarks/serving.py that are not SavedModels, in a separate environment.
 
-With "wanted": "models" the plan has a Hugging Face directory written as ONNX and for OpenVINO;
-otherwise it is one of serving_process.py. Batches are padded to their longest text.
+If the plan has "output": "models", a Hugging Face directory is converted to ONNX and OpenVINO.
+Otherwise the plan is one of serving_process.py. Batches are padded to their longest text.
 """
 
 import pathlib
@@ -48,7 +48,7 @@ def load_openvino(model, precision):
     encode = _tokenizer(model)
     hints = {
         "INFERENCE_NUM_THREADS": THREADS,
-        "PERFORMANCE_HINT": "LATENCY",  # One request at a time gets all threads.
+        "PERFORMANCE_HINT": "LATENCY",  # A single request uses all threads.
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
     }
     compiled = openvino.Core().compile_model(f"{model}/model.xml", "CPU", hints)
@@ -63,7 +63,7 @@ BACKENDS = {
 
 
 def _tokenizer(model):
-    """strings -> {input name: int64 [B, L]}, by the library that is under transformers' own."""
+    """Return a function from strings to int64 `(B, L)` per input, with the library tokenizers."""
     import numpy as np
     from tokenizers import BertWordPieceTokenizer
 
@@ -91,7 +91,7 @@ def _softmax(logits):
 
 
 def write_models(folder, backends):
-    """The Hugging Face directory of `folder` for those sides that need another form."""
+    """Convert the Hugging Face directory in `folder` for the backends that need another format."""
     import torch
     from transformers import BertForSequenceClassification
 
@@ -118,7 +118,7 @@ def _write_onnx(model, example, directory):
         kwargs=example,
         f=str(directory / "model.onnx"),
         dynamo=True,
-        opset_version=20,  # The first that has gelu's tanh form as one operation.
+        opset_version=20,  # The first one with the tanh form of gelu as one operation.
         dynamic_shapes=dict.fromkeys(example, sizes),
         output_names=["logits"],
         external_data=False,
@@ -136,7 +136,7 @@ def _write_openvino(model, example, directory):
 
 if __name__ == "__main__":
     plan = plan_of_this_process()
-    if plan["wanted"] == "models":
+    if plan["output"] == "models":
         write_models(pathlib.Path(plan["directory"]), plan["backends"])
     else:
         work(plan, BACKENDS[plan["backend"]])
