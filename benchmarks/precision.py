@@ -29,6 +29,7 @@ BATCH = 32
 
 
 def main(run, path):
+    """Print how much the predictions of both precisions differ."""
     trained = TrainedModel.open(run)
     task = trained.task
     if task.kind != "classification" or task.multi_label:

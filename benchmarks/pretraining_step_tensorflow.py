@@ -140,6 +140,7 @@ def keras_hub_fit(sizes, precision, steps, jit):
 
 
 def config_of(sizes):
+    """Return the BertConfig of the sizes."""
     return BertConfig(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden,

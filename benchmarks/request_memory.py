@@ -118,6 +118,7 @@ def requests():
 
 
 def inputs_of(name):
+    """Return the task, the signature and {input: strings} of a request."""
     task, signature, inputs = requests()[name]
     return task, signature, inputs if isinstance(inputs, dict) else {"text": inputs}
 
@@ -193,6 +194,7 @@ def ask(directory, name):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--only", default="")

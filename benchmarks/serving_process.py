@@ -32,10 +32,12 @@ def work(plan, load):
 
 
 def plan_of_this_process():
+    """Return the plan whose file is the first argument."""
     return json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
 def requests_of(texts, batch):
+    """Split texts into requests of `batch` texts."""
     return [texts[start : start + batch] for start in range(0, len(texts), batch)]
 
 

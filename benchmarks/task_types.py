@@ -137,6 +137,7 @@ def _rates(seconds, samples, steps):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS))

@@ -55,6 +55,7 @@ def baselines(vocabulary, vocab_path, lines):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

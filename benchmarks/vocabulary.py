@@ -19,6 +19,7 @@ from bert_tf.data import vocabulary_learning as learning
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -28,11 +28,13 @@ QUESTIONS = (
 
 
 def run(title, *arguments):
+    """Print and run a Python command."""
     print(f"\n== {title}\n$ python {' '.join(map(str, arguments))}", flush=True)
     subprocess.run([sys.executable, *map(str, arguments)], cwd=HERE.parent, check=True)
 
 
 def ask(version):
+    """Send the texts to a version in a separate process."""
     print(
         "\n== request, without this project\n$ python -I examples/ask.py "
         f"{version.relative_to(HERE.parent)} ...",
@@ -48,6 +50,7 @@ def ask(version):
 
 
 def main():
+    """Run both examples."""
     start = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     run("from scratch", "examples/from_scratch.py", "demo/scratch")

@@ -36,6 +36,7 @@ SIZE = {
 
 
 def run(title, module, **flags):
+    """Print and run a command of this project."""
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     print(f"\n== {title}\n$ python -m {module} {' '.join(arguments)}", flush=True)
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
@@ -54,6 +55,7 @@ def token_counts(shards):
 
 
 def main(output):
+    """Write all files of the example to `output`."""
     output = pathlib.Path(output)
     output.mkdir(parents=True)  # Fails if it exists, so that no old files are used.
     texts = [topics.topics[name] for name in sorted(topics.topics)]
