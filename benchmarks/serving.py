@@ -164,9 +164,9 @@ def check(directory, backends, texts, options):
         spread = max(max(column) - min(column) for column in columns)
         for backend in backends[1:]:
             difference = max(
-                abs(actual - want)
+                abs(actual - reference)
                 for rows in zip(predictions[backend], expected, strict=True)
-                for actual, want in zip(*rows, strict=True)
+                for actual, reference in zip(*rows, strict=True)
             )
             print(
                 f"{kind}: probabilities of {backend} differ by at most {difference:.1e} from "

@@ -93,12 +93,12 @@ def _softmax(logits):
     return exponents / exponents.sum(-1, keepdims=True)
 
 
-def write_models(folder, backends):
-    """Convert the Hugging Face directory in `folder` for the backends that need another format."""
+def write_models(root, backends):
+    """Convert the Hugging Face directory in `root` for the backends that need another format."""
     import torch
     from transformers import BertForSequenceClassification
 
-    source = folder / "huggingface"
+    source = root / "huggingface"
     model = BertForSequenceClassification.from_pretrained(source).eval()
     example = {
         name: torch.ones((2, 16), dtype=torch.int64)
@@ -106,7 +106,7 @@ def write_models(folder, backends):
     }
     for backend, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
         if backend in backends:
-            directory = folder / backend
+            directory = root / backend
             directory.mkdir()
             (directory / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
             write(model, example, directory)
