@@ -24,6 +24,7 @@ WIDTH = 60
 
 
 def main(models):
+    """Print a Markdown table of the outputs of all engines for each SavedModel."""
     commands = engines.commands()
     if engines.OTHER in os.environ:
         print("other TensorFlow:", *engines.versions(os.environ[engines.OTHER])[1:])

@@ -75,6 +75,7 @@ def milliseconds(backends, rows):
 
 
 def main():
+    """Run the benchmark from the command line."""
     tf.config.threading.set_intra_op_parallelism_threads(2)
     backends = {
         backend: graph(kind, inner_width) for backend, (kind, inner_width) in BACKENDS.items()

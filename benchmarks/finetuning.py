@@ -67,6 +67,7 @@ def metrics_of(kind, rows, predictions):
 
 
 def measure_baseline(name, data, baselines, recipe, seed, max_steps):
+    """Train and evaluate transformers on a task's rows, and return a record."""
     options, *paths = TASKS[name]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -127,6 +128,7 @@ def table(records):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
     parser.add_argument("--baselines", help="Python interpreter with torch and transformers")

@@ -126,6 +126,7 @@ def outputs_of(network, windows, pad, precision):
 
 
 def labels_of(kind, rows):
+    """Return the sorted labels of the training rows."""
     if kind == "classification":
         return sorted({row["label"] for row in rows})
     return sorted({tag for row in rows for tag in row["tags"]}) if kind == "conll" else []

@@ -128,6 +128,7 @@ def table(rows, columns):
 
 
 def main():
+    """Run the benchmark from the command line."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     columns, found, too_large = [], [], []
     for make in (pretraining, classification):

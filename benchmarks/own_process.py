@@ -66,6 +66,7 @@ def append(path, record):
 
 
 def main(function, arguments):
+    """Call a function in this process and print its result as JSON."""
     module, name = function.split(".")
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone.
         prediction = getattr(importlib.import_module(module), name)(**json.loads(arguments))

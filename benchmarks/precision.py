@@ -29,6 +29,7 @@ BATCH = 32
 
 
 def main(run, path):
+    """Print how much the predictions of both precisions differ."""
     trained = TrainedModel.open(run)
     task = trained.task
     if task.kind != "classification" or task.multi_label:
@@ -37,8 +38,8 @@ def main(run, path):
     labels = np.array(task.labels)[examples.labels]
     predictions = {}
     for precision in ("float32", "bfloat16"):
-        with tempfile.TemporaryDirectory() as folder:
-            directory = pathlib.Path(folder) / precision
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = pathlib.Path(scratch) / precision
             write_saved_model(trained, directory, precision)
             predictions[precision] = ask(directory, examples.texts, len(labels))
     (of_float32, expected), (of_bfloat16, actual) = predictions.values()

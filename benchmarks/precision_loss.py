@@ -62,6 +62,7 @@ def train(shards, precision, output_dir):
 
 
 def draw(curves, path):
+    """Plot {precision: [[step, loss], ...]}."""
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for precision, points in curves.items():
         axes.plot(*zip(*points, strict=True), label=precision, linewidth=1)
@@ -74,6 +75,7 @@ def draw(curves, path):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
     parser.add_argument("--output", type=pathlib.Path, required=True)

@@ -23,10 +23,12 @@ class Sizes:
 
     @property
     def heads(self):
+        """Return the number of attention heads."""
         return self.hidden // 64
 
     @property
     def inner(self):
+        """Return the width of the feed-forward network."""
         return 4 * self.hidden
 
     @property
@@ -36,6 +38,7 @@ class Sizes:
 
     @property
     def tokens(self):
+        """Return the number of tokens per batch."""
         return self.batch * self.length
 
 
@@ -67,6 +70,7 @@ def timed(step, steps, uncounted=WARMUP_STEPS):
 
 
 def summary(seconds):
+    """Return the median and the mean in milliseconds."""
     return {
         "median_ms": round(1000 * statistics.median(seconds), 1),
         "mean_ms": round(1000 * statistics.mean(seconds), 1),

@@ -68,6 +68,7 @@ def shards_of(data, directory, sizes):
 
 
 def measure(backend, precision, steps, shards, baselines):
+    """Measure a backend in a separate process."""
     function, arguments = BACKENDS[backend]
     arguments = {**arguments, "sizes": dataclasses.asdict(Sizes())}
     if backend == "ours_loop":
@@ -105,6 +106,7 @@ def table(records):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
     parser.add_argument("--baselines", help="Python interpreter with torch and transformers")

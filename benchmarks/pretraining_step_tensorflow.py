@@ -41,7 +41,7 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEP
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, METRICS)
-    # The layout is part of the dataset, so that the graph has the same static shapes as in training.
+    # The layout is part of the dataset, so that static shapes are the same as in training.
     batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
     iterator = iter(batches.cache().repeat().prefetch(1))
     return {
@@ -140,6 +140,7 @@ def keras_hub_fit(sizes, precision, steps, jit):
 
 
 def config_of(sizes):
+    """Return the BertConfig of the sizes."""
     return BertConfig(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden,

@@ -34,6 +34,7 @@ class Pretraining(torch.nn.Module):
         self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
 
     def forward(self, batch):
+        """Return the sum of the losses of both heads."""
         output = self.bert(
             batch["input_ids"],
             attention_mask=batch["input_mask"],
@@ -57,12 +58,14 @@ def parameter_groups(model, decay=0.01):
 
 
 def autocast(precision):
+    """Return the autocast context of a precision."""
     if precision == "bfloat16":
         return torch.autocast("cpu", torch.bfloat16)
     return contextlib.nullcontext()
 
 
 def measure(sizes, precision, steps, compiled):
+    """Time the training step, eager or compiled."""
     if compiled and not shutil.which("g++"):
         raise RuntimeError("g++ not found: torch.compile needs a C++ compiler")
     sizes = Sizes(**sizes)

@@ -1,12 +1,12 @@
-"""Measures the peak memory of requests that are made to cost much, each in a process of its own.
+"""Measure the peak memory of expensive requests, each in a separate process.
 
     python benchmarks/request_memory.py --vocab=vocab.txt [--only=WORD]
 
-Exports a small BERT with random weights for each task and sends each request to the SavedModel from
-a fresh process, after a request of one short text. Prints a Markdown table: the bytes of the
-request as gRPC would carry it (2 bytes per string), the peak beyond the short request's, what that
-is per byte beyond CONSTANT, and the outcome. Strings of the request itself are counted: TensorFlow
-holds them.
+Exports a small BERT with random weights for each task. Each request is run in a new process, after
+a request of one short text. Prints a Markdown table: the size of the request in gRPC (2 additional
+bytes per string), the peak memory above that of the short request, its excess over CONSTANT_MB per
+byte, seconds, and the outcome. The peak includes the strings of the request, which TensorFlow
+stores.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import own_process
 
 CONSTANT_MB = 512
-LIMIT_GB = 10  # Of address space: a request beyond it fails instead of the machine.
+LIMIT_GB = 10  # Limit of the address space, so that a request fails before the machine does.
 MEBIBYTE = 2**20
 SIZES = {
     "hidden_size": 64,
@@ -30,12 +30,12 @@ ENGLISH = "The screen of my new telephone broke, and nobody answers my letters. 
 
 
 def filled(unit, size=MEBIBYTE):
-    """A string of about `size` bytes."""
+    """Return a string of about `size` bytes."""
     return unit * (size // len(unit.encode()))
 
 
 def requests():
-    """{name: (task, signature, {input: strings})}."""
+    """Return {name: (task, signature, strings of the only input or {input: strings})}."""
     short, long = ["a"] * 1000, filled(ENGLISH)
     marks, punctuation = filled("e\u0301\u0302\u0323"), filled("!")
     context = {"question": ["Who?"] * 1001, "context": [*short, long]}
@@ -118,12 +118,13 @@ def requests():
 
 
 def inputs_of(name):
+    """Return the task, the signature and {input: strings} of a request."""
     task, signature, inputs = requests()[name]
     return task, signature, inputs if isinstance(inputs, dict) else {"text": inputs}
 
 
 def export(directory, vocab):
-    """Writes DIRECTORY/TASK of each task."""
+    """Write the SavedModel of each task to DIRECTORY/TASK."""
     import keras
 
     from bert_tf import BertConfig, Vocabulary
@@ -157,7 +158,7 @@ def export(directory, vocab):
 
 
 def ask(directory, name):
-    """{"bytes", "before_mb", "after_mb", "seconds", "outcome"} of one request."""
+    """Run one request and return its size, memory before and after, seconds and outcome."""
     import resource
     import time
 
@@ -176,7 +177,7 @@ def ask(directory, name):
     tensors = {key: tf.constant(values) for key, values in inputs.items()}
     try:
         served(**tensors)
-        outcome = "answered"
+        outcome = "response"
     except tf.errors.OpError as error:
         lines = [line.strip() for line in error.message.splitlines()]
         outcome = next((line for line in lines if "assertion" in line or "OOM" in line), lines[-1])
@@ -193,6 +194,7 @@ def ask(directory, name):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--only", default="")
@@ -200,7 +202,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         vocab = str(pathlib.Path(arguments.vocab).resolve())
         own_process.call("request_memory.export", directory=directory, vocab=vocab)
-        print("| request | MB | peak MB | k | seconds | |\n|---|---|---|---|---|---|")
+        print("| request | MB | peak, MB | factor | seconds | outcome |\n|---|---|---|---|---|---|")
         for name in requests():
             if arguments.only not in name:
                 continue

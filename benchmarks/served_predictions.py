@@ -1,11 +1,12 @@
-"""Compares a published model's answers with predict's, row by row, and times the former.
+"""Compare a published model's predictions with those of tasks.predict, and time requests.
 
     python benchmarks/served_predictions.py --run=RUN --model_dir=MODELS/name --data=FILE [--rows=N]
 
-Predict takes the rows in order, 64 at a time; the server gets them in an order of chance and 17 at
-a time, so that a row meets other rows than it met in predict. Prints a JSON line: rows, how many
-answers differ (strings and whole numbers at all, other numbers by more than 1e-5), rows a second
-of the served model 32 at a time, and its milliseconds of one row alone, for up to 300 rows.
+The pipeline predicts the rows in order, in batches of 64. The published model predicts them in
+random order, in batches of 17, so that the rows of a batch differ. Prints a JSON line: the number
+of rows, the number of predictions that differ (strings and integers at all, other numbers by more
+than 1e-5), rows per second of the published model in batches of 32, and milliseconds of single
+rows, for up to 300 rows.
 """
 
 import argparse
@@ -27,6 +28,7 @@ TOLERANCE = 1e-5
 
 
 def main(run, model_dir, data, num_rows):
+    """Compare and time the predictions, and print a JSON line."""
     trained, served = TrainedModel.open(run), LocalClient(model_dir)
     rows = [
         row
@@ -76,10 +78,12 @@ def main(run, model_dir, data, num_rows):
 
 
 def texts_of(rows, task):
+    """Return {input: values} of rows."""
     return {name: [row.texts[name] for row in rows] for name in task.input_names}
 
 
 def by_rows(prediction):
+    """Convert {output: values} to one dict per row."""
     return [
         dict(zip(prediction, values, strict=True))
         for values in zip(*prediction.values(), strict=True)
@@ -87,12 +91,12 @@ def by_rows(prediction):
 
 
 def is_same(row, other):
-    """Whether two answers are the same; a batch's padding is off both."""
+    """Return whether two predictions without padding are equal."""
     for name, value in other.items():
         actual = np.asarray(row[name])
         expected = np.asarray(value)
         if expected.dtype.kind == "f":
-            size = min(actual.shape[-1:], expected.shape[-1:])  # Of choices the batch's padding.
+            size = min(actual.shape[-1:], expected.shape[-1:])  # Choices are padded per batch.
             actual, expected = (
                 array[..., : size[0]] if size else array for array in (actual, expected)
             )

@@ -1,26 +1,29 @@
-"""Measures a served BERT beside keras-nlp, transformers, ONNX Runtime and OpenVINO.
+"""Compare a served BERT with keras-nlp, transformers, ONNX Runtime and OpenVINO.
 
     python benchmarks/serving.py --data=DIR [--baselines=PYTHON] [--precision=bfloat16]
     [--output=OUT]
 
-Classification of texts into three labels: strings in, probabilities out, tokenizing included, on
-two processors. BERT-base with the same weights on all sides, which are checked to give the same
-probabilities before anything is timed. DIR holds text/books.txt, a sentence a line. PYTHON is the
-interpreter of an environment with torch, transformers, tokenizers, onnx, onnxscript, onnxruntime
-and openvino; what is not installed is left out.
+The task is classification of texts into three labels, from strings to probabilities with
+tokenizing, on two processors. All backends have a BERT-base with the same weights. Before timing,
+their probabilities are checked to be equal. DIR contains text/books.txt with one sentence per line.
+PYTHON is the interpreter of an environment with torch, transformers, tokenizers, onnx, onnxscript,
+onnxruntime and openvino. Backends that are not installed are skipped.
 
-    ours            the SavedModel that the export writes, by tf.saved_model.load
-    keras-nlp       a BertTextClassifier in a SavedModel, of 128 tokens (long texts: 512)
+    ours            the exported SavedModel, with tf.saved_model.load
+    keras-nlp       a BertTextClassifier in a SavedModel, with 128 tokens (long texts: 512)
     transformers    on PyTorch, batches padded to their longest text
     onnxruntime, openvino    the same model, exported by PyTorch, dynamic shapes, same padding
 
-In bfloat16 ours is the export in it, the Keras and PyTorch models have it as dtype, openvino as its
-precision hint; a processor without bfloat16 takes long over it, and says nothing of its speed.
-Every side, kind of texts and round has a process of its own, the sides in turn; figures are medians
-of the rounds. A process answers a text (cold start: from its first moment), then eight, then up to
-five of other lengths, then for each batch size and order all texts twice, of which the second time
-counts: a server's shapes have been met before. A batch size that is over the number of texts is
-left out. Prints Markdown tables; in OUT are serving.jsonl, a line a measurement, and serving.png.
+With --precision=bfloat16, ours is the bfloat16 export, the Keras and PyTorch models have this
+dtype, and openvino has it as precision hint. A processor without bfloat16 emulates it slowly, so
+that times are meaningless there.
+
+Every backend, kind of text and round has a separate process; the backends alternate. Metrics are
+medians of the rounds. A process receives one text (cold start: time since the start of the
+process), then eight, then up to five of other lengths. Then it receives all texts twice for each
+batch size and order. Only the second pass counts, since a running server has seen the shapes
+before. Batch sizes above the number of texts are skipped. Prints Markdown tables; writes
+serving.jsonl, one line per measurement, and serving.png to OUT.
 """
 
 import argparse
@@ -33,12 +36,12 @@ import sys
 import tempfile
 import time
 
-# Nothing heavy: a new process' ru_maxrss begins with that of the one that has started it.
+# No heavy imports here: the ru_maxrss of a process starts with that of its parent.
 import serving_report
 from serving_process import THREADS, WARM_UP
 
 HERE = pathlib.Path(__file__).resolve().parent
-BASELINES = {  # And what they need beside numpy.
+BASELINES = {  # With the packages that they need, in addition to numpy.
     "transformers": ("torch", "transformers"),
     "onnxruntime": ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),
     "openvino": ("torch", "transformers", "tokenizers", "openvino"),
@@ -47,12 +50,13 @@ NEEDS = {"ours": (), "keras-nlp": ("keras_nlp",), **BASELINES}
 COUNTS = {"short": 256, "mixed": 128, "long": 32}
 BATCHES = (1, 16, 64)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
-CHECKED = 16  # Texts of a kind.
+CHECKED = 16  # Number of texts per kind.
 
 
 def main(options):
+    """Run the benchmark from the command line."""
     available = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(available)[:THREADS])  # All that is started inherits it.
+    os.sched_setaffinity(0, sorted(available)[:THREADS])  # Child processes inherit it.
     backends = present(options)
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
@@ -75,7 +79,7 @@ def main(options):
 
 
 def measure(directory, backends, texts, options):
-    """Yields a dict a measurement, which is in serving.jsonl by then."""
+    """Yield one dict per measurement, after writing it to serving.jsonl."""
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
     with open(options.output / "serving.jsonl" if options.output else os.devnull, "w") as file:
@@ -92,25 +96,26 @@ def measure(directory, backends, texts, options):
 
 
 def present(options):
-    """The sides that can be measured here; of each other one a line says why not."""
+    """Return the available backends, and print a reason for each other one."""
     backends = []
     for backend in options.backends:
         if backend in BASELINES and not options.baselines:
-            reason = "--baselines names no interpreter"
+            reason = "--baselines is not set"
         elif backend == "onnxruntime" and options.precision == "bfloat16":
-            reason = "it computes no bfloat16 on processors"
+            reason = "no bfloat16 on processors"
         elif missing := not_installed(python_of(backend, options), NEEDS[backend]):
             reason = f"{', '.join(missing)} not installed"
         else:
             backends.append(backend)
             continue
-        print(f"{backend} is left out: {reason}")
+        print(f"{backend} skipped: {reason}")
     if not backends:
-        sys.exit("no side is left to be measured")
+        sys.exit("--backends: none is available")
     return backends
 
 
 def not_installed(python, names):
+    """Return the packages that an interpreter cannot import."""
     code = (
         "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
     )
@@ -119,11 +124,12 @@ def not_installed(python, names):
 
 
 def python_of(backend, options):
+    """Return the interpreter of a backend."""
     return options.baselines if backend in BASELINES else sys.executable
 
 
 def prepare(directory, backends, options):
-    """The texts, and every side's model, in `directory`."""
+    """Write the texts and the models of all backends to `directory`."""
     plan = {
         "directory": str(directory),
         "data": str(options.data),
@@ -131,7 +137,7 @@ def prepare(directory, backends, options):
         "backends": backends,
         "model_size": options.model_size,
         "precision": options.precision,
-        "wanted": "models",
+        "output": "models",
     }
     run(sys.executable, "serving_models.py", directory, plan)
     if set(backends) & set(BASELINES):
@@ -139,11 +145,17 @@ def prepare(directory, backends, options):
 
 
 def check(directory, backends, texts, options):
-    """Ends the program unless all sides give the same probabilities to some texts of each kind."""
+    """Exit unless all backends return the same probabilities for some texts of each kind."""
     for kind, (chosen, lengths) in texts.items():
         predictions = {
             backend: ask(
-                directory, backend, kind, chosen[:CHECKED], lengths[:CHECKED], "answers", options
+                directory,
+                backend,
+                kind,
+                chosen[:CHECKED],
+                lengths[:CHECKED],
+                "predictions",
+                options,
             )
             for backend in backends
         }
@@ -152,21 +164,23 @@ def check(directory, backends, texts, options):
         spread = max(max(column) - min(column) for column in columns)
         for backend in backends[1:]:
             difference = max(
-                abs(actual - want)
+                abs(actual - reference)
                 for rows in zip(predictions[backend], expected, strict=True)
-                for actual, want in zip(*rows, strict=True)
+                for actual, reference in zip(*rows, strict=True)
             )
             print(
-                f"{kind}: a probability of {backend} is at most {difference:.1e} from "
-                f"{backends[0]}; they range over {spread:.2f}",
+                f"{kind}: probabilities of {backend} differ by at most {difference:.1e} from "
+                f"{backends[0]}; their range is {spread:.2f}",
                 flush=True,
             )
             if not difference <= TOLERANCE[options.precision]:
-                sys.exit(f"more than {TOLERANCE[options.precision]}: not the same model")
+                sys.exit(
+                    f"difference above {TOLERANCE[options.precision]}: the models are not equal"
+                )
 
 
 def ask(directory, backend, kind, texts, lengths, expected, options):
-    """What a process of serving_process.py's has to say."""
+    """Run a plan in a separate process, see serving_process.py, and return its result."""
     model = {"keras-nlp": f"keras-nlp-{512 if kind == 'long' else 128}"}
     model["transformers"] = "huggingface"
     result = directory / "result.json"
@@ -177,7 +191,7 @@ def ask(directory, backend, kind, texts, lengths, expected, options):
         "texts": texts,
         "lengths": lengths,
         "batches": [batch for batch in BATCHES if batch <= len(texts)],
-        "wanted": expected,
+        "output": expected,
         "result": str(result),
     }
     script = "serving_baselines.py" if backend in BASELINES else "serving_backends.py"
@@ -186,6 +200,7 @@ def ask(directory, backend, kind, texts, lengths, expected, options):
 
 
 def run(python, script, directory, plan):
+    """Run a script with a plan, and exit with its output if it fails."""
     path = directory / "plan.json"
     path.write_text(json.dumps({**plan, "started": time.time()}), encoding="utf-8")
     log = directory / "log.txt"
@@ -195,10 +210,13 @@ def run(python, script, directory, plan):
         )
     if done.returncode:
         said = log.read_text(encoding="utf-8", errors="replace")[-3000:]
-        sys.exit(f"{said}\n{script} ended with {done.returncode}: {plan.get('backend', 'models')}")
+        sys.exit(
+            f"{said}\n{script}: exit status {done.returncode}: {plan.get('backend', 'models')}"
+        )
 
 
 def rounded(metrics):
+    """Round the floats to four digits."""
     return {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
         for name, value in metrics.items()
@@ -206,24 +224,26 @@ def rounded(metrics):
 
 
 def list_of(names):
+    """Return a parser of comma-separated names."""
+
     def parse(value):
         chosen = value.split(",")
         if unknown := sorted(set(chosen) - set(names)):
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(names)}")
         return chosen
 
     return parse
 
 
 def counts(value):
-    """ "short:64,long" -> {"short": 64, "long": 32}."""
+    """Parse numbers of texts: "short:64,long" becomes {"short": 64, "long": 32}."""
     result = {}
     for part in value.split(","):
         kind, _, count = part.partition(":")
         if kind not in COUNTS or not (count or "16").isdigit() or int(count or 16) < 2 * WARM_UP:
             raise argparse.ArgumentTypeError(
-                f"{part!r}: wanted {', '.join(COUNTS)}, or a kind and a number from {2 * WARM_UP}, "
-                "short:64"
+                f"{part!r}: expected one of {', '.join(COUNTS)}, or KIND:NUMBER with a number >= "
+                f"{2 * WARM_UP}"
             )
         result[kind] = int(count) if count else COUNTS[kind]
     return result
@@ -244,9 +264,9 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
     if not (pathlib.Path(arguments.data) / "text" / "books.txt").is_file():
-        parser.error(f"--data={arguments.data}: has no text/books.txt")
+        parser.error(f"--data={arguments.data}: text/books.txt is missing")
     if arguments.baselines and not shutil.which(arguments.baselines):
         parser.error(f"--baselines={arguments.baselines}: no such program")
     if arguments.rounds < 1:
-        parser.error(f"--rounds={arguments.rounds}: wanted a number from 1")
+        parser.error(f"--rounds={arguments.rounds}: expected an integer >= 1")
     main(arguments)

@@ -1,4 +1,4 @@
-"""A SavedModel as a side of benchmarks/serving.py: TensorFlow and TF Text, nothing of ours."""
+"""SavedModel backends of benchmarks/serving.py, with TensorFlow and TF Text only."""
 
 import os
 
@@ -8,6 +8,7 @@ from serving_process import THREADS, plan_of_this_process, work
 
 
 def load(model, precision):
+    """Return a function from strings to probabilities."""
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  Registers the operations that tokenizers need.
 

@@ -1,7 +1,7 @@
-"""The sides of benchmarks/serving.py that are no SavedModels, in an environment of their own.
+"""Baselines of benchmarks/serving.py that are not SavedModels, in a separate environment.
 
-With "wanted": "models" the plan has a Hugging Face directory written as ONNX and for OpenVINO;
-otherwise it is one of serving_process.py. Batches are padded to their longest text.
+If the plan has "output": "models", a Hugging Face directory is converted to ONNX and OpenVINO.
+Otherwise the plan is one of serving_process.py. Batches are padded to their longest text.
 """
 
 import pathlib
@@ -12,6 +12,7 @@ MAX_LENGTH = 512
 
 
 def load_transformers(model, precision):
+    """Return a function from strings to probabilities, with transformers."""
     import torch
     from transformers import AutoTokenizer, BertForSequenceClassification
 
@@ -31,6 +32,7 @@ def load_transformers(model, precision):
 
 
 def load_onnxruntime(model, precision):
+    """Return a function from strings to probabilities, with ONNX Runtime."""
     import onnxruntime
 
     encode = _tokenizer(model)
@@ -43,12 +45,13 @@ def load_onnxruntime(model, precision):
 
 
 def load_openvino(model, precision):
+    """Return a function from strings to probabilities, with OpenVINO."""
     import openvino
 
     encode = _tokenizer(model)
     hints = {
         "INFERENCE_NUM_THREADS": THREADS,
-        "PERFORMANCE_HINT": "LATENCY",  # One request at a time gets all threads.
+        "PERFORMANCE_HINT": "LATENCY",  # A single request uses all threads.
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
     }
     compiled = openvino.Core().compile_model(f"{model}/model.xml", "CPU", hints)
@@ -63,7 +66,7 @@ BACKENDS = {
 
 
 def _tokenizer(model):
-    """strings -> {input name: int64 [B, L]}, by the library that is under transformers' own."""
+    """Return a function from strings to int64 `(B, L)` per input, with the library tokenizers."""
     import numpy as np
     from tokenizers import BertWordPieceTokenizer
 
@@ -90,12 +93,12 @@ def _softmax(logits):
     return exponents / exponents.sum(-1, keepdims=True)
 
 
-def write_models(folder, backends):
-    """The Hugging Face directory of `folder` for those sides that need another form."""
+def write_models(root, backends):
+    """Convert the Hugging Face directory in `root` for the backends that need another format."""
     import torch
     from transformers import BertForSequenceClassification
 
-    source = folder / "huggingface"
+    source = root / "huggingface"
     model = BertForSequenceClassification.from_pretrained(source).eval()
     example = {
         name: torch.ones((2, 16), dtype=torch.int64)
@@ -103,7 +106,7 @@ def write_models(folder, backends):
     }
     for backend, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
         if backend in backends:
-            directory = folder / backend
+            directory = root / backend
             directory.mkdir()
             (directory / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
             write(model, example, directory)
@@ -118,7 +121,7 @@ def _write_onnx(model, example, directory):
         kwargs=example,
         f=str(directory / "model.onnx"),
         dynamo=True,
-        opset_version=20,  # The first that has gelu's tanh form as one operation.
+        opset_version=20,  # The first one with the tanh form of gelu as one operation.
         dynamic_shapes=dict.fromkeys(example, sizes),
         output_names=["logits"],
         external_data=False,
@@ -136,7 +139,7 @@ def _write_openvino(model, example, directory):
 
 if __name__ == "__main__":
     plan = plan_of_this_process()
-    if plan["wanted"] == "models":
+    if plan["output"] == "models":
         write_models(pathlib.Path(plan["directory"]), plan["backends"])
     else:
         work(plan, BACKENDS[plan["backend"]])

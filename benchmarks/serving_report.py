@@ -1,10 +1,10 @@
-"""What benchmarks/serving.py found: tables in Markdown, and a picture."""
+"""Markdown tables and a plot of the results of benchmarks/serving.py."""
 
 import statistics
 
 
 def throughput_table(lines, backends):
-    """Texts a second, and how many times as many the first side gives as each other one."""
+    """Return a table of texts per second, and of the ratio of the first backend to each other."""
     first, *others = backends
     header = [
         "texts",
@@ -34,7 +34,7 @@ def throughput_table(lines, backends):
 
 
 def process_table(lines, backends):
-    """What one text alone takes, and what a process does."""
+    """Return a table of latencies of single texts, start-up and memory."""
     of_process = ("cold_start_s", "new_length_ms", "again_ms", "peak_mb")
     header = [
         "texts",
@@ -57,11 +57,11 @@ def process_table(lines, backends):
 
 
 def draw(lines, backends, title, path):
-    """Bars of texts a second: a panel a kind of texts, a group a batch size, a bar a side."""
+    """Plot texts per second, with a panel per kind of text and a group per batch size."""
     try:
         import matplotlib
     except ImportError:
-        print("no picture: matplotlib is not installed")
+        print("no plot: matplotlib is not installed")
         return
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -89,7 +89,7 @@ def draw(lines, backends, title, path):
         panel.set_title(f"{kind} texts")
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
-    panels[0][0].set_ylabel("texts a second (black: sorted by length)")
+    panels[0][0].set_ylabel("texts per second (black: sorted by length)")
     figure.suptitle(title)
     bars = panels[0][0].get_legend_handles_labels()
     figure.legend(*bars, loc="outside lower center", ncols=len(backends))
@@ -98,14 +98,14 @@ def draw(lines, backends, title, path):
 
 
 def _distinct(lines, *names):
-    """The combinations of values, in order of appearance, of the lines that have all of them."""
+    """Return the combinations of values, in order of appearance, of lines that have all names."""
     return dict.fromkeys(
         tuple(line[name] for name in names) for line in lines if all(name in line for name in names)
     )
 
 
 def _median(lines, figure, **where):
-    """Of the rounds."""
+    """Return the median over the rounds."""
     return statistics.median(
         line[figure]
         for line in lines

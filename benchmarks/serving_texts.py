@@ -1,19 +1,19 @@
-"""The texts that benchmarks/serving.py asks: the same from the same file, in order of arrival.
+"""Texts of benchmarks/serving.py, the same from the same file, in order of arrival.
 
-"short": a sentence, 5 to 60 tokens, 24 on average, as SST-2's. "mixed": one to four consecutive
-sentences, 20 to 120 tokens, 53 on average, as AG News'. "long": 300 words, at most 512 tokens. Only
-texts in ASCII, of which every side's tokenizer makes the same tokens.
+"short" is one sentence of 5 to 60 tokens, 24 on average as in SST-2. "mixed" is one to four
+consecutive sentences of 20 to 120 tokens, 53 on average as in AG News. "long" is 300 words of at
+most 512 tokens. All texts are ASCII, for which all tokenizers return the same tokens.
 """
 
 import random
 
 import tensorflow as tf
 
-STARTS = 40_000  # Where in the file sentences are looked for.
+STARTS = 40_000  # Number of sampled lines in the file.
 
 
 def choose(kind, count, path, tokenizer):
-    """-> (texts, their lengths in tokens with [CLS] and [SEP])."""
+    """Return texts and their lengths in tokens, with [CLS] and [SEP]."""
     randomly = random.Random(kind)
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.isascii()]
     if kind == "long":
@@ -31,12 +31,12 @@ def choose(kind, count, path, tokenizer):
         " ".join(lines[at : at + run])
         for at in starts
         for run in range(1, longest_run + 1)
-        if all(lines[at : at + run])  # A blank line stands between documents.
+        if all(lines[at : at + run])  # Blank lines separate documents.
     ]
     of_length = {}
     for text, length in zip(candidates, _lengths(candidates, tokenizer), strict=True):
         of_length.setdefault(length, []).append(text)
-    # A length of chance for each text, as single sentences of novels are shorter than reviews'.
+    # Lengths are drawn at random, since sentences of novels are shorter than those of reviews.
     lengths = [round(randomly.triangular(shortest, longest, shortest)) for _ in range(count)]
     return [of_length[length].pop() for length in lengths], lengths
 

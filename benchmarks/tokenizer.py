@@ -1,11 +1,11 @@
-"""Measures the tokenizer on English beside others, in one run: MB a second, ids and ids with
-offsets.
+"""Compare the tokenizer's MB per second on English with others, for ids and ids with offsets.
 
     python benchmarks/tokenizer.py --text=FILE --vocab=vocab.txt        (a minute)
 
-FILE is plain English, a sentence a line; its first 5.5 MB are taken, in one call. Beside: TF Text's
-FastBertTokenizer, whose tokens differ from the released ones on rare Unicode, and
-the Rust library `tokenizers` of Hugging Face. Each is timed five times in turn; the medians count.
+FILE is plain English with one sentence per line. Its first 5.5 MB are tokenized in one call. The
+baselines are TF Text's FastBertTokenizer, whose tokens differ from the released ones on rare
+Unicode, and Hugging Face's Rust library `tokenizers`. Five calls of each alternate; medians are
+printed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BYTES, ROUNDS = 5_500_000, 5
 
 
 def baselines(vocabulary, vocab_path, lines):
-    """{name: function that tokenizes all lines}."""
+    """Return {name: function that tokenizes all lines}."""
     texts = tf.constant(lines)
     signature = {"input_signature": [tf.TensorSpec([None], tf.string)], "autograph": False}
     ours = Tokenizer(vocabulary, do_lower_case=True)
@@ -55,6 +55,7 @@ def baselines(vocabulary, vocab_path, lines):
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""Measures learning a vocabulary, stage by stage: MB of text a second.
+"""Measure the stages of learning a vocabulary in MB of text per second.
 
-    python benchmarks/vocabulary.py --text=FILE [--vocab_size=30522]        (a quarter of a minute)
+    python benchmarks/vocabulary.py --text=FILE [--vocab_size=30522]        (15 seconds)
 
-FILE is plain text, a sentence a line. "whole" is everything that bert_tf.learn_vocab does but for
-the start of TensorFlow. Each stage runs once: the command runs once, too.
+FILE is plain text with one sentence per line. "total" is the complete bert_tf.learn_vocab, without
+the start-up of TensorFlow. Each stage runs once, as in the command.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from bert_tf.data import vocabulary_learning as learning
 
 
 def main():
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,8 +41,10 @@ def main():
     counts = timed("counting", lambda: learning.count_words(lines, unique_words, lambda line: None))
     entries = timed("training", lambda: learning.train(counts, arguments.vocab_size))
     tokenizer = timed("building the tokenizer", lambda: Tokenizer(Vocabulary(entries), True))
-    result = timed("trying it out", lambda: learning.try_out(tokenizer, held_out, unique_words))
-    seconds["whole"] = sum(seconds.values())
+    result = timed(
+        "testing the vocabulary", lambda: learning.try_out(tokenizer, held_out, unique_words)
+    )
+    seconds["total"] = sum(seconds.values())
     print(f"{megabytes:.1f} MB, {len(counts):,} distinct words, {len(entries):,} entries; {result}")
     for name, value in seconds.items():
         print(f"{name:24} {value:6.2f} s {megabytes / value:8.1f} MB/s")

@@ -1,11 +1,11 @@
-"""The whole way, twice: from raw text to a BERT, and from a BERT and labels to a served answer.
+"""Two end-to-end examples: pretraining from raw text, and fine-tuning with export.
 
     make demo
 
-First a small BERT from nothing (from_scratch.py): vocabulary, shards, pretraining. Then, with real
-pretrained weights, fine-tunes a small BERT to route customers' complaints to hardware, software or
-billing, exports it and asks it from a process that has TensorFlow and TF Text, and nothing of this
-project.
+The first example builds a vocabulary and shards, and pretrains a small BERT (from_scratch.py). The
+second fine-tunes a small pretrained BERT to route customers' complaints to hardware, software or
+billing, and exports it. Then a process with TensorFlow and TF Text, without this project, loads the
+SavedModel and predicts.
 """
 
 import os
@@ -28,24 +28,29 @@ QUESTIONS = (
 
 
 def run(title, *arguments):
+    """Print and run a Python command."""
     print(f"\n== {title}\n$ python {' '.join(map(str, arguments))}", flush=True)
     subprocess.run([sys.executable, *map(str, arguments)], cwd=HERE.parent, check=True)
 
 
 def ask(version):
+    """Send the texts to a version in a separate process."""
     print(
-        "\n== ask, without this project\n$ python -I examples/ask.py "
+        "\n== request, without this project\n$ python -I examples/ask.py "
         f"{version.relative_to(HERE.parent)} ...",
         flush=True,
     )
     command = [sys.executable, "-I", str(HERE / "ask.py"), str(version), *QUESTIONS]
-    done = subprocess.run(command, capture_output=True, text=True)  # TensorFlow greets on stderr.
+    done = subprocess.run(
+        command, capture_output=True, text=True
+    )  # Hides TensorFlow's start-up messages on stderr.
     print(done.stdout, end="")
     if done.returncode:
         sys.exit(done.stderr)
 
 
 def main():
+    """Run both examples."""
     start = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     run("from scratch", "examples/from_scratch.py", "demo/scratch")

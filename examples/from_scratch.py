@@ -1,10 +1,10 @@
-"""From nothing to a BERT, small: vocabulary, shards, pretraining, on a text that every Python has.
+"""Build a vocabulary and shards, and pretrain a small BERT, on a text that Python contains.
 
     python examples/from_scratch.py OUTPUT
 
-The text is the language reference inside of Python (what `help("assert")` shows), some 80 topics.
-Every eighth is held out. At the end: how often the model finds a masked token of those, beside
-always guessing the most frequent one.
+The text is the language reference in Python's help (as shown by `help("assert")`), about 80 topics.
+Every eighth topic is held out. At the end, the accuracy on held-out masked tokens is compared with
+always predicting the most frequent token.
 """
 
 import json
@@ -17,12 +17,12 @@ import numpy as np
 
 from bert_tf import command
 
-command.import_tensorflow()  # Without its greetings.
+command.import_tensorflow()  # Without its start-up messages.
 from bert_tf.data.inspection import manifest_parser, read_shard  # noqa: E402
 from bert_tf.data.manifest import Manifest  # noqa: E402
 
 VOCAB_SIZE, MAX_SEQ_LENGTH, NUM_STEPS = 2000, 32, 1500
-# So little text for so short a time: no dropout.
+# No dropout: with so little text and so few steps the model underfits.
 SIZE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
@@ -36,13 +36,14 @@ SIZE = {
 
 
 def run(title, module, **flags):
+    """Print and run a command of this project."""
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     print(f"\n== {title}\n$ python -m {module} {' '.join(arguments)}", flush=True)
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 
 
 def token_counts(shards):
-    """-> (how often each id is a token, how often it is a masked answer), of all examples."""
+    """Return the counts of each id as a token and as a masked token, over all examples."""
     manifest = Manifest.load(shards)
     tokens, answers = (np.zeros(VOCAB_SIZE, np.int64) for _ in range(2))
     for entry in manifest.shards:
@@ -54,8 +55,9 @@ def token_counts(shards):
 
 
 def main(output):
+    """Write all files of the example to `output`."""
     output = pathlib.Path(output)
-    output.mkdir(parents=True)  # Nothing of before is in the way.
+    output.mkdir(parents=True)  # Fails if it exists, so that no old files are used.
     texts = [topics.topics[name] for name in sorted(topics.topics)]
     for name, part in (
         ("train", [text for number, text in enumerate(texts) if number % 8]),
@@ -66,7 +68,7 @@ def main(output):
 
     vocab = output / "vocab.txt"
     run(
-        "a vocabulary",
+        "vocabulary",
         "bert_tf.learn_vocab",
         input=output / "train.jsonl",
         input_format="jsonl",
@@ -108,8 +110,8 @@ def main(output):
     most = tokens.argmax()
     word = Manifest.load(shards).vocabulary().entries[most]
     print(
-        f"\nOf the masked tokens of text it has never seen it finds "
-        f"{last['eval_masked_lm_accuracy']:.1%}; always saying {word!r}: "
+        f"\nAccuracy on masked tokens of held-out text: "
+        f"{last['eval_masked_lm_accuracy']:.1%}; always predicting {word!r}: "
         f"{answers[most] / answers.sum():.1%}"
     )
 

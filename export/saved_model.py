@@ -43,10 +43,10 @@ def write_saved_model(
     Copies of vocab.txt, config.json, task.json and tokenizer.json are stored in assets.extra for
     inspection. The graph reads no file.
 
-    In float32 the weights are stored in variables/. TensorFlow's graph optimization fuses their
-    operations like those of constants, but constants are copied dozens of times while a server
-    loads them. In bfloat16 the weights are constants of the graph, since oneDNN then packs them
-    once instead of in every matrix product.
+    In float32 the weights are stored in variables/. TensorFlow fuses operations on variables as it
+    does on constants, but constants are copied dozens of times while a server loads them. In
+    bfloat16 the weights are constants of the graph, since oneDNN then packs them once instead of in
+    every matrix product.
 
     Args:
         trained: The trained model.

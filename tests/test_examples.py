@@ -41,5 +41,5 @@ def test_the_demo_answers_its_three_questions(pretrained_dir, run_command):
         if line.endswith(("nothing.", "why is that?"))
     ]
     assert answers == ["hardware", "software", "billing"]
-    learned, always = re.findall(r"([\d.]+)%", done.stdout.split("Of the masked tokens")[1])[:2]
+    learned, always = re.findall(r"([\d.]+)%", done.stdout.split("Accuracy on masked")[1])[:2]
     assert float(learned) > 2 * float(always) > 0
