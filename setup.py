@@ -49,7 +49,12 @@ setuptools.setup(
     packages=setuptools.find_packages(
         include=["bert_tf", "bert_tf.*", "tasks", "tasks.*", "export", "export.*"]
     ),
-    package_data={"bert_tf.text": ["unicode_tables.npz"]},
+    package_data={
+        "bert_tf": ["py.typed"],
+        "bert_tf.text": ["unicode_tables.npz"],
+        "tasks": ["py.typed"],
+        "export": ["py.typed"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
 )

@@ -174,7 +174,7 @@ class Task:
         return dataclasses.replace(self, **fields)
 
     @classmethod
-    def _checked(cls, values, location):
+    def _checked(cls, values: dict, location: str) -> dict:
         """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
         hints = typing.get_type_hints(cls)
         for name, value in values.items():
