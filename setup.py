@@ -10,9 +10,9 @@ CORE = [
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
     "absl-py>=2.1",  # Flags.
-    "safetensors>=0.5",  # Hugging Face weights, without pickles.
+    "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
-    "ml-dtypes>=0.5",  # bfloat16 for numpy, of which TensorFlow brings a copy.
+    "ml-dtypes>=0.5",  # bfloat16 for numpy, with which safetensors reads it.
 ]
 EXTRAS = {
     "beam": [

@@ -157,6 +157,7 @@ def test_output_equal_to_input(commands, name, tmp_path):
         "something else there",
         "is the run directory",
         "part of the input",
+        "no files other than those in",
     )
     if source.is_dir():
         assert listing(source) == listing(before)

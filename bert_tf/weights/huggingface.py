@@ -5,13 +5,10 @@ Pickles (pytorch_model.bin) are never opened, because unpickling runs arbitrary 
 
 import os
 import pathlib
-import struct
 
-import ml_dtypes
 import numpy as np
 import safetensors
 
-from bert_tf import strict_json
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -23,13 +20,6 @@ IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
 _COPIES = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-_DTYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -125,8 +115,8 @@ def _drop_copies(tensors, where):
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Read all tensors of a .safetensors file.
 
-    The file is parsed here because the library's numpy reader does not support bfloat16. Tensors
-    are converted one by one, so memory holds the result and a single unconverted tensor.
+    Tensors are read and converted one by one, so memory holds the result and a single unconverted
+    tensor.
 
     Args:
         path: Local file.
@@ -137,28 +127,18 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Raises:
         UserError: The file is damaged or has a tensor of an unsupported dtype.
     """
+    tensors = {}
     try:
-        with safetensors.safe_open(path, framework="numpy"):
-            pass  # The library validates the header and the file size.
-        with open(path, "rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            header = strict_json.parse_object(stream.read(size).decode("utf-8"))
-            header.pop("__metadata__", None)
-            tensors = {}
-            for name, entry in header.items():
-                if entry["dtype"] not in _DTYPES:
+        with safetensors.safe_open(path, framework="numpy") as stored:
+            for name in stored.keys():
+                dtype = stored.get_slice(name).get_dtype()
+                if dtype not in (*_FLOATS, "I64"):
                     raise UserError(
-                        f"{path}: holds a tensor of dtype {entry['dtype']}; expected one of "
-                        f"{', '.join(_DTYPES)}"
+                        f"{path}: holds a tensor of dtype {dtype}; expected one of "
+                        f"{', '.join(_FLOATS)}, I64"
                     )
-                begin, end = entry["data_offsets"]
-                stream.seek(8 + size + begin)
-                array = np.frombuffer(stream.read(end - begin), _DTYPES[entry["dtype"]])
-                if entry["dtype"] in _FLOATS:
-                    array = array.astype(np.float32, copy=False)
-                tensors[name] = array.reshape(entry["shape"])
-            return tensors
-    except (safetensors.SafetensorError, struct.error, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+                array = stored.get_tensor(name)
+                tensors[name] = array.astype(np.float32, copy=False) if dtype in _FLOATS else array
+    except safetensors.SafetensorError as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from None
+    return tensors
