@@ -12,7 +12,7 @@ CORE = [
     "absl-py>=2.1",  # Flags.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
-    "ml-dtypes>=0.5",  # bfloat16 for numpy, with which safetensors reads it.
+    "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
 ]
 EXTRAS = {
     "beam": [

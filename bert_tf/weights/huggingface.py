@@ -6,6 +6,7 @@ Pickles (pytorch_model.bin) are never opened, because unpickling runs arbitrary 
 import os
 import pathlib
 
+import ml_dtypes  # noqa: F401  Registers bfloat16 with numpy, which safetensors needs.
 import numpy as np
 import safetensors
 
