@@ -49,9 +49,8 @@ def test_two_workers_equal_one_process_and_resume_together(flags, tmp_path, run_
 
 @pytest.mark.slow
 def test_a_missing_tpu_is_reported_in_one_line(flags, run_command, tmp_path):
-    done = run_command(
-        "tasks.finetune", *(f"--{name}={value}" for name, value in flags.items()), "--strategy=tpu"
-    )
+    flags = {**flags, "output_dir": tmp_path / "run", "strategy": "tpu"}
+    done = run_command("tasks.finetune", *(f"--{name}={value}" for name, value in flags.items()))
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("--strategy=tpu --tpu=local: no TPU found")
