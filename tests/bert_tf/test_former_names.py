@@ -23,12 +23,12 @@ class Settings:
     kind: str | None = command.flag("a kind", None, choices=("a", "b"), former_name="sort")
     really: bool = command.flag("whether", False, former_name="truly")
     words: tuple[str, ...] = command.flag("words", (), former_name="terms")
-    needed: str = command.flag("what there has to be", "x", former_name="wanted")
+    needed: str = command.flag("what there has to be", "x", former_name="demanded")
 
 
 def test_former_flags_are_accepted():
     assert command.parse(Settings, ["x"])[0] == Settings()
-    former = ["x", "--width=4", "--sort=b", "--truly", "--terms=a,b", "--wanted=y"]
+    former = ["x", "--width=4", "--sort=b", "--truly", "--terms=a,b", "--demanded=y"]
     new = ["x", "--size=4", "--kind=b", "--really", "--words=a,b", "--needed=y"]
     expected = Settings(4, "b", True, ("a", "b"), "y")
     assert command.parse(Settings, former)[0] == command.parse(Settings, new)[0] == expected
