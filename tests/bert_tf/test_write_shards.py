@@ -75,7 +75,7 @@ def is_writing(directory):
 
 def wait_until_writing(process, directory):
     """Return once a shard is being written, at most a minute after the workers are ready."""
-    assert any(line.startswith("ready") for line in process.stderr)
+    assert any(line.startswith("workers ready") for line in process.stderr)
     deadline = time.monotonic() + 60
     while not is_writing(directory):
         assert time.monotonic() < deadline and process.poll() is None
