@@ -123,5 +123,5 @@ def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
 
 def test_versions_are_not_exported_into_the_run_itself(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="is the run directory; name another"):
+    with pytest.raises(UserError, match="is the run directory; choose another directory"):
         ExportSettings(run=str(tmp_path / "run"), output_dir=str(tmp_path / "run" / "." / ""))

@@ -201,7 +201,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_rejected_and_left_unchanged(
     for step in (6, 7):
         damage(directory_of(path, step) / file)
     before = contents(path)
-    with pytest.raises(UserError, match="none of its 2 checkpoints can be restored") as caught:
+    with pytest.raises(UserError, match="none of the 2 checkpoints can be restored") as caught:
         recipe.pretrain(settings_of(directories, path, save_every=1, **STEPS), said.append)
     assert str(path / "checkpoints") in str(caught.value) and "\n" not in str(caught.value)
     warnings = [line for line in said if line.startswith("warning: ")]
