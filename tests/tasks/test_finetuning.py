@@ -272,7 +272,7 @@ def test_sst2_is_known_by_name(settings, tmp_path):
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_and_saves_nothing(settings):
     changed = dataclasses.replace(settings, learning_rate=1e30, warmup_proportion=0.0)
-    with pytest.raises(UserError, match="gradient is not finite; the update was not made"):
+    with pytest.raises(UserError, match="gradient is not finite; the update was not applied"):
         finetune(changed)
     assert Run.open(settings.output_dir).checkpoints.steps() == []
     finetune(settings)  # A run that has saved nothing does not block a retry.
