@@ -19,6 +19,7 @@ test-slow: $(VENV)/.test $(OLDER)/.done
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 benchmark: $(VENV)/.demo
 	$(BIN)/python benchmarks/finetuning.py

@@ -10,6 +10,7 @@ CORE = [
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
     "absl-py>=2.1",  # Flags.
+    "jinja2>=3.1",  # The Markdown in exported models.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
@@ -27,6 +28,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
+        "mypy==2.4.1",  # Types of public code.
         "apache-beam==2.77.0",  # Shards are the same on its runner.
         "matplotlib>=3.9",  # The notebook plots.
         "nbclient>=0.10",  # The test that executes it.
