@@ -7,7 +7,8 @@ Shape suffixes: B texts, N examples, S samples, H hidden size.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -109,6 +110,16 @@ class Anomaly(TextTask):
             is_unusual = label is not None and label not in map(as_label, self.normal_labels)
             texts = {"text": row.values[self.text_columns[0]]}
             yield Example(texts, int(is_unusual), row.location)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
+        if value not in (0, 1):
+            raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
+        return int(value)
+
+    def default_labels(self, count: int) -> list:
+        """Return 0 for each row: all are normal."""
+        return [0] * count
 
     def _labelled(self, path):
         """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""

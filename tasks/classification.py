@@ -8,7 +8,8 @@ Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,7 @@ from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
+from tasks.readers.memory import as_list
 from tasks.readers.records import as_label, raise_bad_rows
 from tasks.text_task import TextTask, raw_rows
 from tasks.windows import Windows
@@ -67,6 +69,7 @@ class Classification(TextTask):
     thresholds: tuple[float, ...] | None = None
 
     kind = "classification"
+    accuracies = ("label",)
 
     @classmethod
     def from_data(
@@ -187,6 +190,31 @@ class Classification(TextTask):
                 raise ValueError(f"label {name!r:.80}: expected one of {labels}")
         numbers = tuple(known.index(name) for name in names)
         return numbers if self.multi_label else numbers[0]
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
+        """Return the id of a name, or of an id; with `multi_label` of each in a list."""
+        if self.multi_label:
+            values = as_list(value, "expected a list of labels") if value is not None else []
+            return tuple(self._id_of(name) for name in values)
+        return self._id_of(value)
+
+    def _id_of(self, value):
+        if not isinstance(value, bool) and isinstance(value, int) and as_label(str(value)) not in self.labels:
+            if not 0 <= value < len(self.labels):
+                raise ValueError(
+                    f"label {value}: expected an id from 0 to {len(self.labels) - 1}, or a name"
+                )
+            return value
+        name = as_label(str(value))
+        if name not in self.labels:
+            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(self.labels)}")
+        return self.labels.index(name)
+
+    def decode_label(self, label: int | tuple[int, ...]) -> str | list[str]:
+        """Return the name of an id, or the names of several."""
+        if self.multi_label:
+            return [self.labels[number] for number in label]
+        return self.labels[label]
 
     def _names_in(self, value):
         if not self.multi_label:

@@ -55,11 +55,13 @@ class Examples:
         texts: N strings, or lists of strings, by input name.
         labels: N labels in the representation of the task; empty if unlabelled.
         skipped_rows: The `BadRow`s that the published dataset is known to contain.
+        weights: Loss weight per row; empty if all are 1.
     """
 
     texts: dict[str, list]
     labels: list
     skipped_rows: tuple = ()
+    weights: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.texts.values())))
@@ -75,6 +77,7 @@ class Examples:
             {name: [texts[number] for number in kept] for name, texts in self.texts.items()},
             [self.labels[number] for number in kept] if self.labels else [],
             self.skipped_rows,
+            tuple(self.weights[number] for number in kept) if self.weights else (),
         )
 
     def slices(self, size: int = EXAMPLES_PER_BATCH) -> Iterator[dict[str, tf.Tensor]]:
@@ -191,6 +194,51 @@ class EncodedExamples:
             self._with_targets(self.task.sample_weights(self.examples, self.windows)),
         )
 
+    def fit_batches(
+        self,
+        batch_size: int,
+        *,
+        num_epochs: int,
+        steps_per_epoch: int,
+        seed: int,
+        shuffle: bool,
+        first_step: tf.Variable,
+        multiple_of: int,
+    ) -> tf.data.Dataset:
+        """Return batches (inputs, labels, weights) of all epochs of a Keras `fit`.
+
+        Args:
+            batch_size: Samples per step of all replicas.
+            num_epochs: Epochs.
+            steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
+                once; the order continues across them.
+            seed: Seed of the order.
+            shuffle: Draws the order anew for each pass over the samples.
+            first_step: Step to begin with, read when the dataset is iterated.
+            multiple_of: Number of replicas; batches are filled up with samples of weight 0.
+        """
+        num_steps = num_epochs * steps_per_epoch
+        sampling_weights_S = self.task.sampling_weights(self.examples, self.windows)
+        passes = -(-num_steps // -(-len(self) // batch_size))
+        orders = (
+            _order(np.random.default_rng([seed, number]), len(self), sampling_weights_S)
+            if shuffle
+            else np.arange(len(self))
+            for number in range(passes)
+        )
+        numbers = np.concatenate([_batched(order, batch_size) for order in orders])[:num_steps]
+        weights_S = self.task.sample_weights(self.examples, self.windows)
+        if self.examples.weights:
+            of_rows = np.array(self.examples.weights)[self.example_of_sample()]
+            weights_S = of_rows if weights_S is None else of_rows * weights_S
+        return self._batches(numbers, self._with_targets(weights_S), first_step, multiple_of)
+
+    def example_of_sample(self) -> np.ndarray:
+        """Return the index of each sample's example, `(S,)`."""
+        if self.windows.choice_W is not None:
+            return np.arange(len(self))
+        return np.asarray(self.windows.example_W)
+
     def validation_batches(self, global_batch_size: int) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights) in file order, for `validation_data` of fit."""
         numbers = _batched(np.arange(len(self)), global_batch_size)
@@ -255,13 +303,14 @@ class EncodedExamples:
 
         return batch
 
-    def _batches(self, numbers, finish):
+    def _batches(self, numbers, finish, first_step=0, multiple_of=1):
         """Return a dataset of `finish`'s results for sample indices (batches, B), -1 for none."""
         inputs_of = self._inputs_of()
 
         def batch(numbers_B):
             # Keep at least one sample, of weight 0, so that no replica's batch is empty.
             count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
+            count = -(-count // multiple_of) * multiple_of
             if self.static_shape:
                 count = numbers_B.shape[0]
             is_sample_B = numbers_B[:count] >= 0
@@ -269,7 +318,11 @@ class EncodedExamples:
             numbers_B = tf.maximum(numbers_B[:count], 0)
             return finish(inputs_of(numbers_B, count), numbers_B, is_sample_B)
 
-        dataset = tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
+        numbers = tf.constant(numbers, tf.int32)
+        last = len(numbers) - 1
+        dataset = tf.data.Dataset.range(len(numbers)).map(
+            lambda step: numbers[tf.minimum(step + first_step, last)]
+        )
         return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
             tf.data.AUTOTUNE
         )

@@ -7,7 +7,8 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -50,12 +51,20 @@ class MultipleChoice(Task):
     best_metric = "accuracy"
     input_names = ("prompt", "choices")
     INPUT_RANKS = {"choices": 2}
+    accuracies = ("choice",)
     losses = {"choice": softmax_cross_entropy}
 
     @classmethod
     def from_data(cls, path: str, **options) -> "MultipleChoice":
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return the index of the correct choice."""
+        count = len(texts["choices"])
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            raise ValueError(f"choice {value!r:.80}: expected an integer from 0 to {count - 1}")
+        return value
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield one `Example` or `BadRow` per question."""

@@ -54,6 +54,10 @@ class Regression(TextTask):
             raise ValueError(f"label {text!r:.80}: expected a number")
         return value
 
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> float:
+        """Return a number."""
+        return self.label_of(str(value))
+
     def targets(
         self, examples: Examples, windows: Windows
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -67,6 +67,7 @@ class SpanQA(Task):
     input_names = ("question", "context")
     losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
     has_windows = True
+    accuracies = ("start", "end")
     needs_offsets = True
     tunes_without_request = True  # 0 is the published threshold.
     unused = "whose answer is not in the context, not used for training"
@@ -87,6 +88,22 @@ class SpanQA(Task):
                 task, may_be_impossible=any(question.is_impossible for question in questions)
             )
         return task
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+        """Return answers, given as dicts or pairs of text and start; [] is no answer."""
+        answers = []
+        for answer in value:
+            if isinstance(answer, Mapping):
+                answer = (answer.get("text"), answer.get("start"))
+            text, start = answer
+            if not isinstance(text, str) or not text or type(start) is not int:
+                raise ValueError(
+                    f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
+                )
+            answers.append((text, start))
+        if not answers and not self.may_be_impossible:
+            raise ValueError("expected an answer, received none; set may_be_impossible=True")
+        return tuple(answers)
 
     def __post_init__(self) -> None:
         num_others = self.max_query_length + 3

@@ -31,7 +31,7 @@ from tasks.examples import Example
 from tasks.heads import TokenClassifier
 from tasks.metrics.entities import entity_scores
 from tasks.readers.records import BadRow, as_label, raise_bad_rows
-from tasks.readers.tagged import TaggedSentence, read_tagged
+from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
 from tasks.task import Task
 from tasks.windows import pack_windows
 
@@ -64,6 +64,7 @@ class Tagging(Task):
     input_names = ("text",)
     has_windows = True
     needs_offsets = True
+    accuracies = ("tag",)
     losses = {"tag": softmax_cross_entropy}
 
     @classmethod
@@ -104,6 +105,45 @@ class Tagging(Task):
             doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
             text_column=text_column,
         )
+
+    @classmethod
+    def from_options(
+        cls, *, max_seq_length: int, labels: Sequence[str], doc_stride: int | None = None
+    ) -> Self:
+        """Create the task from entity types, or from BIO tags with O."""
+        labels = tuple(map(as_label, labels))
+        # With O the labels are complete BIO tags, otherwise entity types.
+        bio = BioLabels(labels, "labels") if "O" in labels else BioLabels.of_types(labels)
+        return cls(
+            max_seq_length=max_seq_length,
+            labels=bio.labels,
+            doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
+        )
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return texts by input name; lists of words are joined by spaces."""
+        values = x["text"] if isinstance(x, Mapping) and "text" in x else x
+        if isinstance(values, list | tuple) and values and isinstance(values[0], list | tuple):
+            values = [" ".join(words) for words in values]
+        return super().columns(values)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> TaggedSentence | TaggedText:
+        """Return entities, given as dicts with start, end and type, or one tag per word."""
+        if isinstance(value, TaggedSentence | TaggedText):
+            item = value
+        elif value and all(isinstance(tag, str) for tag in value):
+            words = texts["text"].split(" ")
+            if len(words) != len(value):
+                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+            item = TaggedSentence(words, to_bio(value), "y")
+        else:
+            item = tagged_text({"text": texts["text"], "entities": list(value)}, "text", "y")
+        unknown = sorted(_types(item).difference(self.bio.types))
+        if unknown:
+            raise ValueError(
+                f"entity type {unknown[0]!r:.80}: expected one of {', '.join(self.bio.types)}"
+            )
+        return item
 
     @property
     def bio(self) -> BioLabels:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
+from tasks.readers.memory import columns_of
 from tasks.readers.records import BadRow, raise_bad_rows
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Task:
     INPUT_RANKS = {}  # {input name: 2} of inputs of shape (N, C); all others are (N,).
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
+    accuracies = ()  # Outputs whose accuracy `fit` reports.
     needs_offsets = False  # Whether predictions refer to characters of the text.
     # Ends the log line about the rows that `select_training_examples` drops.
     unused = "not used for training"
@@ -106,6 +108,36 @@ class Task:
             )
         texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
         return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
+
+    @classmethod
+    def from_options(cls, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task from the options of `TaskModel.from_pretrained`."""
+        return cls(max_seq_length=max_seq_length, **options)
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return rows given as Python objects as texts by input name; raises UserError."""
+        lists = [name for name in self.input_names if self.INPUT_RANKS.get(name) == 2]
+        return columns_of(x, self.input_names, lists)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Convert a label given as a Python object to the representation of the task.
+
+        Args:
+            value: The label.
+            texts: The texts of its row by input name.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        raise ValueError(f"{self.kind} has no labels")
+
+    def decode_label(self, label: Any) -> Any:
+        """Convert a label to the Python object that `encode_label` accepts."""
+        return label
+
+    def default_labels(self, count: int) -> list:
+        """Return labels for rows without any; raises UserError if the task requires labels."""
+        raise UserError("y: expected one label per row, received none")
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the examples that training uses; by default all of them."""

@@ -158,6 +158,23 @@ class WeightedMean(keras.losses.Loss):
         self.function, self.options = loss if callable(loss) else globals()[loss], options
         super().__init__(name=name or self.function.__name__, reduction="mean_with_sample_weight")
 
+    def __call__(
+        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Return this replica's summand of the mean over the global batch.
+
+        Keras would divide by the weights of the replica alone.
+        """
+        losses = self.call(y_true, y_pred)
+        weights = tf.ones_like(losses) if sample_weight is None else sample_weight
+        weights = tf.cast(weights, losses.dtype)
+        weight_sum = tf.reduce_sum(weights)
+        replica = tf.distribute.get_replica_context()
+        # While Keras builds a model under a strategy there is no replica context.
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            weight_sum = replica.all_reduce(tf.distribute.ReduceOp.SUM, weight_sum)
+        return tf.math.divide_no_nan(tf.reduce_sum(weights * losses), weight_sum)
+
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Return one loss per element."""
         return self.function(y_true, y_pred, **self.options)

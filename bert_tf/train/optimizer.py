@@ -38,10 +38,13 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Return the learning rate at a step, a float32 scalar."""
         step = tf.cast(step, tf.float32)
-        warming = step / max(self.warmup_steps, 1)
-        decay_steps = self.num_train_steps - self.warmup_steps * self.continuous
-        decaying = tf.maximum(0.0, (self.num_train_steps - step) / max(decay_steps, 1))
-        return self.peak * tf.where(step < self.warmup_steps, warming, decaying)
+        num_train_steps, warmup_steps = (
+            tf.cast(steps, tf.float32) for steps in (self.num_train_steps, self.warmup_steps)
+        )
+        warming = step / tf.maximum(warmup_steps, 1)
+        decay_steps = num_train_steps - warmup_steps * self.continuous
+        decaying = tf.maximum(0.0, (num_train_steps - step) / tf.maximum(decay_steps, 1))
+        return self.peak * tf.where(step < warmup_steps, warming, decaying)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
@@ -50,6 +53,56 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "num_train_steps": self.num_train_steps,
             "warmup_steps": self.warmup_steps,
             "continuous": self.continuous,
+        }
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class FitSchedule(WarmupLinearDecay):
+    """`WarmupLinearDecay` that takes its number of steps from `fit`.
+
+    Every `fit` of a `TaskModel` warms up anew, without tracing the train step again.
+
+    Args:
+        peak: Peak learning rate.
+        warmup_proportion: Fraction of the steps of a `fit` used for the warmup.
+        continuous: Counts the decay from the end of the warmup.
+        first_step: Iteration of the optimizer at which the current `fit` began.
+        num_train_steps: Steps of the current `fit`; with 0, before the first one, the rate is 0.
+    """
+
+    def __init__(
+        self,
+        peak: float,
+        warmup_proportion: float = 0.1,
+        continuous: bool = False,
+        first_step: int = 0,
+        num_train_steps: int = 0,
+    ) -> None:
+        self.warmup_proportion = warmup_proportion
+        # Variables, so that a traced step reads their values.
+        steps = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)]
+        self.first_step, *of_fit = steps
+        super().__init__(peak, *of_fit, continuous)
+        self.set_steps(first_step, num_train_steps)
+
+    def set_steps(self, first_step: int, num_train_steps: int) -> None:
+        """Set the first iteration and the number of steps of a `fit`."""
+        self.first_step.assign(first_step)
+        self.num_train_steps.assign(num_train_steps)
+        self.warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Return the learning rate at an iteration of the optimizer, a float32 scalar."""
+        return super().__call__(tf.cast(step, tf.int64) - self.first_step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config, with the steps of the last `fit`."""
+        return {
+            "peak": self.peak,
+            "warmup_proportion": self.warmup_proportion,
+            "continuous": self.continuous,
+            "first_step": int(self.first_step.numpy()),
+            "num_train_steps": int(self.num_train_steps.numpy()),
         }
 
 

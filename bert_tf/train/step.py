@@ -201,16 +201,29 @@ class TrainStep:
         return sums, gradients
 
     def _dropout_seed(self, replica, batch=0):
-        """Return the dropout seed of a step, int64 `(2,)`.
+        return dropout_seed(
+            self.seed, self.optimizer.iterations, replica.replica_id_in_sync_group, batch
+        )
 
-        Layers add their dropout_id, which is below 2**16, to the second number.
-        """
-        # Each (batch, step, replica) has its own pair: the second number holds the dropout_id in
-        # bits 0 to 15, the replica in bits 16 to 31 and the step above.
-        step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
-        replica_id = tf.cast(replica.replica_id_in_sync_group, tf.int64)
-        first = tf.cast(batch, tf.int64) * 2**32 + self.seed
-        return tf.stack([first, step * 2**32 + replica_id * 2**16])
+
+def dropout_seed(
+    seed: int, step: keras.Variable, replica_id: tf.Tensor | int, batch: tf.Tensor | int = 0
+) -> tf.Tensor:
+    """Return the dropout seed of a step, int64 `(2,)`.
+
+    Layers add their dropout_id, which is below 2**16, to the second number.
+
+    Args:
+        seed: Seed of the training, below 2**32.
+        step: Iterations of the optimizer.
+        replica_id: Index of the replica.
+        batch: Index of the batch within the step, with gradient accumulation.
+    """
+    # Each (batch, step, replica) has its own pair: the second number holds the dropout_id in bits 0
+    # to 15, the replica in bits 16 to 31 and the step above.
+    step = tf.cast(tf.convert_to_tensor(step), tf.int64)
+    first = tf.cast(batch, tf.int64) * 2**32 + seed
+    return tf.stack([first, step * 2**32 + tf.cast(replica_id, tf.int64) * 2**16])
 
 
 def _sum(values):

@@ -21,7 +21,8 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.readers.records import (
@@ -214,10 +215,20 @@ def _split(tag):
 
 def _tagged_texts(path, text_column):
     for number, record in json_records(path):
-        yield good_or_bad(f"{path}:{number}", record, _tagged_text, text_column)
+        yield good_or_bad(f"{path}:{number}", record, tagged_text, text_column)
 
 
-def _tagged_text(values, text_column, location):
+def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> TaggedText:
+    """Return a text with its entities.
+
+    Args:
+        values: The text, and "entities", a list of {"start", "end", "type"}.
+        text_column: Name of the text.
+        location: Position for messages.
+
+    Raises:
+        RecordError: If the text or an entity is malformed, or entities overlap.
+    """
     text, entities = values.get(text_column), values.get("entities")
     if not isinstance(text, str):
         raise RecordError(f"column {text_column!r}: expected text, received {text!r:.80}")

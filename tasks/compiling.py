@@ -1,0 +1,104 @@
+"""Defaults of `TaskModel.compile`: optimizer, schedule, losses and metrics of the task.
+
+Shape suffixes: B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from bert_tf.train.losses import WeightedMean
+from bert_tf.train.optimizer import AdamW, FitSchedule
+
+if TYPE_CHECKING:
+    from tasks.task_model import TaskModel
+
+
+def resolve(
+    model: TaskModel,
+    optimizer: Any = "auto",
+    loss: Any = "auto",
+    *,
+    metrics: Any = None,
+    weighted_metrics: Any = "auto",
+    learning_rate: float | None = None,
+    warmup_proportion: float = 0.1,
+    schedule: str = "released",
+    layer_decay: float = 1.0,
+    jit_compile: bool = False,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Return the arguments of keras.Model.compile.
+
+    Args:
+        model: The model.
+        optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
+        loss: "auto" is the task's loss, a mean over all replicas.
+        metrics: Keras metrics; with one output, of that output.
+        weighted_metrics: "auto" is the accuracy, if the task has one.
+        learning_rate: Peak learning rate; by default that of the task type (5e-5; anomaly 3e-3).
+        warmup_proportion: Fraction of the steps of a `fit` used for warmup.
+        schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging Face).
+        layer_decay: Factor on the learning rate from each layer to the one below.
+        jit_compile: Compiles the step with XLA, which takes a batch shape once; on GPUs and TPUs.
+        **kwargs: Other arguments of keras.Model.compile.
+    """
+    outputs = list(model.task.losses)
+    if optimizer == "auto":
+        peak = model.fit_defaults["learning_rate"] if learning_rate is None else learning_rate
+        optimizer = AdamW(
+            FitSchedule(peak, warmup_proportion, continuous=schedule == "continuous"),
+            layer_decay=layer_decay,
+        )
+    elif learning_rate is not None:
+        raise ValueError("learning_rate: expected with optimizer='auto' only")
+    if loss == "auto":
+        loss = {name: WeightedMean(function) for name, function in model.task.losses.items()}
+    elif not isinstance(loss, Mapping) and len(outputs) == 1:
+        loss = {outputs[0]: loss}
+    if weighted_metrics == "auto":
+        weighted_metrics = {
+            name: [LabelAccuracy(name=f"{name}_accuracy" if len(outputs) > 1 else "accuracy")]
+            for name in model.task.accuracies
+        } or None
+    return {
+        "optimizer": optimizer,
+        "loss": loss,
+        "metrics": {outputs[0]: metrics} if isinstance(metrics, list) else metrics,
+        "weighted_metrics": weighted_metrics,
+        "jit_compile": jit_compile,
+        **kwargs,
+    }
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class LabelAccuracy(keras.metrics.MeanMetricWrapper):
+    """Weighted fraction of correct labels, from logits.
+
+    One logit is the second of two labels; more are one label each. Multi-hot labels have one
+    decision per logit.
+    """
+
+    def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
+        super().__init__(_is_correct, name=name, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config."""
+        return {"name": self.name, "dtype": self.dtype}
+
+
+def _is_correct(labels, logits):
+    """Return 1.0 for correct labels, otherwise 0.0, shaped like the labels."""
+    labels = tf.cast(labels, tf.int32)
+    if len(logits.shape) == len(labels.shape):  # Multi-hot labels `(B, C)`.
+        correct = tf.cast(logits > 0, tf.int32) == labels
+        return tf.reduce_mean(tf.cast(correct, tf.float32), axis=-1)
+    if logits.shape[-1] == 1:
+        predictions = tf.cast(logits[..., 0] > 0, tf.int32)
+    else:
+        predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
+    return tf.cast(predictions == labels, tf.float32)

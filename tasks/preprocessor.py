@@ -1,0 +1,143 @@
+"""Preprocessing layer: from strings to the inputs of a model.
+
+Shape suffixes: B texts, L tokens of the longest text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.text.byte_limit import truncate_utf8
+from bert_tf.text.packing import to_padded
+from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.vocabulary import Vocabulary
+from tasks.readers.memory import columns_of
+from tasks.registry import task_from_dict
+
+if TYPE_CHECKING:
+    from bert_tf.config import BertConfig
+    from tasks.task import Task
+
+VOCABULARY_NAME = "vocab.txt"
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class Preprocessor(keras.layers.Layer):
+    """Map strings to padded token ids, as the trained and the served model see them.
+
+    Keras saves the vocabulary inside of a .keras file.
+
+    Args:
+        task: The task, which defines inputs, maximum length and truncation; or its dict form.
+        do_lower_case: Whether text is lower-cased.
+        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+        vocabulary: The vocabulary. `None` until `load_assets` reads it from a .keras file.
+        **kwargs: `keras.layers.Layer` arguments.
+
+    Call arguments:
+        inputs: Strings `(B,)`; for several inputs a tuple or dict of them.
+
+    Returns:
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+    """
+
+    def __init__(
+        self,
+        task: Task | Mapping[str, Any],
+        do_lower_case: bool,
+        strip_accents: bool | None = None,
+        vocabulary: Vocabulary | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.task = task_from_dict(task) if isinstance(task, Mapping) else task
+        self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
+        self.tokenizer = None
+        if vocabulary is not None:
+            self._set_vocabulary(vocabulary)
+        self.built = True
+
+    @classmethod
+    def of(cls, task: Task, config: BertConfig, vocabulary: Vocabulary | None) -> Self:
+        """Create the layer for a task and the configuration of its model."""
+        return cls(task, config.do_lower_case, config.strip_accents, vocabulary)
+
+    def _set_vocabulary(self, vocabulary):
+        # Keras would track a tf.Module's resources as the layer's own state.
+        tokenizer = Tokenizer(vocabulary, self.do_lower_case, self.strip_accents)
+        object.__setattr__(self, "tokenizer", tokenizer)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary.
+
+        Raises:
+            UserError: If the layer was created from its config alone, as by `keras.models.clone_model`.
+        """
+        if self.tokenizer is None:
+            raise UserError(
+                "preprocessor: has no vocabulary, since it was copied without its assets; copy "
+                "the model with save and load_model"
+            )
+        return self.tokenizer.vocabulary
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
+        """Convert Python strings to tensors first, which Keras does not accept."""
+        if not _is_symbolic(inputs):
+            names = self.task.input_names
+            lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
+            columns = columns_of(inputs, names, lists)
+            inputs = {name: tf.constant(values) for name, values in columns.items()}
+        return super().__call__(inputs, **kwargs)
+
+    def call(self, inputs: Any) -> dict[str, tf.Tensor]:
+        """Tokenize, truncate and pad; see the class docstring."""
+        names = self.task.input_names
+        if isinstance(inputs, Mapping):
+            texts = {name: inputs[name] for name in names}
+        else:
+            parts = inputs if isinstance(inputs, list | tuple) else [inputs]
+            texts = dict(zip(names, parts, strict=True))
+        if self.task.has_windows or self.task.INPUT_RANKS:
+            raise UserError(
+                f"preprocessor: a row of {self.task.kind} becomes several sequences; pass strings "
+                "to fit, predict and evaluate of the model"
+            )
+        tokenize, vocabulary = self._tokenizer().tokenize, self.vocabulary
+        texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
+        return to_padded(self.task.encode(texts, tokenize, vocabulary).packed, vocabulary)
+
+    def _tokenizer(self):
+        self.vocabulary  # noqa: B018  Raises if there is none.
+        return self.tokenizer
+
+    def save_assets(self, path: str) -> None:
+        """Write the vocabulary; called by Keras when a model is saved."""
+        self.vocabulary.save(os.path.join(path, VOCABULARY_NAME))
+
+    def load_assets(self, path: str) -> None:
+        """Read the vocabulary; called by Keras when a model is loaded."""
+        self._set_vocabulary(Vocabulary.load(os.path.join(path, VOCABULARY_NAME)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; the vocabulary is an asset."""
+        return {
+            **super().get_config(),
+            "task": self.task.to_dict(),
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.strip_accents,
+        }
+
+
+def _is_symbolic(inputs):
+    """Whether inputs are tensors, of TensorFlow or of Keras, rather than Python objects."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
+    parts = parts if isinstance(parts, list | tuple) or isinstance(inputs, Mapping) else [inputs]
+    return all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)

@@ -1,0 +1,420 @@
+"""Keras models that map strings to predictions, one class per task type.
+
+    model = TextClassifier.from_pretrained(PATH, labels=["billing", "hardware"])
+    model.fit(texts, labels)
+    model.predict_rows(["My invoice is wrong."])[0]["label"]
+
+A `TaskModel` joins four parts: a reader (tasks/readers) makes examples of Python objects or files,
+the preprocessor makes token ids of strings, the network makes outputs of token ids, and the task
+makes predictions and metrics of outputs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf import checkpoints
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.run import Run
+from bert_tf.text.packing import Packed, to_padded
+from bert_tf.train.step import dropout_seed
+from bert_tf.weights.sources import read_pretrained
+from tasks import compiling, fitting
+from tasks.examples import EncodedExamples, Examples, as_tensor
+from tasks.evaluation import Evaluator
+from tasks.pipeline import Pipeline
+from tasks.prediction import jsonable
+from tasks.preprocessor import Preprocessor
+from tasks.readers.memory import as_list, columns_of
+from tasks.registry import DEFAULTS, TASK_TYPES, task_from_dict
+
+if TYPE_CHECKING:
+    from bert_tf.text.vocabulary import Vocabulary
+    from bert_tf.weights.sources import PretrainedWeights
+    from tasks.task import Task
+
+ROWS_PER_CALL = 1024  # Rows per call of the serving function; bounds memory.
+
+
+class TaskModel(keras.Model):
+    """Base class of the models of the task types.
+
+    Subclasses define `make_task`, which maps options of `from_pretrained` to a task.
+
+    Args:
+        task: The task, or its dict form as stored in a Keras config.
+        config: Configuration of the encoder, or its dict form.
+        vocabulary: The vocabulary; `None` if `load_assets` reads it.
+        network: A model made by `task.build_model`; by default a new one.
+        seed: Seed of the order of rows and of dropout in `fit`.
+        frozen_layers: Number of lowest encoder layers that are not trained, with the embeddings.
+        record: What a run directory records about the origin of the weights.
+        dtype: Keras dtype policy, "float32" or "mixed_bfloat16".
+        **kwargs: Arguments of keras.Model.
+
+    Attributes:
+        task: The task: labels, lengths, thresholds.
+        config: The `BertConfig`.
+        preprocessor: `Preprocessor`, from strings to token ids.
+        network: Encoder and head, from token ids to outputs.
+    """
+
+    pipeline_class: ClassVar[type[Pipeline]] = Pipeline
+
+    def __init__(
+        self,
+        task: Task | Mapping[str, Any],
+        config: BertConfig | Mapping[str, Any],
+        vocabulary: Vocabulary | None = None,
+        *,
+        network: keras.Model | None = None,
+        seed: int = 0,
+        frozen_layers: int | None = None,
+        record: Mapping[str, Any] | None = None,
+        dtype: Any = "float32",
+        **kwargs: Any,
+    ) -> None:
+        task = task_from_dict(task) if isinstance(task, Mapping) else task
+        config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
+        kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
+        super().__init__(name=task.kind, dtype=dtype, **kwargs)
+        self.seed, self.frozen_layers = seed, frozen_layers
+        # Keras would replace dicts by tracked copies.
+        object.__setattr__(self, "config", config)
+        object.__setattr__(self, "record", dict(record or {}))
+        object.__setattr__(self, "_functions", {})
+        object.__setattr__(self, "_data", None)
+        self.network = network or task.build_model(config, self.dtype_policy)
+        if frozen_layers is not None:
+            self.network.encoder.freeze(frozen_layers)
+        self.preprocessor = Preprocessor.of(task, config, vocabulary)
+        self.built = True
+
+    # Creation.
+
+    @classmethod
+    def make_task(cls, *, max_seq_length: int, **options: Any) -> Task:
+        """Return the task for options of `from_pretrained`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        max_seq_length: int = 128,
+        seed: int = 0,
+        dtype: str = "float32",
+        do_lower_case: bool | None = None,
+        frozen_layers: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Create a model with a pretrained encoder and a new head.
+
+        Args:
+            path: Run, Hugging Face directory, Google release or keras-nlp preset.
+            max_seq_length: Maximum tokens per sequence, with [CLS] and [SEP].
+            seed: Seed of the head, of the order of rows and of dropout.
+            dtype: Keras dtype policy.
+            do_lower_case: Overrides the setting of the pretrained weights.
+            frozen_layers: Number of lowest encoder layers that are not trained.
+            **options: Options of the task, see the class.
+
+        Raises:
+            UserError: If there is no model, or an option does not fit it.
+        """
+        pretrained = read_pretrained(path, do_lower_case)
+        config = pretrained.config
+        if not 4 <= max_seq_length <= config.max_position_embeddings:
+            raise UserError(
+                f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
+                f"the number of positions of {pretrained.origin}"
+            )
+        task = cls.make_task(max_seq_length=max_seq_length, **options)
+        if len(task.input_names) > config.type_vocab_size:
+            raise UserError(
+                f"{', '.join(task.input_names)}: pairs require two segments, but "
+                f"{pretrained.origin} has one"
+            )
+        keras.utils.set_random_seed(seed)
+        model = cls(
+            task,
+            config,
+            pretrained.vocabulary,
+            seed=seed,
+            frozen_layers=frozen_layers,
+            dtype=dtype,
+        )
+        pretrained.assign_to(model.network)
+        model.record["origin"] = pretrained.origin_in(model.network)
+        return model
+
+    # Parts.
+
+    @property
+    def fit_defaults(self) -> dict[str, Any]:
+        """Batch size, epochs and learning rate of the task type."""
+        return {**DEFAULTS, **TASK_TYPES[self.task.kind].defaults}
+
+    @property
+    def task(self) -> Task:
+        """The task, with the values that were tuned."""
+        return self.preprocessor.task
+
+    @property
+    def encoder(self) -> keras.layers.Layer:
+        """The `Encoder`."""
+        return self.network.encoder
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return self.preprocessor.vocabulary
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The labels in the order of their ids, or `None` if the task has none."""
+        return getattr(self.task, "labels", None)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline from strings to predictions that `predict` runs and `export` writes."""
+        # A new task, as after tuning, has other thresholds in its graph.
+        if "pipeline" not in self._functions or self._functions["pipeline"].task is not self.task:
+            self.vocabulary  # noqa: B018  Raises if the vocabulary is missing.
+            pipeline = self.pipeline_class(self.task, self.preprocessor.tokenizer, self.network)
+            self._functions.clear()
+            self._functions["pipeline"] = pipeline
+        return self._functions["pipeline"]
+
+    def serving_function(self, signature: str = "serving_default") -> Any:
+        """Return the traced function of a signature, as it is exported."""
+        pipeline = self.pipeline
+        if signature not in self._functions:
+            self._functions.update(pipeline.signatures())
+        return self._functions[signature]
+
+    # Calls.
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
+        """Convert Python strings to token ids first, since Keras accepts tensors only."""
+        return super().__call__(self._token_ids(inputs), *args, **kwargs)
+
+    def _token_ids(self, inputs):
+        if isinstance(inputs, Mapping) and not set(self.task.input_names) & set(inputs):
+            return inputs
+        return self.preprocessor(inputs)
+
+    def call(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Map token ids to the outputs of the network.
+
+        Args:
+            inputs: Batch of the encoder; strings are converted before.
+            training: Turns dropout on.
+            seed: int64 `(2,)`, the dropout seed; by default a function of the model's seed, the
+                step and the replica, so that a resumed `fit` draws the same masks.
+        """
+        replica = tf.distribute.get_replica_context()
+        if training and seed is None and self.optimizer is not None and replica is not None:
+            step = self.optimizer.iterations
+            seed = dropout_seed(self.seed, step, replica.replica_id_in_sync_group)
+        return self.network(inputs, training=training, seed=seed)
+
+    def predict(
+        self, x: Any, batch_size: int = ROWS_PER_CALL, **kwargs: Any
+    ) -> dict[str, np.ndarray]:
+        """Return the predictions of rows, as the served model returns them.
+
+        Args:
+            x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
+            batch_size: Rows per call of the traced function.
+            **kwargs: Arguments of keras.Model.predict, for token ids only.
+
+        Returns:
+            `{name: array (N, ...)}`; strings are `str`. Lists of different lengths are padded with
+            "" and -1.
+
+        Raises:
+            UserError: If x has no rows, or rows that are no strings.
+        """
+        if _is_batch(x, self.task):
+            return super().predict(x, batch_size, **kwargs)
+        return self._run_signature("serving_default", self._columns(x), batch_size)
+
+    def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
+        """Return one dict of Python values per row, without padding, as tasks.predict writes."""
+        columns = self.predict(x, batch_size)
+        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+        return [self.task.strip_padding(dict(zip(columns, row, strict=True))) for row in rows]
+
+    def tokenize(self, x: Any) -> dict[str, np.ndarray]:
+        """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
+        return self._run_signature("tokenize", self._columns(x))
+
+    def embed(self, texts: Any) -> dict[str, np.ndarray]:
+        """Return vectors of texts: "pooled" and "mean" over all tokens, float32 `(N, H)`."""
+        return self._run_signature("embed", columns_of(texts, ("text",)))
+
+    def attention(self, x: Any) -> list[tuple[list[str], np.ndarray]]:
+        """Return the attention maps of each sequence.
+
+        Returns:
+            Per sequence its tokens, and the attention probabilities, float32 `(layers, heads, L,
+            L)`. A long text of a task with windows has several sequences.
+        """
+        maps = []
+        for texts in Examples(self._columns(x), []).slices():
+            packed = self.pipeline.encode(**texts).packed
+            for row in range(int(packed.input_ids.nrows())):
+                one = Packed(*(ragged[row : row + 1] for ragged in packed[:2]))
+                inputs = to_padded(one, self.vocabulary)
+                probabilities = self._attention_maps(inputs)
+                ids = inputs["input_ids"][0].numpy()
+                tokens = [self.vocabulary.entries[number] for number in ids]
+                maps.append((tokens, probabilities.numpy()))
+        return maps
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _attention_maps(self, inputs):
+        outputs = self.encoder(inputs, output_hidden_states=True)
+        return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+
+    def _columns(self, x):
+        return self.task.columns(x.x if isinstance(x, fitting.Rows) else x)
+
+    def _run_signature(self, signature, columns, batch_size=ROWS_PER_CALL):
+        function = self.serving_function(signature)
+        parts = [
+            {name: _python_strings(values.numpy()) for name, values in function(*texts).items()}
+            for texts in (list(of.values()) for of in Examples(columns, []).slices(batch_size))
+        ]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    # Training.
+
+    def compile(self, optimizer: Any = "auto", loss: Any = "auto", **kwargs: Any) -> None:
+        """Configure training; see `tasks.compiling.resolve` for defaults and arguments."""
+        with self.distribute_strategy.scope():
+            super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile with the configuration of a saved model; called by Keras."""
+        super().compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
+        """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
+        if not self.compiled:
+            self.compile()
+        if _is_batch(x, self.task):
+            return super().fit(x, y, **kwargs)
+        return fitting.fit(self, super().fit, x, y, **kwargs)
+
+    def evaluate(
+        self, x: Any = None, y: Any = None, batch_size: int = 64, **kwargs: Any
+    ) -> dict[str, float]:
+        """Return the loss and the task's metrics by name.
+
+        Args:
+            x: Rows, see `fit`.
+            y: Labels, see `fit`.
+            batch_size: Sequences per step and replica.
+            **kwargs: Arguments of keras.Model.evaluate, for token ids only.
+        """
+        if kwargs.get("_use_cached_eval_dataset") and self._data is not None:
+            return self._data.validation_metrics(self)
+        if _is_batch(x, self.task):
+            return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
+        return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
+
+    def report(self, x: Any, y: Any = None) -> dict[str, Any]:
+        """Return the metrics, and tables such as metrics per label and the confusion matrix."""
+        return self._evaluator().report(fitting.encode(self, x, y))
+
+    def tune(self, x: Any, y: Any = None) -> Self:
+        """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
+        self._tune(fitting.encode(self, x, y))
+        return self
+
+    def _tune(self, encoded):
+        self.preprocessor.task = self.task.tune(encoded, self._evaluator().outputs(encoded))
+
+    def _evaluator(self, batch_size=64):
+        return Evaluator(self.task, self.network, self.distribute_strategy, batch_size)
+
+    def freeze(self, num_layers: int) -> None:
+        """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
+
+        A compiled model is compiled again; the optimizer's moments start from 0.
+        """
+        self.encoder.freeze(num_layers)
+        self.frozen_layers = num_layers
+        if self.compiled:
+            self.compile_from_config(self.get_compile_config())
+
+    # Files.
+
+    def save_run(self, path: str | os.PathLike[str]) -> Run:
+        """Write a run directory, which all commands and `load_model` read."""
+        with Run.writing(path):
+            run = Run.create(
+                path,
+                self.config,
+                self.vocabulary,
+                train=dict(self.record),
+                # task.json has no tuned values; they are saved with the checkpoint below.
+                task=self.task.with_tuned({}).to_dict(),
+            )
+            run.checkpoints.save(0, checkpoints.model_variables(self.network))
+            if self.task.tunable_fields and not self.task.untuned_fields:
+                values = {name: getattr(self.task, name) for name in self.task.tunable_fields}
+                run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
+        return run
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""
+        return {
+            "task": self.task.to_dict(),
+            "config": self.config.to_dict(),
+            "seed": self.seed,
+            "frozen_layers": self.frozen_layers,
+            "record": self.record,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+        }
+
+
+def _is_batch(x, task):
+    """Whether x holds token ids or datasets of them, which go to Keras untouched."""
+    if isinstance(x, tf.data.Dataset):
+        spec = x.element_spec
+        x = spec[0] if isinstance(spec, tuple) else spec
+    return isinstance(x, Mapping) and "input_ids" in x
+
+
+def _python_strings(values):
+    """Return an array with `str` for bytes."""
+    return np.array(jsonable(values), object).reshape(values.shape) if values.dtype == object else values
+
+
+def _joined(parts):
+    """Concatenate arrays along axis 0, padded to the largest of each other axis."""
+    shape = np.max([part.shape for part in parts], axis=0)
+    filler = "" if parts[0].dtype == object else -1
+    padded = [
+        np.pad(
+            part,
+            [(0, 0), *((0, size - own) for size, own in zip(shape[1:], part.shape[1:], strict=True))],
+            constant_values=filler,
+        )
+        for part in parts
+    ]
+    return np.concatenate(padded)
