@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ from tasks.metrics.ranking import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.readers.records import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import read_rows
+from tasks.task_model import TaskModel
 from tasks.text_task import TextTask
 from tasks.windows import Windows
 
@@ -248,3 +250,18 @@ class Anomaly(TextTask):
                 f"{' and '.join(better)}; use the simpler method"
             )
         return None
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class AnomalyDetector(TaskModel):
+    """Detector of texts unlike those of training, by an autoencoder on a frozen encoder.
+
+    Options of `from_pretrained`:
+        latent_dim: Size of the autoencoder's code.
+        false_alarm_rate: Largest fraction of normal validation texts that the threshold flags.
+
+    Labels of `fit` are True for anomalies, which training ignores; without labels all texts are
+    normal. The threshold is tuned on validation data, or by `tune`.
+    """
+
+    task_class = Anomaly

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -34,6 +35,7 @@ from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
 from tasks.readers.memory import as_list
 from tasks.readers.records import as_label, raise_bad_rows
+from tasks.task_model import TaskModel
 from tasks.text_task import TextTask, raw_rows
 from tasks.windows import Windows
 
@@ -107,6 +109,33 @@ class Classification(TextTask):
             ),
             threshold_objective=task.threshold_objective
             or ("f1" if task.rare_label is not None else None),
+        )
+        task._check_rare_label()
+        return task
+
+    @classmethod
+    def from_options(
+        cls,
+        *,
+        max_seq_length: int,
+        labels: Sequence[str],
+        class_weights: Sequence[float] | Mapping[str, float] = (),
+        **options: Any,
+    ) -> "Classification":
+        """Create the task from the options of `TextClassifier.from_pretrained`."""
+        names = tuple(as_label(str(label)) for label in labels)
+        if isinstance(labels, str) or len(names) < 2 or len(set(names)) < len(names):
+            raise UserError(
+                f"labels={labels!r:.80}: expected at least two different names, in a list"
+            )
+        if isinstance(class_weights, Mapping):
+            class_weights = [class_weights.get(name, 1.0) for name in names]
+        class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
+        task = super().from_options(
+            max_seq_length=max_seq_length,
+            labels=names,
+            class_weights=tuple(map(float, class_weights)),
+            **options,
         )
         task._check_rare_label()
         return task
@@ -425,3 +454,24 @@ def _in_order(labels):
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class TextClassifier(TaskModel):
+    """Classifier of texts or pairs: sigmoid for two labels, softmax for more, or multi-label.
+
+    Options of `from_pretrained`:
+        labels: Names of the labels in the order of their ids.
+        pairs: Whether a row is a pair of texts.
+        truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
+        multi_label: Any number of labels per row.
+        class_weights: Loss weight per label.
+        balanced_sampling: Draws all classes equally often.
+        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
+        prior_bias: Initializes the output biases from class frequencies.
+        rare_label: Label that is predicted from a threshold on.
+        threshold_objective: "f1", "precision=P" or "recall=R": tunes thresholds on validation rows.
+        calibrate: Temperature scaling, fitted on validation rows.
+    """
+
+    task_class = Classification

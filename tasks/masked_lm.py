@@ -7,11 +7,12 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.pretraining.model import LOSSES, PretrainingModel
 from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
@@ -24,6 +25,7 @@ from tasks.pipeline import Pipeline
 from tasks.readers.records import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
+from tasks.task_model import TaskModel
 from tasks.windows import Windows, one_window_each
 
 NUM_PREDICTIONS = 5  # Entries returned per text.
@@ -35,6 +37,8 @@ class MaskedLm(Task):
 
     kind = "pretrained"
     input_names = ("text",)
+    losses = LOSSES
+    accuracies = tuple(LOSSES)
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
@@ -136,3 +140,14 @@ class MaskedLmPipeline(Pipeline):
         probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
         score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_PREDICTIONS)
         return {"id": id_NK, "score": tf.where(has_mask_N[:, tf.newaxis], score_NK, 0.0)}
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class MaskedLanguageModel(TaskModel):
+    """Masked language model: the most probable tokens at the first [MASK] of a text.
+
+    `fit` trains both pretraining heads, on batches of bert_tf.pretraining.model.to_batch.
+    """
+
+    task_class = MaskedLm
+    pipeline_class = MaskedLmPipeline

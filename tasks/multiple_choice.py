@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -27,6 +28,7 @@ from tasks.metrics.labels import accuracy
 from tasks.readers.choices import read_choices
 from tasks.readers.records import BadRow
 from tasks.task import Task
+from tasks.task_model import TaskModel
 from tasks.windows import Windows
 
 MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
@@ -35,7 +37,7 @@ EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not de
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultipleChoice(Task):
+class MultipleChoiceTask(Task):
     """Questions with any number of choices.
 
     An empty string is a missing choice: it is never selected and its probability is 0. The
@@ -55,7 +57,7 @@ class MultipleChoice(Task):
     losses = {"choice": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path: str, **options) -> "MultipleChoice":
+    def from_data(cls, path: str, **options) -> "MultipleChoiceTask":
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
 
@@ -143,3 +145,14 @@ class MultipleChoice(Task):
         """Return the gap between the two most probable choices, `(B,)`."""
         # top2_gap needs two values; questions may have fewer choices.
         return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class MultipleChoice(TaskModel):
+    """Selection of one of several texts that continue a prompt.
+
+    Rows have the columns prompt, a string, and choices, a list of strings. Labels of `fit` are the
+    indices of the correct choices.
+    """
+
+    task_class = MultipleChoiceTask

@@ -58,7 +58,7 @@ TASK_TYPES = {
         ("doc_stride", "max_query_length", "max_answer_length"),
         {"max_seq_length": 384},
     ),
-    "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoice"),
+    "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoiceTask"),
     "anomaly": TaskType(
         "tasks.anomaly:Anomaly",
         (

@@ -11,12 +11,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
 from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
+from tasks.task_model import TaskModel
 from tasks.text_task import TextTask
 
 if TYPE_CHECKING:
@@ -94,3 +96,15 @@ class Regression(TextTask):
     ) -> tf.Tensor:
         """Return infinity, since nothing is decided."""
         return tf.fill(tf.shape(predictions["value"]), float("inf"))
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class TextRegressor(TaskModel):
+    """Regressor: one number per text or pair.
+
+    Options of `from_pretrained`:
+        pairs: Whether a row is a pair of texts.
+        truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
+    """
+
+    task_class = Regression

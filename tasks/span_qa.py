@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -29,6 +30,7 @@ from tasks.metrics.squad import best_null_threshold, squad_scores
 from tasks.readers.records import BadRow, raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.task import Task
+from tasks.task_model import TaskModel
 from tasks.windows import pack_windows
 
 if TYPE_CHECKING:
@@ -338,3 +340,20 @@ def _tuned_threshold(best, golds):
     # The no-answer score does not depend on the threshold that is passed here.
     scores_N = select_answer(best, RELEASED_THRESHOLD)["no_answer_score"].numpy()
     return best_null_threshold(dict(enumerate(scores_N)), _texts(best["text"][:, 0]), golds)
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class QuestionAnswerer(TaskModel):
+    """Extractive question answering over contexts of any length.
+
+    Options of `from_pretrained`:
+        doc_stride: Tokens between the starts of two windows.
+        max_query_length: Maximum tokens per question.
+        max_answer_length: Maximum tokens per answer.
+        may_be_impossible: Whether questions may have no answer.
+
+    Rows have the columns question and context. Labels of `fit` are, per question, a list of
+    {"text", "start"}, of which the first is trained; [] means no answer.
+    """
+
+    task_class = SpanQA

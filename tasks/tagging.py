@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -28,11 +29,12 @@ from tasks.entity_labels import (
 )
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Example
-from tasks.heads import TokenClassifier
+from tasks import heads
 from tasks.metrics.entities import entity_scores
 from tasks.readers.records import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
 from tasks.task import Task
+from tasks.task_model import TaskModel
 from tasks.windows import pack_windows
 
 if TYPE_CHECKING:
@@ -198,9 +200,9 @@ class Tagging(Task):
             {"tag": labels.with_flat_values(tf.cast(labels.flat_values >= 0, tf.float32))},
         )
 
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> TokenClassifier:
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> heads.TokenClassifier:
         """Build the encoder with a token classification head."""
-        model = TokenClassifier(config, len(self.labels), name=self.kind, dtype=dtype)
+        model = heads.TokenClassifier(config, len(self.labels), name=self.kind, dtype=dtype)
         model.build()
         return model
 
@@ -300,3 +302,18 @@ def _types(item):
     if isinstance(item, TaggedSentence):
         return {entity_type(tag, item.location) for tag in item.tags} - {None}
     return {name for _, _, name in item.entities}
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class TokenClassifier(TaskModel):
+    """Tagger of entities in texts of any length.
+
+    Options of `from_pretrained`:
+        labels: Entity types, or BIO tags with O.
+        doc_stride: Tokens between the starts of two windows; by default half a window.
+
+    Labels of `fit` are, per text, a list of {"start", "end", "type"} in characters, the end
+    exclusive; or, per list of words, a list of tags.
+    """
+
+    task_class = Tagging

@@ -46,7 +46,7 @@ ROWS_PER_CALL = 1024  # Rows per call of the serving function; bounds memory.
 class TaskModel(keras.Model):
     """Base class of the models of the task types.
 
-    Subclasses define `make_task`, which maps options of `from_pretrained` to a task.
+    Subclasses define `task_class`, whose `from_options` reads the options of `from_pretrained`.
 
     Args:
         task: The task, or its dict form as stored in a Keras config.
@@ -66,6 +66,7 @@ class TaskModel(keras.Model):
         network: Encoder and head, from token ids to outputs.
     """
 
+    task_class: ClassVar[type[Task]]
     pipeline_class: ClassVar[type[Pipeline]] = Pipeline
 
     def __init__(
@@ -100,11 +101,6 @@ class TaskModel(keras.Model):
     # Creation.
 
     @classmethod
-    def make_task(cls, *, max_seq_length: int, **options: Any) -> Task:
-        """Return the task for options of `from_pretrained`."""
-        raise NotImplementedError
-
-    @classmethod
     def from_pretrained(
         cls,
         path: str | os.PathLike[str],
@@ -137,7 +133,7 @@ class TaskModel(keras.Model):
                 f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
                 f"the number of positions of {pretrained.origin}"
             )
-        task = cls.make_task(max_seq_length=max_seq_length, **options)
+        task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
         if len(task.input_names) > config.type_vocab_size:
             raise UserError(
                 f"{', '.join(task.input_names)}: pairs require two segments, but "

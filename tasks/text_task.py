@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
@@ -45,6 +45,15 @@ class TextTask(Task):
     label_column: str = "label"
     unescape_html: bool = False
     truncation: str = "head"
+
+    @classmethod
+    def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
+        """Create the task from the options of `TaskModel.from_pretrained`.
+
+        `pairs` stands for the columns text_a and text_b.
+        """
+        columns = ("text_a", "text_b") if pairs else ("text",)
+        return cls(max_seq_length=max_seq_length, text_columns=columns, **options)
 
     @property
     def input_names(self) -> tuple[str, ...]:

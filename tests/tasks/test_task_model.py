@@ -1,0 +1,85 @@
+"""Keras models of all task types: fit, predict, evaluate, save."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tasks
+from bert_tf import UserError
+from tests.conftest import ROOT
+from tests.small import TEXTS
+
+LABELS = tuple(TEXTS)
+ROWS = [text for texts in TEXTS.values() for text in texts]
+NAMES = [label for label, texts in TEXTS.items() for _ in texts]
+CONTEXTS = ["my bill is too high !", "the screen is broken", "the app does not open"]
+# Options, rows and labels by class.
+CASES = {
+    "TextClassifier": ({"labels": LABELS}, ROWS, NAMES),
+    "TextRegressor": ({"pairs": True}, (ROWS, ROWS[::-1]), [0.5 * row for row in range(9)]),
+    "TokenClassifier": (
+        {"labels": ["THING"]},
+        CONTEXTS,
+        [
+            [{"start": 3, "end": 7, "type": "THING"}],
+            [{"start": 4, "end": 10, "type": "THING"}],
+            [],
+        ],
+    ),
+    "QuestionAnswerer": (
+        {"max_query_length": 4, "doc_stride": 2},
+        {"question": ["is the bill"] * 3, "context": CONTEXTS},
+        [[{"text": "bill", "start": 3}], [{"text": "screen", "start": 4}], [("app", 4)]],
+    ),
+    "MultipleChoice": (
+        {},
+        {"prompt": ["the bill", "my app"], "choices": [["is high", "open", "a"], ["b", "not"]]},
+        [0, 1],
+    ),
+    "AnomalyDetector": ({"latent_dim": 3}, ROWS, None),
+}
+
+
+def create(name, huggingface_dir, **changes):
+    options = {"max_seq_length": 12, **CASES[name][0], **changes}
+    return getattr(tasks, name).from_pretrained(huggingface_dir, **options)
+
+
+def compiled(name, huggingface_dir, **changes):
+    model = create(name, huggingface_dir, **changes)
+    model.compile(learning_rate=1e-2)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
+    _, x, y = CASES[name]
+    model = compiled(name, huggingface_dir)
+    history = model.fit(x, y, batch_size=2, epochs=2, validation_data=(x, y), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    metrics = model.evaluate(x, y)
+    assert f"val_{model.task.best_metric}" in history
+    rows = model.predict_rows(x)
+    assert len(rows) == len(next(iter(model.predict(x).values())))
+
+    model.save(tmp_path / "m.keras")
+    code = (
+        "import sys, json, tasks\n"
+        f"model = tasks.load_model({str(tmp_path / 'm.keras')!r})\n"
+        f"assert model.compiled and model.task == tasks.load_model({str(tmp_path / 'm.keras')!r}).task\n"
+        f"print(json.dumps(model.predict_rows({x!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps(rows))
+
+    model.save_run(tmp_path / "run")
+    loaded = tasks.load_model(tmp_path / "run")
+    assert type(loaded) is type(model) and loaded.task == model.task
+    assert loaded.predict_rows(x) == rows
+    assert loaded.evaluate(x, y) == pytest.approx(metrics)
