@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE, to_flat
 from bert_tf.text.byte_limit import MAX_BYTES
-from bert_tf.text.packing import Packed, to_flat
+from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
 TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.

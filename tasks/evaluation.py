@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.train.distribution import distribute, gather
 from tasks.examples import EncodedExamples
 

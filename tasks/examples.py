@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed, to_dense_like
+from bert_tf.layout import to_dense_like
+from bert_tf.text.packing import Packed
 from tasks.windows import Windows, concat
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, tf.Tensor]  # By the name of an input or output.
 Arrays = Mapping[str, np.ndarray]
-Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.text.packing.to_flat or to_padded.
+Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.layout.to_flat or to_padded.
 
 EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strings' tensors.
 
@@ -122,8 +123,7 @@ class EncodedExamples:
             examples: Texts and labels.
             windows: The examples' packed sequences.
             vocabulary: The vocabulary of the ids.
-            layout: `to_flat` or `to_padded` of bert_tf.text.packing; `fit` and XLA require the
-                latter.
+            layout: `to_flat` or `to_padded` of bert_tf.layout; `fit` and XLA require the latter.
             static_shape: Pad all batches to max_seq_length and to the same number of samples, with
                 samples of weight 0, so that XLA compiles once.
         """

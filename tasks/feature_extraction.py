@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
+from bert_tf.layout import to_flat
 from bert_tf.model.encoder import Encoder
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, to_flat, token_budget
+from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights

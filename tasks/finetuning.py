@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
+from bert_tf.layout import to_padded
 from bert_tf.run import Run
-from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import (
     barrier,

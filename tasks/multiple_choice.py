@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens

@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.layout import infer_layout
 from bert_tf.model import layers
-from bert_tf.model.layout import infer_layout
 
 
 @keras.saving.register_keras_serializable("bert_tf")

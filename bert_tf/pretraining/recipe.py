@@ -12,12 +12,12 @@ from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.layout import to_flat
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
-from bert_tf.text.packing import to_flat
 from bert_tf.train.distribution import (
     barrier,
     check_alike,

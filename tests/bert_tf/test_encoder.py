@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.model.layout import PaddedLayout
+from bert_tf.layout import PaddedLayout
 from bert_tf.weights import name_map
 from tests import reference, small
 

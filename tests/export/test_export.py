@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf.layout import to_flat
 from bert_tf.model import fused_ops
 from bert_tf.run import Run
-from bert_tf.text.packing import to_flat
 from export import parity, saved_model
 from export.local_client import LocalClient
 from export.publishing import publish, versions
