@@ -16,7 +16,7 @@ have to be able to run them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -189,56 +189,6 @@ def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
         return _like(losses_N, labels_N), gradient
 
     return losses(logits_NV)
-
-
-def adamw(
-    handles: Sequence[tf.Tensor],
-    shape: Sequence[int],
-    gradient: tf.Tensor,
-    scalars: tf.Tensor,
-    **options: float,
-) -> None:
-    """Apply one AdamW update in place (Kingma & Ba 2015; Loshchilov & Hutter 2019).
-
-    Args:
-        handles: Resource handles of the float32 variables w, m and v.
-        shape: Their static shape.
-        gradient: float32, of that shape.
-        scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
-        **options: beta_1, beta_2, epsilon and decay.
-    """
-    is_compiled = max(shape) >= MIN_WIDTH
-    known = tuple(shape) if is_compiled else (None,) * len(shape)
-    _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
-
-
-@functools.cache
-def _traced_adamw(is_compiled, shape, options):
-    """Return the traced update for a shape; one per rank if it is not compiled."""
-    specs = [tf.TensorSpec([], tf.resource)] * 3
-    specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
-    update = functools.partial(_adamw, shape=shape, **dict(options))
-    return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
-
-
-def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
-    """Update w, m and v through their handles.
-
-    A variable's own assign methods return a copy; raw assignments let XLA write in place.
-    """
-    handles = (weights_at, m_at, v_at)
-    weights, m, v = (
-        tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
-        for handle in handles
-    )
-    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
-    gradient *= factor
-    m = beta_1 * m + (1 - beta_1) * gradient
-    v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
-    step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
-    weights -= learning_rate * (step + decay * weights)
-    for handle, value in zip(handles, (weights, m, v), strict=True):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
