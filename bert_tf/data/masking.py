@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.random_bits import GAMMA, mix, random_int63
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
-_GAMMA, _ACTIONS, _OTHERS = (
-    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
-)
+_ACTIONS, _OTHERS = np.uint64(0x5851F42D4C957F2D), np.uint64(0x14057B7EF767814F)
 _UNUSED = re.compile(r"\[unused\d+\]")
 
 
@@ -157,8 +156,8 @@ class MaskGenerator:
     def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
         """Return input_ids `(B, L)` with 80% [MASK], 10% kept and 10% random tokens."""
         # Actions and replacements use streams of their own, independent of the positions.
-        actions_BP = random_int63(_mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
-        others_BP = random_int63(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
+        actions_BP = random_int63(mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
+        others_BP = random_int63(mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
         others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))
         tenth = tf.int64.max // 10
         new_BP = tf.where(
@@ -189,32 +188,6 @@ def keys(
     Returns:
         uint64 `(B,)`.
     """
-    key = _mix(tf.cast(seed, tf.uint64) * _GAMMA)
-    key = _mix(key ^ (tf.cast(stream, tf.uint64) + 1) * _GAMMA)
-    return _mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * _GAMMA)
-
-
-def random_int63(keys_B: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
-    """Draw uniform integers in [0, 2**63) with SplitMix64 (Steele et al. 2014).
-
-    Args:
-        keys_B: uint64 seed per row.
-        count: Numbers per row.
-
-    Returns:
-        int64 `(B, count)`.
-    """
-    steps = tf.cast(tf.range(1, count + 1), tf.uint64) * _GAMMA
-    mixed = _mix(keys_B[:, tf.newaxis] + steps)
-    return tf.cast(tf.bitwise.right_shift(mixed, np.uint64(1)), tf.int64)
-
-
-def _mix(values):
-    """Apply the finalizer of SplitMix64, a bijection of uint64."""
-    values = (values ^ tf.bitwise.right_shift(values, np.uint64(30))) * np.uint64(
-        0xBF58476D1CE4E5B9
-    )
-    values = (values ^ tf.bitwise.right_shift(values, np.uint64(27))) * np.uint64(
-        0x94D049BB133111EB
-    )
-    return values ^ tf.bitwise.right_shift(values, np.uint64(31))
+    key = mix(tf.cast(seed, tf.uint64) * GAMMA)
+    key = mix(key ^ (tf.cast(stream, tf.uint64) + 1) * GAMMA)
+    return mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * GAMMA)

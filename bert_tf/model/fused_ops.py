@@ -19,7 +19,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from bert_tf.random_bits import GAMMA, mix, xor_shift
 
 _SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # 1/sqrt(2), 1/sqrt(2 pi).
 _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.
@@ -203,33 +206,13 @@ def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
         seed: int64 `(2,)`.
     """
     seed = tf.bitcast(seed, tf.uint64)
-    key = _mixed_64(seed[0] + _mixed_64(seed[1]))
-    low, high = tf.cast(key, tf.uint32), tf.cast(_shifted(key, 32), tf.uint32)
+    key = mix(seed[0] + mix(seed[1] + GAMMA) + GAMMA)
+    high = tf.cast(tf.bitwise.right_shift(key, np.uint64(32)), tf.uint32)
     x = tf.bitcast(tf.range(tf.reduce_prod(shape)), tf.uint32)
-    x = tf.bitwise.bitwise_xor(x, low) * _number(0x9E3779B1, x)
-    x = (_folded(x, 16) + high) * _number(0x85EBCA6B, x)
-    x = _folded(x, 13) * _number(0xC2B2AE35, x)
-    return tf.reshape(_folded(x, 16) >= _number(int(rate * 2**32), x), shape)
-
-
-def _mixed_64(x):
-    """SplitMix64 (Steele et al. 2014): each input bit flips each output bit half of the time."""
-    x += _number(0x9E3779B97F4A7C15, x)
-    x = _folded(x, 30) * _number(0xBF58476D1CE4E5B9, x)
-    x = _folded(x, 27) * _number(0x94D049BB133111EB, x)
-    return _folded(x, 31)
-
-
-def _folded(x, bits):
-    return tf.bitwise.bitwise_xor(x, _shifted(x, bits))
-
-
-def _shifted(x, bits):
-    return tf.bitwise.right_shift(x, _number(bits, x))
-
-
-def _number(value, like):
-    return tf.constant(value, like.dtype)
+    x = (x ^ tf.cast(key, tf.uint32)) * np.uint32(0x9E3779B1)
+    x = (xor_shift(x, 16) + high) * np.uint32(0x85EBCA6B)
+    x = xor_shift(x, 13) * np.uint32(0xC2B2AE35)
+    return tf.reshape(xor_shift(x, 16) >= np.uint32(int(rate * 2**32)), shape)
 
 
 def _at(seed, dropout_id):
