@@ -128,7 +128,7 @@ class TrainingLoop:
         if patience_exhausted and step < end:
             self.log(
                 f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
-                f"last {self.patience} evaluation{'s' * (self.patience > 1)}"
+                f"last {self.patience} evaluation{'s' * (self.patience != 1)}"
             )
 
     def _restore(self, variables):
@@ -281,7 +281,8 @@ class _Clock:
     def __init__(self, throughput_unit: str) -> None:
         self.throughput_unit = throughput_unit
         self.first_call_is_over = False
-        self.steps = self.units = self.tokens = self.seconds = 0
+        self.steps = self.units = self.tokens = 0
+        self.seconds = 0.0
         self.since = time.monotonic()
 
     def count(self, logs: Mapping[str, tf.Tensor], steps: int) -> None:
