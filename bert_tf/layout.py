@@ -1,9 +1,9 @@
-"""Batch layouts, padded and flat: the inputs of the encoder, made and read here only.
+"""Padded and flat layout: how the encoder's inputs are made and read.
 
-`to_padded`, `to_flat` and `padded_to_flat` make them. The encoder reads them by `PaddedLayout` and
-`FlatLayout`, which have the same methods and the attribute `key_bias_B11L`: they know which of the
-flattened tokens `(T, H)` form a sequence. In both, attention runs on a `(B, L)` grid and everything
-else on flattened tokens.
+`to_padded`, `to_flat` and `padded_to_flat` make them. `PaddedLayout` and `FlatLayout` tell the
+encoder which of the flattened tokens `(T, H)` form a sequence. These two have the same methods and
+the attribute `key_bias_B11L`. In both, attention runs on a `(B, L)` grid and everything else on
+flattened tokens.
 
 Shape suffixes: B sequences, L tokens of the longest sequence, possibly rounded up, (L) of each
 sequence (ragged), T flattened tokens, N heads, D head size, H hidden size (N * D), P positions.
@@ -23,7 +23,6 @@ MASKED_SCORE = -1e9
 TOO_LONG = (
     "a sequence is longer than max_position_embeddings; truncate it with pack(..., max_seq_length)"
 )
-
 WRONG_SPLITS = (
     "row_splits: expected to start at 0, to increase strictly and to end within input_ids"
 )
@@ -71,10 +70,13 @@ def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
 
 
 def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Convert the padded layout to the flat one, as `to_flat`; the ids of its tail are 0.
+    """Convert the padded layout to the flat one.
 
     Args:
         inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+
+    Returns:
+        Dict as of `to_flat`, with 0 instead of [PAD] in the tail.
     """
     is_token_BL = inputs["input_mask"] > 0
     lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
@@ -236,13 +238,7 @@ class FlatLayout:
         return tf.gather(values_T, self._row_T)
 
     def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
-        """Return the position embedding of each token.
-
-        Args:
-            table_PH: `(P, H)`, the position embeddings.
-
-        Returns:
-            `(T, H)`, in the dtype of the table.
+        """Return the position embedding of each token, as `PaddedLayout.positions`.
 
         Raises:
             tf.errors.InvalidArgumentError: A sequence has more than P tokens.

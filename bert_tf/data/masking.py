@@ -108,12 +108,11 @@ class MaskGenerator:
     def _tokens(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """Select single tokens. Return ascending positions `(B, P)`, padded with L."""
         # Candidates with the smallest random numbers are a uniform sample without replacement.
-        order_BP = _smallest(
-            tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
-        )
-        rank_P = tf.range(tf.shape(order_BP)[1])
+        draws_BL = tf.where(is_candidate_BL, draws_BL, tf.int64.max)
+        count = tf.minimum(self.max_predictions_per_seq, tf.shape(ids_BL)[1])
+        order_BP = tf.math.top_k(-draws_BL, count).indices
         count_B = tf.minimum(target_B, tf.math.count_nonzero(is_candidate_BL, 1, dtype=tf.int32))
-        is_chosen = rank_P < count_B[:, tf.newaxis]
+        is_chosen = tf.range(count) < count_B[:, tf.newaxis]
         return self._filled(tf.sort(tf.where(is_chosen, order_BP, tf.shape(ids_BL)[1])), ids_BL)
 
     def _whole_words(self, ids_BL, is_candidate_BL, target_B, draws_BL):
@@ -168,11 +167,6 @@ class MaskGenerator:
         where = tf.where(is_filled_BP)
         rows = tf.stack([where[:, 0], tf.cast(tf.gather_nd(positions_BP, where), tf.int64)], axis=1)
         return tf.tensor_scatter_nd_update(ids_BL, rows, tf.gather_nd(new_BP, where))
-
-
-def _smallest(values_BL, count):
-    """Return the indices of the `count` smallest values per row, int32, smallest first."""
-    return tf.math.top_k(-values_BL, tf.minimum(count, tf.shape(values_BL)[1])).indices
 
 
 def keys(

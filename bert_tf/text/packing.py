@@ -69,18 +69,14 @@ def token_budget(num_segments: int, max_seq_length: int) -> int:
 def concat_segments(segments: Sequence[Tokens], vocabulary: Vocabulary) -> Packed:
     """Join one or two segments per sequence without truncation, as `pack`."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
-    segment_ids = [_column(segments[0].ids, 0)]
-    for number, segment in enumerate(segments):
-        segment_ids += [tf.ones_like(segment.ids) * number, _column(segment.ids, number)]
+    ids, *offsets = zip(*segments, strict=True)
+    segment_ids = [_column(ids[0], 0)]
+    for number, piece in enumerate(ids):
+        segment_ids += [tf.ones_like(piece) * number, _column(piece, number)]
     return Packed(
-        interleave([segment.ids for segment in segments], cls_id, sep_id),
+        interleave(ids, cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
-        *(
-            None
-            if segments[0].starts is None
-            else interleave([getattr(segment, name) for segment in segments], -1, -1)
-            for name in ("starts", "ends")
-        ),
+        *(None if pieces[0] is None else interleave(pieces, -1, -1) for pieces in offsets),
     )
 
 
