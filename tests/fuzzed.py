@@ -21,7 +21,7 @@ def _written(path, text):
 
 
 def _rows(path):
-    from tasks.readers.records import BadRow
+    from tasks.readers.rows import BadRow
     from tasks.readers.tables import read_rows
 
     rows = list(read_rows(path, ("text", "label"), unescape_html=False))
