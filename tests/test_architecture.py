@@ -16,7 +16,7 @@ COMMAND_MODULES = {*COMMANDS, "bert_tf.text.make_tables"}
 LAYERS = (
     {"bert_tf", "bert_tf.errors", "bert_tf.files", "bert_tf.strict_json"},
     {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
-    {"bert_tf.command", "bert_tf.config", "bert_tf.bucketing"},
+    {"bert_tf.command", "bert_tf.config", "bert_tf.bucketing", "bert_tf.former_names"},
     {"bert_tf.text"},
     {"bert_tf.data"},
     {"bert_tf.model"},
