@@ -232,6 +232,7 @@ def manifest(directory):
     _make_shards(directory)
 
     def read(path):
+        from bert_tf.config import read_json_object
         from bert_tf.data.batches import PretrainingDataset
         from bert_tf.data.manifest import Manifest
 
@@ -239,7 +240,8 @@ def manifest(directory):
         found.vocabulary()
         found.check_files()
         data = PretrainingDataset(path.parent, Vocabulary(ENTRIES), config_of())
-        return found.sha256, found.plan_sha256 if "corpus" in found.values else "", len(data)
+        plan_sha256 = found.plan_sha256 if "corpus" in read_json_object(path) else ""
+        return found.sha256, plan_sha256, len(data)
 
     return directory / "shards" / "manifest.json", read
 

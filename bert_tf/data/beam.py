@@ -16,6 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import create_runner
 
 from bert_tf.command import import_tensorflow
+from bert_tf.data.entries import ShardEntry
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -31,7 +32,7 @@ def run_on_beam(
     tokenizer: dict[str, Any],
     plan_sha256: str,
     num_tasks: int,
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
     """Configure a Beam runner for the block.
 
     Args:

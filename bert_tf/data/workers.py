@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bert_tf.command import import_tensorflow
+from bert_tf.data.entries import ShardEntry
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -22,7 +23,7 @@ def run_local(
     tokenizer: dict[str, Any],
     plan_sha256: str,
     num_tasks: int,
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
     """Start worker processes for the block. They end with this process, also if it is killed.
 
     Args:

@@ -144,7 +144,7 @@ def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int
         "position_embeddings": config.max_position_embeddings,
         "token_type_embeddings": config.type_vocab_size,
     }
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for row in table(config, part):
         *_, owner, kind = row.ours.split("/")
         if kind in tables:
@@ -195,7 +195,8 @@ def rename(
             f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
             f"check num_hidden_layers={config.num_hidden_layers} in the config"
         )
-    ours, expected_shapes = {}, {}
+    ours: dict[str, str] = {}
+    expected_shapes: dict[str, tuple[int, ...]] = {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
         # Heads are optional, but an incomplete one is an error.
