@@ -271,7 +271,8 @@ def safetensors(directory):
     import safetensors.numpy
 
     from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights import huggingface, name_map
+    from bert_tf.weights import name_map
+    from bert_tf.weights.sources import read_pretrained
 
     bert = BertConfig(**CONFIG)
     tensors = {
@@ -283,7 +284,7 @@ def safetensors(directory):
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     _written(directory / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
     Vocabulary(WORDS).save(directory / "vocab.txt")
-    return directory / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
+    return directory / "model.safetensors", lambda path: len(read_pretrained(path.parent).weights)
 
 
 def _make_shards(directory):
