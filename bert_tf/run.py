@@ -11,13 +11,13 @@ RUN/tensorboard/     the same metrics for TensorBoard
 """
 
 import contextlib
+import dataclasses
+import functools
 import json
 import math
 import os
-import platform
 from collections.abc import Iterator, Mapping
-from importlib import metadata
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bert_tf import files, ownership, run_directory, strict_json
 from bert_tf.checkpoints import CheckpointManager
@@ -26,13 +26,12 @@ from bert_tf.errors import UserError
 from bert_tf.former_names import with_new_names
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from bert_tf.event_files import EventFiles
+from bert_tf.versions import versions
 
 # Settings that may change when a run is resumed: they do not affect the steps already trained.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
+_PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
 # Types of the entries of train.json that are read later.
 _TRAIN_KINDS: dict[str, type] = {
     "settings": dict,
@@ -43,6 +42,7 @@ _TRAIN_KINDS: dict[str, type] = {
 }
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """An open run directory.
 
@@ -56,19 +56,15 @@ class Run:
         checkpoints: The `CheckpointManager`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        config: BertConfig,
-        vocabulary: Vocabulary,
-        train: dict[str, Any],
-        task: dict[str, Any] | None = None,
-        is_writer: bool = True,
-    ) -> None:
-        self.path, self.config, self.vocabulary = str(path), config, vocabulary
-        self.train, self.task, self.is_writer = train, task, is_writer
-        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=is_writer)
-        self._board: EventFiles | None = None
+    path: str
+    config: BertConfig
+    vocabulary: Vocabulary
+    train: dict[str, Any]
+    task: dict[str, Any] | None = None
+    is_writer: bool = True
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=self.is_writer)
 
     def file(self, name: str) -> str:
         """Return the path of a file in this run directory."""
@@ -168,7 +164,7 @@ class Run:
         for name in {"settings", "changes"} & train.keys():
             train[name] = with_new_names(train[name])
         task = with_new_names(read_json_object(task_path)) if files.exists(task_path) else None
-        return cls(path, config, vocabulary, train, task, is_writer)
+        return cls(str(path), config, vocabulary, train, task, is_writer)
 
     @classmethod
     def create(
@@ -198,8 +194,8 @@ class Run:
             "vocabulary_sha256": vocabulary.sha256,
             "tokenizer_tables_sha256": unicode_tables.sha256(),
         }
-        now = {"versions": _versions(), "threads": os.cpu_count()}
-        run = cls(path, config, vocabulary, {**train, **digests, **now}, task)
+        now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
+        run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
         if ownership.is_ours(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
         ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
@@ -287,7 +283,7 @@ class Run:
 
         Training is bitwise reproducible only with the same processor, versions and threads.
         """
-        now = {**_versions(), "threads": os.cpu_count()}
+        now = {**versions(_PACKAGES), "threads": os.cpu_count()}
         before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
         return [
             f"{self.path}: created with {name} {before.get(name)}, now {value}; "
@@ -302,13 +298,13 @@ class Run:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
             lines.write(f"{json.dumps(metrics)}\n".encode())
-        self._event_files().write(metrics)
+        self._event_files.write(metrics)
 
-    def _event_files(self) -> "EventFiles":
+    @functools.cached_property
+    def _event_files(self):
         from bert_tf.event_files import EventFiles  # Imports TensorFlow.
 
-        self._board = self._board or EventFiles(self.file("tensorboard"))
-        return self._board
+        return EventFiles(self.file("tensorboard"))
 
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl in order, without a truncated last line."""
@@ -371,23 +367,15 @@ class Run:
             if len(kept) < len(lines):
                 # TensorBoard can only drop complete steps, so the kept metrics of this step are
                 # written again.
-                self._event_files().forget_from(step)
+                self._event_files.forget_from(step)
                 for _, metrics in kept:
                     if metrics["step"] == step:
-                        self._event_files().write(metrics)
+                        self._event_files.write(metrics)
             files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
 
 
 def _steps(path):
     return run_directory.complete_steps(os.path.join(path, "checkpoints"))
-
-
-def _versions():
-    packages = ("tensorflow", "tensorflow-text", "keras", "numpy")
-    return {
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in packages},
-    }
 
 
 def _write_json(path, values):

@@ -9,9 +9,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
@@ -21,6 +19,7 @@ from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.versions import versions
 
 if TYPE_CHECKING:
     from bert_tf.data.settings import WriteShardsSettings
@@ -70,10 +69,7 @@ class Manifest:
                 "vocabulary": _identity(vocabulary),
                 "tokenizer": tokenizer,
                 "corpus": corpus,
-                "versions": {
-                    "python": platform.python_version(),
-                    **{package: metadata.version(package) for package in _PACKAGES},
-                },
+                "versions": versions(_PACKAGES),
                 "input": list(settings.input),
             },
         )
@@ -192,7 +188,7 @@ class Manifest:
 
     def save_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Write vocab.txt atomically."""
-        files.atomic_write_text(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
+        vocabulary.save(self.path(VOCABULARY_NAME))
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocab.txt in the directory.
@@ -203,11 +199,7 @@ class Manifest:
         path = self.path(VOCABULARY_NAME)
         if not files.exists(path):
             raise UserError(f"{path}: no such file; copy the vocab.txt of these shards there")
-        try:
-            text = files.read_text(path)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
-        vocabulary = Vocabulary(text.removesuffix("\n").split("\n"), where=path)
+        vocabulary = Vocabulary.load(path)
         if vocabulary.sha256 != self.vocabulary_sha256:
             raise UserError(
                 f"{path}: {len(vocabulary)} entries, not the vocabulary of the shards "

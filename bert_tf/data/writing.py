@@ -13,7 +13,7 @@ from collections.abc import Callable
 from bert_tf import files, ownership
 from bert_tf.data import documents, entries, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.settings import WriterArguments, WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
@@ -78,7 +78,7 @@ def write_shards(
         manifest.begin(vocabulary, finished)
         if finished:
             log(f"{directory}: resuming: {len(finished)}/{settings.num_shards} shards complete")
-        arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
+        arguments = WriterArguments(settings, vocabulary, tokenizer, manifest.plan_sha256)
         _make(_runner(settings.runner), arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
@@ -93,11 +93,11 @@ def write_shards(
 
 def _make(runner, arguments, index, missing, log):
     """Run the workers that write the missing shards, and log their progress."""
-    settings = arguments[0]
+    settings = arguments.settings
     tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
-        with runner(*arguments, num_tasks=len(missing)) as make:
+        with runner(arguments, len(missing)) as make:
             log(f"workers ready after {time.monotonic() - began:.1f} s")
             progress = _Progress(index, missing, settings, log)
             for _ in make(tasks):

@@ -197,9 +197,9 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
 
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
-    def runner(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+    def runner(arguments, num_tasks):
         def make(tasks):
-            write_here(settings, plan_sha256)
+            write_here(arguments.settings, arguments.plan_sha256)
             pathlib.Path(corpus["input"]).write_text("other text")
             yield from tasks
 
