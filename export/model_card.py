@@ -1,4 +1,4 @@
-"""Model card (MODEL_CARD.md) of a published model, from the records of its run."""
+"""Model card (MODEL_CARD.md) of a published model, from the files of its run."""
 
 from __future__ import annotations
 

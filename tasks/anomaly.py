@@ -20,7 +20,7 @@ from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureEx
 from tasks.metrics.labels import ratio
 from tasks.metrics.ranking import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
-from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import read_rows
 from tasks.text_task import TextTask
 from tasks.windows import Windows

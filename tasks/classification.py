@@ -31,7 +31,7 @@ from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
-from tasks.readers.records import as_label, raise_bad_rows
+from tasks.readers.rows import as_label, raise_bad_rows
 from tasks.text_task import TextTask, raw_rows
 from tasks.windows import Windows
 

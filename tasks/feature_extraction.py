@@ -21,7 +21,7 @@ from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.pooling import first_token, mean_of_tokens
 from tasks.prediction import in_batches
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 
 # By value of --layers: number of last layers, and their combination. Embeddings are not a layer.

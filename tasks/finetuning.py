@@ -149,10 +149,13 @@ def _finetune(settings, log, strategy):
     if source is not None:
         source.assign_to(model)
         task.init_head(model, encoded)
-        origins = {"data": hashes, "origin": source.origin_in(model)}
-        record = {"settings": settings.recorded(), **origins}
+        entries = {
+            "settings": settings.recorded(),
+            "data": hashes,
+            "origin": source.origin_in(model),
+        }
         if chief:
-            Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
+            Run.create(settings.output_dir, config, vocabulary, entries, task.to_dict())
         barrier(strategy)
         run = Run.open(settings.output_dir, is_writer=chief)
     elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):

@@ -21,7 +21,7 @@ from tasks.decisions import top2_gap
 from tasks.examples import Example, Tensors
 from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
 from tasks.windows import Windows, one_window_each

@@ -24,7 +24,7 @@ from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
 from tasks.metrics.labels import accuracy
 from tasks.readers.choices import read_choices
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.task import Task
 from tasks.windows import Windows
 

@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
 from tasks.examples import as_tensor
 from tasks.readers.glue import GLUE, check_submission, submission_lines
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 
 if TYPE_CHECKING:
     from tasks.trained_model import TrainedModel

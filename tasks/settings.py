@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.weights import sources
 from tasks import class_imbalance, inputs, registry
-from tasks.readers.records import as_label
+from tasks.readers.rows import as_label
 
 
 @dataclasses.dataclass(frozen=True)

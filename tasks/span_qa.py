@@ -26,7 +26,7 @@ from tasks.decisions import top2_gap
 from tasks.examples import Example
 from tasks.heads import SpanModel
 from tasks.metrics.squad import best_null_threshold, squad_scores
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.task import Task
 from tasks.windows import pack_windows

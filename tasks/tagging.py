@@ -30,7 +30,7 @@ from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap
 from tasks.examples import Example
 from tasks.heads import TokenClassifier
 from tasks.metrics.entities import entity_scores
-from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, read_tagged
 from tasks.task import Task
 from tasks.windows import pack_windows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 
 if TYPE_CHECKING:
     import numpy as np

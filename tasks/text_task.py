@@ -10,7 +10,7 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from tasks.examples import Example
 from tasks.readers.glue import GLUE, read_glue
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
 from tasks.windows import one_window_each

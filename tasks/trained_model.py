@@ -32,7 +32,7 @@ class TrainedModel:
         task: The task, with the values that were tuned for this checkpoint.
         pipeline: The pipeline of the model with the checkpoint's weights.
         checkpoint: Path of the checkpoint.
-        tuned: The record of tuning (tasks/tuning.py), or `None`.
+        tuned: What was tuned (tasks/tuning.py), or `None`.
     """
 
     run: Run

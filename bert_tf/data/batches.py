@@ -59,15 +59,15 @@ class PretrainingDataset:
         self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
         settings = self.manifest.settings
         self.max_seq_length = settings["max_seq_length"]
-        made_with = self.manifest.values["vocabulary"]
-        if made_with["sha256"] != vocabulary.sha256:
+        sha256 = self.manifest.vocabulary_sha256
+        if sha256 != vocabulary.sha256:
             raise UserError(
-                f"{directory}: written with another vocabulary ({made_with['entries']} entries, "
-                f"SHA-256 {made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
+                f"{directory}: written with another vocabulary ({self.manifest.vocab_size} "
+                f"entries, SHA-256 {sha256[:12]}..., now {len(vocabulary)} entries, "
                 f"{vocabulary.sha256[:12]}...); use the vocab.txt of the shards"
             )
         vocabulary.check_size(config.vocab_size, where=str(directory))
-        tokenizer = self.manifest.values.get("tokenizer")
+        tokenizer = self.manifest.tokenizer
         if tokenizer and tokenizer["do_lower_case"] != config.do_lower_case:
             raise UserError(
                 f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
