@@ -283,11 +283,21 @@ def test_arrays_of_different_shapes_are_rejected():
             metric(LABELS > 0, wrong / 6)
 
 
-def test_metrics_need_no_tensorflow():
-    names = "calibration classification entities regression squad thresholds".split()
-    code = "; ".join(f"import tasks.metrics.{name}" for name in names)
+@pytest.mark.parametrize(
+    ("modules", "package"),
+    [
+        (["calibration", "classification", "entities", "regression", "squad"], "tensorflow"),
+        (["thresholds"], "sklearn"),  # Its objectives are flags, which are checked at once.
+    ],
+)
+def test_metrics_import_no_package_in_vain(modules, package):
+    code = "; ".join(f"import tasks.metrics.{name}" for name in modules)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}; print('tensorflow' in sys.modules)"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys, tasks.settings; {code}; print({package!r} in sys.modules)",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
