@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import sklearn.metrics
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    multilabel_confusion_matrix,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
 
 from tasks.metrics.calibration import expected_calibration_error
 from tasks.metrics.checks import finite, same_shape
@@ -25,7 +34,7 @@ def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
         labels: Label ids `(N,)`, or bool `(N, C)`, of which all have to be correct.
         predictions: As `labels`.
     """
-    return float(_or_zeros(sklearn.metrics.accuracy_score, *same_shape(labels, predictions)))
+    return float(_or_zeros(accuracy_score, *same_shape(labels, predictions)))
 
 
 def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
@@ -46,7 +55,7 @@ def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
     is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
     if not _differ(is_positive_N):
         return 0.5
-    return float(sklearn.metrics.roc_auc_score(is_positive_N, scores_N))
+    return float(roc_auc_score(is_positive_N, scores_N))
 
 
 def pr_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
@@ -65,7 +74,7 @@ def pr_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
     is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
     if not is_positive_N.any():
         return 0.0
-    return float(sklearn.metrics.average_precision_score(is_positive_N, scores_N))
+    return float(average_precision_score(is_positive_N, scores_N))
 
 
 def single_label_metrics(
@@ -88,13 +97,11 @@ def single_label_metrics(
         degenerate: 1 if all predictions are equal although the labels are not, otherwise 0.
     """
     labels_N, predictions_N = same_shape(labels_N, predictions_N)
-    is_defined = _differ(labels_N) and _differ(predictions_N)
+    has_spread = _differ(labels_N) and _differ(predictions_N)
     return {
         "accuracy": accuracy(labels_N, predictions_N),
         "macro_f1": _f1(labels_N, predictions_N, "macro"),
-        "matthews": float(sklearn.metrics.matthews_corrcoef(labels_N, predictions_N))
-        if is_defined
-        else 0.0,
+        "matthews": float(matthews_corrcoef(labels_N, predictions_N)) if has_spread else 0.0,
         **_named_f1(labels_N, predictions_N, names),
         "ece": expected_calibration_error(probabilities_NC, labels_N),
         "degenerate": _degenerate(labels_N, predictions_N),
@@ -174,11 +181,7 @@ def single_label_table(
     """
     size = len(names)
     matrix_CC = _or_zeros(
-        sklearn.metrics.confusion_matrix,
-        labels_N,
-        predictions_N,
-        shape=(size, size),
-        labels=range(size),
+        confusion_matrix, labels_N, predictions_N, shape=(size, size), labels=range(size)
     )
     pr_auc_C = _pr_auc_of_each(np.eye(size, dtype=bool)[labels_N], probabilities_NC)
     return {
@@ -198,12 +201,8 @@ def multi_label_table(
         [[neither, selected only], [labelled only, both]].
     """
     labels_NC = np.asarray(labels_NC, bool)
-    matrices_C22 = _or_zeros(
-        sklearn.metrics.multilabel_confusion_matrix,
-        labels_NC,
-        selected_NC,
-        shape=(len(names), 2, 2),
-    )
+    shape = (len(names), 2, 2)
+    matrices_C22 = _or_zeros(multilabel_confusion_matrix, labels_NC, selected_NC, shape=shape)
     return {
         "labels": list(names),
         "per_label": _per_label(labels_NC, selected_NC, len(names)),
@@ -224,7 +223,6 @@ def _or_zeros(
 
 
 def _f1(labels: np.ndarray, predictions: np.ndarray, average: str) -> float:
-    f1_score = sklearn.metrics.f1_score
     return float(_or_zeros(f1_score, labels, predictions, average=average, zero_division=0))
 
 
@@ -233,7 +231,7 @@ def _per_label(
 ) -> dict[str, list[float]]:
     """Return {metric: values in the order of the labels}."""
     precision_C, recall_C, f1_C, support_C = _or_zeros(
-        sklearn.metrics.precision_recall_fscore_support,
+        precision_recall_fscore_support,
         labels,
         predictions,
         shape=(4, num_labels),
