@@ -9,6 +9,9 @@ CORE = [
     "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
+    "scikit-learn>=1.5",  # Metrics of classification.
+    "scipy>=1.13",  # Correlations, and the search of a temperature.
+    "seqeval==1.2.2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
     "jinja2>=3.1",  # The Markdown in exported models.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
@@ -34,9 +37,6 @@ EXTRAS = {
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",
-        "scikit-learn>=1.5",  # An independent opinion on the metrics, as the two below.
-        "scipy>=1.13",  # On correlations.
-        "seqeval==1.2.2",  # On entities.
         "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered; files read.
     ],
 }

@@ -17,8 +17,7 @@ from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureExamples, Tensors
-from tasks.metrics.labels import ratio
-from tasks.metrics.ranking import pr_auc, roc_auc
+from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import read_rows
@@ -172,7 +171,7 @@ class Anomaly(TextTask):
         return {
             **result,
             **{
-                name: float(ratio(np.sum(is_anomaly_N & which_N), np.sum(which_N)))
+                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
                 for name, which_N in (
                     ("false_alarm_rate", ~is_unusual_N),
                     ("detection_rate", is_unusual_N),

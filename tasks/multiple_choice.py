@@ -22,7 +22,7 @@ from bert_tf.train.losses import softmax_cross_entropy
 from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
-from tasks.metrics.labels import accuracy
+from tasks.metrics.classification import accuracy
 from tasks.readers.choices import read_choices
 from tasks.readers.rows import BadRow
 from tasks.task import Task

@@ -29,7 +29,7 @@ from tasks.entity_labels import (
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Example
 from tasks.heads import TokenClassifier
-from tasks.metrics.entities import entity_scores
+from tasks.metrics.entities import entity_scores, strict_f1
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, read_tagged
 from tasks.task import Task
@@ -198,7 +198,7 @@ class Tagging(Task):
         of_types = scores["types"] if len(bio.types) <= FEW_TYPES else {}
         return {
             **{name: scores[name] for name in ("f1", "precision", "recall")},
-            "strict_f1": entity_scores(gold, predicted, strict=True)["f1"],
+            "strict_f1": strict_f1(gold, predicted),
             "accuracy": float(np.mean(hits)) if hits else 0.0,
             **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
         }
