@@ -55,7 +55,7 @@ setuptools.setup(
         "bert_tf": ["py.typed"],
         "bert_tf.text": ["unicode_tables.npz"],
         "tasks": ["py.typed"],
-        "export": ["py.typed"],
+        "export": ["py.typed", "templates/*"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,
