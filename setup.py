@@ -10,7 +10,8 @@ CORE = [
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
     "absl-py>=2.1",  # Flags.
-    "jinja2>=3.1",  # The Markdown in exported models.
+    "jinja2>=3.1",  # The text files in exported models.
+    "requests>=2.32",  # Requests to the REST API of TensorFlow Serving.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
