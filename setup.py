@@ -13,7 +13,8 @@ CORE = [
     "scipy>=1.13",  # Correlations, and the search of a temperature.
     "seqeval==1.2.2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
-    "jinja2>=3.1",  # The Markdown in exported models.
+    "jinja2>=3.1",  # The text files in exported models.
+    "requests>=2.32",  # Requests to the REST API of TensorFlow Serving.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
@@ -55,7 +56,7 @@ setuptools.setup(
         "bert_tf": ["py.typed"],
         "bert_tf.text": ["unicode_tables.npz"],
         "tasks": ["py.typed"],
-        "export": ["py.typed"],
+        "export": ["py.typed", "templates/*"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,
