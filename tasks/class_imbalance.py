@@ -68,20 +68,16 @@ def check_thresholds(
     rare_label: str | None,
     threshold_objective: str | None,
 ) -> None:
-    """Check that the options of thresholds fit the labels.
-
-    Args:
-        labels: The labels, in order.
-        multi_label: As in `check_options`, and the other arguments.
-        rare_label: The label that gets a threshold.
-        threshold_objective: "f1", "precision=P" or "recall=R".
+    """Check the options of thresholds against the labels; arguments as in `check_options`.
 
     Raises:
         UserError: If no label has a threshold, or `rare_label` is none of those that can have it.
     """
-    is_binary = len(labels) == 2 and not multi_label
+    if multi_label:
+        return  # Every label has a threshold.
+    is_binary = len(labels) == 2
     if rare_label is None:
-        if threshold_objective is not None and not is_binary and not multi_label:
+        if threshold_objective is not None and not is_binary:
             raise UserError(
                 f"--threshold_objective={threshold_objective}: with {len(labels)} labels, only "
                 "--rare_label has a threshold; set it"

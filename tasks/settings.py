@@ -26,17 +26,12 @@ def format_number(number: float) -> str:
     return repr(number).replace("e-0", "e-")
 
 
-def _flag_by_task(
-    help: str, default: float, defaults: Mapping[str, float], bounds: Mapping[str, float]
-) -> Any:
+def _flag_by_task(help: str, default: float, defaults: Mapping[str, float], **metadata: Any) -> Any:
     """Return a flag whose default is `default`, or that of its task type in `defaults`."""
-    others = [f"{kind} {format_number(value)}" for kind, value in defaults.items()]
-    return flag(
-        f"{help} (default {'; '.join([format_number(default), *others])})",
-        None,
-        bounds=bounds,
-        defaults={**dict.fromkeys(registry.TASK_TYPES, default), **defaults},
-    )
+    others = "".join(f"; {kind} {format_number(value)}" for kind, value in defaults.items())
+    defaults = {**dict.fromkeys(registry.TASK_TYPES, default), **defaults}
+    help = f"{help} (default {format_number(default)}{others})"
+    return flag(help, None, defaults=defaults, **metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +76,10 @@ class FinetuneSettings:
         tasks=_TEXT,
     )
     max_seq_length: int = _flag_by_task(
-        "maximum tokens per text or pair, with [CLS] and [SEP]", 128, {"span_qa": 384}, {">=": 4}
+        "maximum tokens per text or pair, with [CLS] and [SEP]",
+        128,
+        {"span_qa": 384},
+        bounds={">=": 4},
     )
     truncation: str = flag(
         "part of a longer text that is kept: first tokens, last tokens, or 1/4 first and 3/4 last",
@@ -154,10 +152,14 @@ class FinetuneSettings:
     )
     # Training. The defaults are those of google-research/bert (Devlin et al. 2019, A.3).
     global_batch_size: int = _flag_by_task(
-        "examples per step, over all replicas", 32, {"anomaly": 128}, {">=": 1}
+        "examples per step, over all replicas", 32, {"anomaly": 128}, bounds={">=": 1}
     )
-    epochs: int = _flag_by_task("passes over the training rows", 3, {"anomaly": 20}, {">=": 1})
-    learning_rate: float = _flag_by_task("peak learning rate", 5e-5, {"anomaly": 3e-3}, {">": 0})
+    epochs: int = _flag_by_task(
+        "passes over the training rows", 3, {"anomaly": 20}, bounds={">=": 1}
+    )
+    learning_rate: float = _flag_by_task(
+        "peak learning rate", 5e-5, {"anomaly": 3e-3}, bounds={">": 0}
+    )
     warmup_proportion: float = flag(
         "fraction of the steps used for learning rate warmup", 0.1, bounds={">=": 0, "<": 1}
     )

@@ -79,7 +79,7 @@ class Tagging(Task):
             labels: Entity types, or BIO tags with O; by default the types of the file, sorted.
             doc_stride: Tokens between the starts of two windows; by default half a window.
             text_columns: Name of the text in tables.
-            **options: None; other tasks have more.
+            **options: Further fields of the task.
 
         Raises:
             UserError: If the file contains no entity.

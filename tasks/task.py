@@ -42,18 +42,16 @@ class Task(abc.ABC):
     max_seq_length: int
 
     kind: ClassVar[str]  # Name of the task type.
-    predicts_untuned: ClassVar[bool] = True  # Whether it predicts while tunable fields are None.
+    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
-    tunes_without_request: ClassVar[bool] = False
+    tunes_without_request = False
     # {input name: 2} of inputs of shape (N, C); all others are (N,).
     INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
-    # Whether an example may become several windows, with outputs per token.
-    has_windows: ClassVar[bool] = False
-    # Whether the encoder is frozen and run once (FeatureExamples).
-    trains_on_vectors: ClassVar[bool] = False
-    needs_offsets: ClassVar[bool] = False  # Whether predictions refer to characters of the text.
+    has_windows = False  # Whether an example may become several windows, with outputs per token.
+    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
+    needs_offsets = False  # Whether predictions refer to characters of the text.
     # Ends the log line about the rows that `select_training_examples` drops.
-    unused: ClassVar[str] = "not used for training"
+    unused = "not used for training"
 
     @property
     @abc.abstractmethod
