@@ -50,10 +50,7 @@ class MaskedLm(Task):
                 yield Example({"text": row.values["text"]}, None, row.location)
 
     def encode(
-        self,
-        texts: Tensors,
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
 
@@ -67,9 +64,11 @@ class MaskedLm(Task):
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return the pipeline's outputs unchanged."""
-        return outputs
+        return dict(outputs)
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""

@@ -8,6 +8,7 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -53,7 +54,7 @@ class MultipleChoice(Task):
     losses = {"choice": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path: str, **options) -> "MultipleChoice":
+    def from_data(cls, path: str, **options: Any) -> Self:
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
 
@@ -63,14 +64,12 @@ class MultipleChoice(Task):
             if isinstance(row, BadRow):
                 yield row
             else:
-                texts = {"prompt": row.prompt, "choices": row.choices}
-                yield Example(texts, row.label, row.location)
+                yield Example(
+                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
+                )
 
     def encode(
-        self,
-        texts: Tensors,
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize and pack each choice with its prompt, one window per choice.
 
@@ -113,24 +112,30 @@ class MultipleChoice(Task):
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the accuracy."""
-        choices_B = self.serving_outputs(None, None, outputs)["choice"].numpy()
+        choices_B = _predictions(outputs)["choice"].numpy()
         return {"accuracy": accuracy(data.labels["choice"], choices_B)}
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
-        scores_BC = outputs["choice"]
-        probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
-        # Ties go to the first choice; -1 if there is none.
-        best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
-        is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
-        count = tf.shape(scores_BC)[1]
-        first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
-        return {
-            "choice": tf.where(first_B < count, first_B, -1),
-            "probabilities": probabilities_BC,
-        }
+        return _predictions(outputs)
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two most probable choices, `(B,)`."""
         # top2_gap needs two values; questions may have fewer choices.
         return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
+
+
+def _predictions(outputs):
+    scores_BC = outputs["choice"]
+    probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
+    # Ties go to the first choice; -1 if there is none.
+    best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
+    is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
+    count = tf.shape(scores_BC)[1]
+    first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
+    return {
+        "choice": tf.where(first_B < count, first_B, -1),
+        "probabilities": probabilities_BC,
+    }

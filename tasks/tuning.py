@@ -30,7 +30,7 @@ def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
 
 def task_at(run: Run, step: int) -> Task:
     """Return the run's task with the values tuned for the checkpoint at a step, if any."""
-    task = task_from_dict(run.task)
+    task = task_from_dict(run.task or {})
     return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))
 
 
