@@ -16,7 +16,8 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
-from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureExamples, Tensors
+from tasks.evaluation import FeatureExamples
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.labels import ratio
 from tasks.metrics.ranking import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
