@@ -130,42 +130,35 @@ class _Spans(NamedTuple):
 
 def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
     """Return the best spans of each window, at most `num_spans`."""
-    start_WL, end_WX = _valid_logits(start_WL, end_WL, windows, max_answer_length)
-    first_WK = _best_starts(start_WL, end_WX, num_spans, max_answer_length)
+    num_windows, length = tf.unstack(tf.shape(start_WL))
+    row_splits = tf.cast(windows.packed.input_ids.row_splits, tf.int32)
+    size_W = row_splits[1:] - row_splits[:-1] - 1  # Without the last [SEP].
+    is_start_WL = windows.is_max_context.to_tensor(False, shape=tf.shape(start_WL, tf.int64))
+    start_WL = tf.where(is_start_WL, start_WL, NO_SPAN)
+    end_WL = tf.where(tf.range(length) < size_W[:, tf.newaxis], end_WL, NO_SPAN)
+    # Each start is followed by A ends.
+    end_WX = tf.pad(end_WL, [[0, 0], [0, max_answer_length - 1]], constant_values=NO_SPAN)
+
+    first_WK = _best_starts(start_WL, end_WX, tf.minimum(num_spans, length), max_answer_length)
     logit_WKA = _logits_of_starts(start_WL, end_WX, first_WK, max_answer_length)
-    num_windows, num_compared = tf.shape(logit_WKA)[0], tf.reduce_prod(tf.shape(logit_WKA)[1:])
+    num_compared = tf.reduce_prod(tf.shape(logit_WKA)[1:])
     logit_WK, chosen_WK = tf.math.top_k(
         tf.reshape(logit_WKA, [num_windows, num_compared]), tf.minimum(num_spans, num_compared)
     )
     first_WK = tf.gather(first_WK, chosen_WK // max_answer_length, batch_dims=1)
-    first_WK += _row_splits(windows)[:-1, tf.newaxis]
+    first_WK += row_splits[:-1, tf.newaxis]
     last_WK = first_WK + chosen_WK % max_answer_length
     is_span_WK = logit_WK > NO_SPAN
     return _Spans(logit_WK, tf.where(is_span_WK, first_WK, 0), tf.where(is_span_WK, last_WK, 0))
 
 
-def _valid_logits(start_WL, end_WL, windows, max_answer_length):
-    """Return logits that are NO_SPAN where no span may start or end; `(W, L)`, `(W, X)`.
-
-    Ends are padded, so that each start is followed by A of them.
-    """
-    length = tf.shape(start_WL)[1]
-    splits = _row_splits(windows)
-    size_W = splits[1:] - splits[:-1] - 1  # Without the last [SEP].
-    is_start_WL = windows.is_max_context.to_tensor(False, shape=tf.shape(start_WL, tf.int64))
-    end_WL = tf.where(tf.range(length) < size_W[:, tf.newaxis], end_WL, NO_SPAN)
-    end_WX = tf.pad(end_WL, [[0, 0], [0, max_answer_length - 1]], constant_values=NO_SPAN)
-    return tf.where(is_start_WL, start_WL, NO_SPAN), end_WX
-
-
-def _best_starts(start_WL, end_WX, num_spans, max_answer_length):
-    """Return the positions `(W, K)` of the starts that have the best spans.
+def _best_starts(start_WL, end_WX, num_starts, max_answer_length):
+    """Return the positions `(W, K)` of the K starts that have the best spans.
 
     A span can be among the K best only if its start is one of these. Preselecting them avoids the
     (W, L, A) tensor of all spans.
     """
     best_end_WL = tf.nn.max_pool1d(end_WX[..., tf.newaxis], max_answer_length, 1, "VALID")[..., 0]
-    num_starts = tf.minimum(num_spans, tf.shape(start_WL)[1])
     return tf.math.top_k(start_WL + best_end_WL, num_starts).indices
 
 
@@ -175,10 +168,6 @@ def _logits_of_starts(start_WL, end_WX, first_WK, max_answer_length):
     start_WK = tf.gather(start_WL, first_WK, batch_dims=1)
     end_WKA = tf.gather(end_WX, last_WKA, batch_dims=1)
     return tf.maximum(start_WK[..., tf.newaxis] + end_WKA, NO_SPAN)
-
-
-def _row_splits(windows):
-    return tf.cast(windows.packed.input_ids.row_splits, tf.int32)
 
 
 def _spans_of_examples(spans, windows, num_examples, num_spans):
