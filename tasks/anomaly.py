@@ -17,7 +17,8 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
-from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureExamples, Tensors
+from tasks.evaluation import FeatureExamples
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows

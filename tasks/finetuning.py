@@ -25,8 +25,8 @@ from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, FeatureExamples
+from tasks.evaluation import Evaluator, FeatureExamples
+from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
 from tasks.registry import task_class
 from tasks.settings import FinetuneSettings

@@ -71,7 +71,7 @@ def submit(
         UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
     """
     task = trained.task
-    file_format = getattr(task, "file_format", None)
+    file_format = getattr(task, "file_format", None) or ""
     check_submission(output_path, file_format, trained.run.path)
 
     def labels_by_id():

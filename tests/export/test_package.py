@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from bert_tf import Vocabulary, read_pretrained
-from export import documents, package, parity, tf_serving_config, warmup
+from export import documents, isolated_runner, package, parity, tf_serving_config, warmup
 from export.model_card import without_paths
 from export.saved_model import write_saved_model
 from export.signature_defs import SignatureInfo, Tensor, read_signatures
@@ -104,7 +104,7 @@ def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
     with pytest.raises(RuntimeError, match="asked"):
         parity.check(version.directory, trained)
     records = [
-        {"signature": signature, "inputs": {"text": parity._encoded(inputs["text"])}}
+        {"signature": signature, "inputs": isolated_runner.encoded(inputs)}
         for signature, inputs in warmup.read(version.directory)
     ]
     assert len(records) > 10 and seen[-len(records) :] == records

@@ -13,8 +13,8 @@ from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples, FeatureExamples
+from tasks.evaluation import Evaluator, FeatureExamples
+from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
 from tests import small
 
