@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed, to_dense_like
+from bert_tf.layout import to_dense_like
+from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.windows import Windows
 
-Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.text.packing.to_flat or to_padded.
+Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.layout.to_flat or to_padded.
 # Maps indices of samples, int32 `(b,)`, to the model's inputs.
 Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
