@@ -119,11 +119,8 @@ class _Chunks:
         largest = tf.reduce_max(tf.concat([[1], size_R], axis=0))
         is_one_chunk = self.num_rows <= budget // largest
         # Most requests fit into one chunk, which needs no sorting.
-        self.order_R = tf.where(
-            is_one_chunk,
-            tf.range(self.num_rows),
-            tf.argsort(size_R, direction="DESCENDING", stable=True),
-        )
+        by_size_R = tf.argsort(size_R, direction="DESCENDING", stable=True)
+        self.order_R = tf.where(is_one_chunk, tf.range(self.num_rows), by_size_R)
         size_R = tf.where(is_one_chunk, largest, tf.gather(size_R, self.order_R))
         # One more size, because a request without rows runs as one empty chunk.
         self.sizes = tf.concat([size_R, [1]], axis=0)
@@ -161,8 +158,7 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
     outputs = function.structured_outputs
     inner = {name: output.shape[1:] for name, output in outputs.items()}
     chunks = _Chunks(size_R, budget)
-    # The chunks are counted first, because the TensorArrays of outputs are created with their
-    # number.
+    # The chunks are counted first, because TensorArrays are created with their number.
     num_values = [shape.num_elements() for shape in inner.values() if shape.is_fully_defined()]
     num_chunks = _checked(chunks.count(), chunks.num_rows, max(num_values, default=0), max_values)
     arrays, widths = _outputs_of_chunks(function, chunks, num_chunks)
@@ -240,10 +236,7 @@ def _arrays(outputs, num_chunks):
     """Return a TensorArray per output, for one element per chunk."""
     return {
         name: tf.TensorArray(
-            output.dtype,
-            num_chunks,
-            infer_shape=False,
-            element_shape=[None, *output.shape[1:]],
+            output.dtype, num_chunks, infer_shape=False, element_shape=[None, *output.shape[1:]]
         )
         for name, output in outputs.items()
     }
