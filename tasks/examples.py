@@ -107,7 +107,7 @@ class TargetSource(Protocol):
         """Return the sampling weight per sample, or `None` to draw each once per epoch."""
 
 
-class Encoder(Protocol):
+class WindowEncoder(Protocol):
     """The part of a `Pipeline` that encoded examples use."""
 
     vocabulary: Vocabulary
@@ -162,7 +162,7 @@ class EncodedExamples:
     def encode(
         cls,
         examples: Examples,
-        pipeline: Encoder,
+        pipeline: WindowEncoder,
         layout: Layout,
         static_shape: bool = False,
     ) -> Self:
