@@ -9,8 +9,12 @@ CORE = [
     "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
+    "scikit-learn>=1.5",  # Metrics of classification.
+    "scipy>=1.13",  # Correlations, and the search of a temperature.
+    "seqeval==1.2.2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
-    "jinja2>=3.1",  # The Markdown in exported models.
+    "jinja2>=3.1",  # The text files in exported models.
+    "requests>=2.32",  # Requests to the REST API of TensorFlow Serving.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
@@ -34,9 +38,6 @@ EXTRAS = {
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",
-        "scikit-learn>=1.5",  # An independent opinion on the metrics, as the two below.
-        "scipy>=1.13",  # On correlations.
-        "seqeval==1.2.2",  # On entities.
         "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered; files read.
     ],
 }
@@ -55,7 +56,7 @@ setuptools.setup(
         "bert_tf": ["py.typed"],
         "bert_tf.text": ["unicode_tables.npz"],
         "tasks": ["py.typed"],
-        "export": ["py.typed"],
+        "export": ["py.typed", "templates/*"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

@@ -27,7 +27,7 @@ from task_recipes import TASKS, TUNES_ON_DEV, rows_file
 
 from tasks.metrics.entities import entity_scores
 from tasks.metrics.squad import squad_scores
-from tasks.readers.records import raise_bad_rows
+from tasks.readers.rows import raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.readers.tables import read_rows
 from tasks.readers.tagged import read_tagged

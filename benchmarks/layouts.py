@@ -27,7 +27,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification

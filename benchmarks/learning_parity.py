@@ -18,7 +18,7 @@ pieces that the rows can contain, which changes no result.
 DIRECTORY/learning_parity.jsonl stores one line per training. The same command resumes: stored
 trainings are not repeated. Prints Markdown tables of all stored trainings. --check trains without
 dropout and prints the largest difference between the losses of the two programs. PYTHON has torch,
-transformers and safetensors; the tables need scipy.
+transformers and safetensors.
 """
 
 import argparse
@@ -32,6 +32,7 @@ import unicodedata
 
 import numpy as np
 import own_process
+from scipy import stats
 
 BACKENDS = {
     "bert_tf": "learning_parity_bert_tf.measure",
@@ -210,8 +211,6 @@ def _by_seed(records):
 
 def paired(differences):
     """Return the mean, its 95% intervals (Student's t, bootstrap), and the t test's p value."""
-    from scipy import stats  # bert_tf does not depend on it.
-
     count, mean = len(differences), differences.mean()
     error = differences.std(ddof=1) / np.sqrt(count)
     half = stats.t.ppf(0.975, count - 1) * error

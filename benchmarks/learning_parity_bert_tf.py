@@ -11,8 +11,8 @@ import tensorflow as tf
 from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 
+from bert_tf.layout import to_flat
 from bert_tf.model import fused_ops
-from bert_tf.text.packing import to_flat
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay

@@ -21,7 +21,7 @@ import numpy as np
 from export.local_client import LocalClient
 from tasks.examples import as_tensor
 from tasks.prediction import in_batches, jsonable
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.trained_model import TrainedModel
 
 TOLERANCE = 1e-5

@@ -263,7 +263,7 @@ class CheckpointManager:
         except (tf.errors.OpError, OSError) as error:
             self._remove(directory)
             # TensorFlow appends the operation and the device to the reason, such as a full disk.
-            reason = getattr(error, "message", None) or error.strerror
+            reason = str(getattr(error, "message", None) or error.strerror)
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
             raise OSError(
                 errno.EIO,

@@ -5,13 +5,14 @@ fields of the dataclass are the flags, so train.json can record every flag of a 
 """
 
 import dataclasses
+import operator
 import os
 import signal
 import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -28,6 +29,7 @@ _PATH_ERRORS = (
     PermissionError,
 )
 STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
+_COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
 def flag(
@@ -35,8 +37,10 @@ def flag(
     default: Any = dataclasses.MISSING,
     *,
     choices: Sequence[str] | None = None,
+    bounds: Mapping[str, float] | None = None,
     repeated: bool = False,
     former_name: str | None = None,
+    **metadata: Any,
 ) -> Any:
     """Return a field of a settings dataclass. Without a default the flag is required.
 
@@ -44,16 +48,37 @@ def flag(
         help: The text in --help: a noun phrase with the unit.
         default: The value if the flag is not given.
         choices: The accepted values; by default all of the field's type.
+        bounds: Range of a number, such as `{">=": 0, "<": 1}`, for `check_bounds`.
         repeated: Whether the flag may be given several times.
         former_name: The flag's name in earlier versions, accepted until 1.0.
+        **metadata: Further metadata of the field, read by the settings class.
     """
-    metadata = {
+    metadata |= {
         "help": help,
         "choices": choices,
+        "bounds": bounds or {},
         "repeated": repeated,
         "former_name": former_name,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_bounds(settings: Any) -> None:
+    """Check that the numbers of a settings dataclass are inside the bounds of their flags.
+
+    Raises:
+        UserError: If one is outside. `None` is accepted.
+    """
+    for field, kind in _fields(type(settings)):
+        value, bounds = getattr(settings, field.name), field.metadata["bounds"]
+        if value is not None and not all(
+            _COMPARISONS[sign](value, bound) for sign, bound in bounds.items()
+        ):
+            number = "an integer" if kind is int else "a number"
+            raise UserError(
+                f"--{_flag_name(field)}={value}: expected {number} "
+                + " and ".join(f"{sign} {bound}" for sign, bound in bounds.items())
+            )
 
 
 def log(line: str) -> None:
@@ -163,33 +188,22 @@ def _flag_name(field):
 
 
 def _define(values, field, kind):
+    name, help, choices = _flag_name(field), field.metadata["help"], field.metadata["choices"]
     default = None if field.default is dataclasses.MISSING else field.default
-    arguments = (
-        _flag_name(field),
-        list(default) if isinstance(default, tuple) else default,
-        field.metadata["help"],
-    )
-    if field.metadata["choices"]:
-        flags.DEFINE_enum(
-            arguments[0],
-            arguments[1],
-            list(field.metadata["choices"]),
-            arguments[2],
-            flag_values=values,
-        )
-    elif field.metadata["repeated"]:
-        flags.DEFINE_multi_string(*arguments, flag_values=values)
+    default = list(default) if isinstance(default, tuple) else default
+    if choices:
+        flags.DEFINE_enum(name, default, list(choices), help, flag_values=values)
     else:
         define = {
             str: flags.DEFINE_string,
             int: flags.DEFINE_integer,
             float: flags.DEFINE_float,
             bool: flags.DEFINE_bool,
-            tuple: flags.DEFINE_list,
+            tuple: flags.DEFINE_multi_string if field.metadata["repeated"] else flags.DEFINE_list,
         }[kind]
-        define(*arguments, flag_values=values)
+        define(name, default, help, flag_values=values)
     if field.metadata["former_name"]:
-        flags.DEFINE_alias(field.metadata["former_name"], arguments[0], flag_values=values)
+        flags.DEFINE_alias(field.metadata["former_name"], name, flag_values=values)
 
 
 def _help(settings_class, doc):

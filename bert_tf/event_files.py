@@ -17,10 +17,10 @@ class EventFiles:
     def __init__(self, directory: str | os.PathLike) -> None:
         self._writer = tf.summary.create_file_writer(directory)
 
-    def write(self, record: Mapping[str, float]) -> None:
+    def write(self, metrics: Mapping[str, float]) -> None:
         """Write metrics by name. "step" is their step."""
-        with self._writer.as_default(step=record["step"]):
-            for name, value in record.items():
+        with self._writer.as_default(step=metrics["step"]):
+            for name, value in metrics.items():
                 if name != "step":
                     tf.summary.write(name, tf.constant(value, tf.float32), metadata=_SCALAR)
         # Flushed at once, so that the metrics remain if the process is killed.

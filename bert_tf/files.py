@@ -14,10 +14,12 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+Stream = BinaryIO | io.RawIOBase  # Binary streams. Only remote ones are unbuffered.
 
 
 def sync(path: str | os.PathLike) -> None:
@@ -46,7 +48,7 @@ def atomic_writer(path: str | os.PathLike) -> Iterator[codecs.StreamWriter]:
 
 
 @contextlib.contextmanager
-def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[Stream]:
     """Open a binary stream whose content replaces the file `path` at the end of the block.
 
     After an error the file is unchanged.
@@ -92,8 +94,8 @@ def move(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
         sync(os.path.dirname(path) or ".")
 
 
-def open_file(path: str | os.PathLike, mode: str = "rb") -> IO[bytes]:
-    """Open a binary stream. Only remote ones are unbuffered."""
+def open_file(path: str | os.PathLike, mode: Literal["rb", "wb", "ab"] = "rb") -> Stream:
+    """Open a binary stream."""
     return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
 
 
@@ -120,9 +122,7 @@ def exists(path: str | os.PathLike) -> bool:
 
 def size(path: str | os.PathLike) -> int | None:
     """Return the size of a file in bytes, or `None` if it does not exist."""
-    if not exists(path):
-        return None
-    return _remote("stat", path).length if is_remote(path) else os.path.getsize(path)
+    return stamp(path)[0] if exists(path) else None
 
 
 def listdir(directory: str | os.PathLike) -> list[str]:
@@ -211,10 +211,11 @@ def remove_if_empty(directory: str | os.PathLike) -> None:
 
 def stamp(path: str | os.PathLike) -> tuple[int, int]:
     """Return size in bytes and modification time in ns, to detect changes to a file."""
-    found = _remote("stat", path) if is_remote(path) else os.stat(path)
-    return (
-        (found.length, found.mtime_nsec) if is_remote(path) else (found.st_size, found.st_mtime_ns)
-    )
+    if is_remote(path):
+        remote = _remote("stat", path)
+        return remote.length, remote.mtime_nsec
+    local = os.stat(path)
+    return local.st_size, local.st_mtime_ns
 
 
 def sha256(path: str | os.PathLike) -> str:

@@ -52,7 +52,7 @@ def main(settings: InspectShardsSettings) -> None:
     from bert_tf.data import inspection
 
     vocabulary = Vocabulary.load(settings.vocab) if settings.vocab else None
-    if settings.write_manifest:
+    if settings.write_manifest and vocabulary:
         manifest = inspection.write_manifest(settings.shards, vocabulary)
     else:
         manifest = Manifest.load(settings.shards)

@@ -11,55 +11,60 @@ RUN/tensorboard/     the same metrics for TensorBoard
 """
 
 import contextlib
+import dataclasses
+import functools
 import json
 import math
 import os
-import platform
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any, Self
 
 from bert_tf import files, ownership, run_directory, strict_json
 from bert_tf.checkpoints import CheckpointManager
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
+from bert_tf.former_names import with_new_names
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.versions import versions
 
 # Settings that may change when a run is resumed: they do not affect the steps already trained.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 
-# Maps keys in the train.json, task.json and metrics.jsonl of earlier versions to their new names,
-# so that all other code sees only the new names. A key that ends in _ is a prefix.
-RENAMED_KEYS = {
-    "preset": "model_size",
-    "steps_per_call": "steps_per_execution",
-    "aim": "threshold_objective",
-    "code_size": "latent_dim",
-    "form": "file_format",
-    "html_entities": "unescape_html",
-    "ordinary_labels": "normal_labels",
-    "stride": "doc_stride",
-    "decided_": "tuned_",
+_PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
+# Types of the entries of train.json that are read later.
+_TRAIN_KINDS: dict[str, type] = {
+    "settings": dict,
+    "versions": dict,
+    "changes": list,
+    "origin": str,
+    "threads": int,
 }
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """An open run directory.
 
     Attributes:
-        config: The `BertConfig`.
-        vocabulary: The `Vocabulary`.
-        task: The contents of task.json as a dict, or `None` after pretraining.
-        train: The contents of train.json as a dict.
+        path: The run directory.
+        config: The configuration of the encoder.
+        vocabulary: The vocabulary.
+        train: The contents of train.json.
+        task: The contents of task.json, or `None` after pretraining.
+        is_writer: False in all but one of several synchronized processes: nothing is written.
         checkpoints: The `CheckpointManager`.
     """
 
-    def __init__(self, path: str | os.PathLike, is_writer: bool = True) -> None:
-        self.path = str(path)
-        self.is_writer = is_writer
-        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=is_writer)
-        self._board = None
+    path: str
+    config: BertConfig
+    vocabulary: Vocabulary
+    train: dict[str, Any]
+    task: dict[str, Any] | None = None
+    is_writer: bool = True
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=self.is_writer)
 
     def file(self, name: str) -> str:
         """Return the path of a file in this run directory."""
@@ -94,7 +99,7 @@ class Run:
             try:
                 yield
             except OSError:
-                if not cls(path).checkpoints.steps():
+                if not _steps(path):
                     files.remove_own(path, run_directory.OF_RUN)
                 raise
 
@@ -116,7 +121,7 @@ class Run:
         if files.is_remote(path):
             return None
         run_directory.check(path)
-        if not (cls.exists(path) and cls(path).checkpoints.steps()):
+        if not cls.has_checkpoint(path):
             return None
         run = cls.open(path)
         run.check_settings(settings, kind)
@@ -125,7 +130,7 @@ class Run:
     @classmethod
     def has_checkpoint(cls, path: str | os.PathLike) -> bool:
         """Return True if `path` is a run directory with a complete checkpoint."""
-        return cls.exists(path) and bool(cls(path).checkpoints.steps())
+        return cls.exists(path) and bool(_steps(path))
 
     @classmethod
     def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
@@ -138,28 +143,28 @@ class Run:
         Raises:
             UserError: If this is not a run directory, or its files do not belong together.
         """
-        run = cls(path, is_writer)
-        if not files.isdir(run.path):
-            raise UserError(f"{run.path}: no such directory; expected a run directory")
+        if not files.isdir(path):
+            raise UserError(f"{path}: no such directory; expected a run directory")
         if not cls.exists(path):
             raise UserError(
-                f"{run.path}: not a run directory; expected config.json, vocab.txt and "
+                f"{path}: not a run directory; expected config.json, vocab.txt and "
                 "checkpoints/ (convert pretrained weights with bert_tf.convert or tasks.finetune)"
             )
-        run.config = BertConfig.load(run.file("config.json"))
-        run.vocabulary = Vocabulary.load(run.file("vocab.txt"))
-        run.vocabulary.check_size(run.config.vocab_size, where=run.file("vocab.txt"))
-        run.train = read_json_object(run.file("train.json"))
-        kinds = {"settings": dict, "versions": dict, "changes": list}
-        kinds |= {"origin": str, "threads": int}
-        for name, kind in kinds.items():
-            if name in run.train:
-                strict_json.field(run.train, name, kind, run.file("train.json"))
-        for name in {"settings", "changes"} & set(run.train):
-            run.train[name] = _with_new_names(run.train[name])
-        task = run.file("task.json")
-        run.task = _with_new_names(read_json_object(task)) if files.exists(task) else None
-        return run
+        config_path, vocabulary_path, train_path, task_path = (
+            os.path.join(path, name)
+            for name in ("config.json", "vocab.txt", "train.json", "task.json")
+        )
+        config = BertConfig.load(config_path)
+        vocabulary = Vocabulary.load(vocabulary_path)
+        vocabulary.check_size(config.vocab_size, where=vocabulary_path)
+        train = read_json_object(train_path)
+        for name, kind in _TRAIN_KINDS.items():
+            if name in train:
+                strict_json.field(train, name, kind, train_path)
+        for name in {"settings", "changes"} & train.keys():
+            train[name] = with_new_names(train[name])
+        task = with_new_names(read_json_object(task_path)) if files.exists(task_path) else None
+        return cls(str(path), config, vocabulary, train, task, is_writer)
 
     @classmethod
     def create(
@@ -184,16 +189,13 @@ class Run:
         Raises:
             UserError: If the directory contains something else.
         """
-        run = cls(path)
-        run_directory.check_free(run.path)
-        run.config, run.vocabulary, run.task = config, vocabulary, task
-        run.train = {
-            **train,
+        run_directory.check_free(path)
+        digests = {
             "vocabulary_sha256": vocabulary.sha256,
             "tokenizer_tables_sha256": unicode_tables.sha256(),
-            "versions": _versions(),
-            "threads": os.cpu_count(),
         }
+        now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
+        run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
         if ownership.is_ours(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
         ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
@@ -281,7 +283,7 @@ class Run:
 
         Training is bitwise reproducible only with the same processor, versions and threads.
         """
-        now = {**_versions(), "threads": os.cpu_count()}
+        now = {**versions(_PACKAGES), "threads": os.cpu_count()}
         before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
         return [
             f"{self.path}: created with {name} {before.get(name)}, now {value}; "
@@ -290,23 +292,23 @@ class Run:
             if before.get(name) != value
         ]
 
-    def log_metrics(self, record: Mapping[str, float]) -> None:
+    def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Append metrics by name, including "step", to metrics.jsonl and the event files."""
         if not self.is_writer:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
-            lines.write(f"{json.dumps(record)}\n".encode())
-        self._event_files().write(record)
+            lines.write(f"{json.dumps(metrics)}\n".encode())
+        self._event_files.write(metrics)
 
+    @functools.cached_property
     def _event_files(self):
         from bert_tf.event_files import EventFiles  # Imports TensorFlow.
 
-        self._board = self._board or EventFiles(self.file("tensorboard"))
-        return self._board
+        return EventFiles(self.file("tensorboard"))
 
     def metrics(self) -> list[dict[str, float]]:
-        """Return the records of metrics.jsonl in order, without a truncated last line."""
-        return [_with_new_names(record) for _, record in self._metrics_lines()]
+        """Return the lines of metrics.jsonl in order, without a truncated last line."""
+        return [with_new_names(metrics) for _, metrics in self._metrics_lines()]
 
     def _metrics_lines(self):
         path = self.file("metrics.jsonl")
@@ -316,19 +318,19 @@ class Run:
             lines = files.read_text(path).split("\n")[:-1]
             # The last line is incomplete if a process was killed. NaN and Infinity are valid here,
             # since a metric may be either.
-            records = [strict_json.parse_object(line, parse_constant=float) for line in lines]
+            parsed = [strict_json.parse_object(line, parse_constant=float) for line in lines]
         except ValueError as error:
             raise UserError(f"{path}: damaged: {error}") from None
-        for number, record in enumerate(records, start=1):
-            strict_json.field(record, "step", int, f"{path}:{number}")
-            for name in record:
-                strict_json.field(record, name, float, f"{path}:{number}")
-        return list(zip(lines, records, strict=True))
+        for number, metrics in enumerate(parsed, start=1):
+            strict_json.field(metrics, "step", int, f"{path}:{number}")
+            for name in metrics:
+                strict_json.field(metrics, name, float, f"{path}:{number}")
+        return list(zip(lines, parsed, strict=True))
 
     def patience_exhausted(self, patience: int) -> bool:
         """Return True if none of the last `patience` evaluations improved the best score."""
         best, since = -math.inf, 0
-        for score in (record["score"] for record in self.metrics() if "score" in record):
+        for score in (line["score"] for line in self.metrics() if "score" in line):
             best, since = (score, 0) if score > best else (best, since + 1)
         return since >= patience
 
@@ -351,49 +353,29 @@ class Run:
     def forget_metrics_after(self, step: int, and_evaluation: bool = False) -> None:
         """Remove the metrics of steps after `step`, which will be repeated, also from TensorBoard.
 
-        With `and_evaluation`, also remove the evaluation of `step`, the record without "loss".
+        With `and_evaluation`, also remove the evaluation of `step`, the line without "loss".
         """
         path = self.file("metrics.jsonl")
         if self.is_writer and files.exists(path):
-            records = self._metrics_lines()
+            lines = self._metrics_lines()
             kept = [
-                (line, record)
-                for line, record in records
-                if record["step"] < step
-                or (record["step"] == step and ("loss" in record or not and_evaluation))
+                (line, metrics)
+                for line, metrics in lines
+                if metrics["step"] < step
+                or (metrics["step"] == step and ("loss" in metrics or not and_evaluation))
             ]
-            if len(kept) < len(records):
-                # TensorBoard can only drop complete steps, so the kept records of this step are
+            if len(kept) < len(lines):
+                # TensorBoard can only drop complete steps, so the kept metrics of this step are
                 # written again.
-                self._event_files().forget_from(step)
-                for _, record in kept:
-                    if record["step"] == step:
-                        self._event_files().write(record)
+                self._event_files.forget_from(step)
+                for _, metrics in kept:
+                    if metrics["step"] == step:
+                        self._event_files.write(metrics)
             files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
 
 
-def _with_new_names(node):
-    """Return an object, or a list of objects, with former keys renamed."""
-    if isinstance(node, list):
-        return [_with_new_names(entry) for entry in node]
-    if not isinstance(node, dict):
-        return node
-    return {_new_name(name): value for name, value in node.items()}
-
-
-def _new_name(name):
-    for former, new in RENAMED_KEYS.items():
-        if name == former or (former.endswith("_") and name.startswith(former)):
-            return new + name.removeprefix(former)
-    return name
-
-
-def _versions():
-    packages = ("tensorflow", "tensorflow-text", "keras", "numpy")
-    return {
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in packages},
-    }
+def _steps(path):
+    return run_directory.complete_steps(os.path.join(path, "checkpoints"))
 
 
 def _write_json(path, values):

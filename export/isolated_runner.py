@@ -55,6 +55,15 @@ def run_cases(
     return results
 
 
+def encoded(value: bytes | str | list | Mapping[str, Any]) -> Any:
+    """Encode a string in base64, or the strings of nested lists and dicts."""
+    if isinstance(value, Mapping):
+        return {name: encoded(entry) for name, entry in value.items()}
+    if isinstance(value, bytes | str):
+        return base64.b64encode(tf.compat.as_bytes(value)).decode("ascii")
+    return [encoded(entry) for entry in value]
+
+
 def decoded(value: str | list) -> bytes | list:
     """Decode a base64 string, or the strings of nested lists."""
     return base64.b64decode(value) if isinstance(value, str) else [decoded(v) for v in value]
@@ -77,7 +86,8 @@ def save(path: os.PathLike | str, results: Mapping[str, np.ndarray]) -> None:
             arrays[f"{name}/bytes"] = np.frombuffer(b"".join(array.flat), np.uint8)
             array = np.vectorize(len, otypes=[np.int64])(array)
         arrays[name] = array
-    np.savez(path, **arrays)
+    # numpy's types take each name for `allow_pickle`, the only named argument.
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def load(path: os.PathLike | str) -> dict[str, np.ndarray]:

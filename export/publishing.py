@@ -50,7 +50,7 @@ def publish(
             run requires thresholds or a temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """
-    paths.check_local("output_dir", output_dir)
+    paths.check_local("output_dir", os.fspath(output_dir))
     if trained.untuned:
         raise UserError(trained.untuned)
     output_dir = pathlib.Path(output_dir)

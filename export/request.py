@@ -58,7 +58,7 @@ class RequestSettings:
 
     def inputs(self) -> dict[str, list[bytes]]:
         """Return the values of each input name in order, as the bytes of the command line."""
-        result = {}
+        result: dict[str, list[bytes]] = {}
         for pair in self.input:
             name, _, value = pair.partition("=")
             result.setdefault(name, []).append(os.fsencode(value))
@@ -77,12 +77,13 @@ def opened(settings: RequestSettings) -> ModelClient:
         from export.rest_client import RestClient
 
         return RestClient(settings.url, settings.timeout)
-    if settings.grpc:
+    if settings.grpc and settings.model:
         from export.grpc_client import GrpcClient
 
         return GrpcClient(settings.grpc, settings.model, settings.timeout)
     from export.local_client import LocalClient
 
+    assert settings.model_dir  # Since exactly one of the three is set.
     return LocalClient(settings.model_dir)
 
 

@@ -1,12 +1,13 @@
-"""Client of TensorFlow Serving's REST API, with the Python standard library only."""
+"""Client of TensorFlow Serving's REST API. TensorFlow is not imported."""
 
 import base64
 import ctypes
 import http.client
-import json
 import re
-import urllib.error
-import urllib.request
+import ssl
+
+import requests
+import urllib3
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
@@ -14,21 +15,10 @@ from export.client import ClientSignature, ModelClient, TensorSpec, is_public_si
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
 MAX_RESPONSE_BYTES = 256 << 20  # About 10,000 vectors of 768 numbers as JSON.
-# TensorFlow Serving writes no other type as JSON.
-DTYPES = {
-    "DT_BOOL": "bool",
-    "DT_DOUBLE": "float64",
-    "DT_FLOAT": "float32",
-    "DT_INT8": "int8",
-    "DT_INT16": "int16",
-    "DT_INT32": "int32",
-    "DT_INT64": "int64",
-    "DT_STRING": "string",
-    "DT_UINT8": "uint8",
-    "DT_UINT16": "uint16",
-    "DT_UINT32": "uint32",
-    "DT_UINT64": "uint64",
-}
+_CERTIFICATES = ssl.get_default_verify_paths()
+_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError)
+# Types whose name in TensorFlow is not that of the protocol buffer in lower case.
+_DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64"}
 
 
 class RestClient(ModelClient):
@@ -77,38 +67,42 @@ class RestClient(ModelClient):
             ) from None
         raise UserError(f"--url={self.url}: {message}")
 
-    def _exchanged(self, path, request):
+    def _exchanged(self, path: str, request: dict | None) -> tuple[int, str, bytes]:
         """Return (status, content type, body) of the server's response, also of errors."""
-        data = None if request is None else json.dumps(request).encode("ascii")
         try:
-            try:
-                response = urllib.request.urlopen(
-                    urllib.request.Request(
-                        self.url + path, data, {"Content-Type": "application/json"}
-                    ),
-                    timeout=self.timeout,
-                )
-            except urllib.error.HTTPError as error:
-                response = error  # Its body is TensorFlow Serving's error message.
-            with response:
-                body = response.read(MAX_RESPONSE_BYTES + 1)
-                if len(body) > MAX_RESPONSE_BYTES:
-                    raise UserError(
-                        f"--url={self.url}: the response exceeds {MAX_RESPONSE_BYTES} bytes; send "
-                        "fewer rows per request"
-                    )
-                return response.status, response.headers.get_content_type(), body
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                raise UserError(
-                    f"--url={self.url}: no response within {self.timeout:g} seconds"
-                ) from None
-            detail = getattr(reason, "strerror", None) or reason or type(reason).__name__
-            if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
-                # The error's own text would contain all received bytes.
-                detail = "the response is not HTTP"
-            raise UserError(f"--url={self.url}: no response from a server: {detail}") from None
+            with requests.request(
+                "GET" if request is None else "POST",
+                self.url + path,
+                json=request,
+                timeout=self.timeout,
+                stream=True,
+                auth=lambda prepared: prepared,  # Sends no password from ~/.netrc.
+                proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
+                # The certificates that the system trusts; those of requests are other ones.
+                verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
+            ) as response:
+                body = response.raw.read(MAX_RESPONSE_BYTES + 1, decode_content=True)
+        except _ERRORS as error:
+            raise UserError(f"--url={self.url}: {_problem(error, self.timeout)}") from None
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise UserError(
+                f"--url={self.url}: the response exceeds {MAX_RESPONSE_BYTES} bytes; send fewer "
+                "rows per request"
+            )
+        kind = response.headers.get("Content-Type", "text/plain").partition(";")[0]
+        return response.status_code, kind, body
+
+
+def _problem(error, timeout):
+    """Return why there is no response, from the innermost cause of an error."""
+    while isinstance(error, _ERRORS) and error.__context__:
+        error = error.__context__
+    if isinstance(error, TimeoutError):
+        return f"no response within {timeout:g} seconds"
+    detail = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if type(error) is http.client.BadStatusLine:
+        detail = "the response is not HTTP"  # Its own text would contain all received bytes.
+    return f"no response from a server: {detail}"
 
 
 def _signatures(response):
@@ -120,14 +114,13 @@ def _signatures(response):
 
 
 def _specs(infos):
-    specs = {}
-    for name, info in infos.items():
-        shape = info["tensor_shape"]
-        specs[name] = TensorSpec(
-            DTYPES.get(info["dtype"], info["dtype"]),
-            None if shape["unknown_rank"] else len(shape["dim"]),
+    return {
+        name: TensorSpec(
+            _DTYPES.get(info["dtype"]) or info["dtype"].removeprefix("DT_").lower(),
+            None if info["tensor_shape"]["unknown_rank"] else len(info["tensor_shape"]["dim"]),
         )
-    return specs
+        for name, info in infos.items()
+    }
 
 
 def _outputs(response, specs):

@@ -6,6 +6,7 @@ Shape suffixes: B rows of a request, C choices.
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -13,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_tf.errors import UserError
 
-EXAMPLES = {
+EXAMPLES: dict[str, list[Any]] = {
     "text": ["My invoice is wrong.", "The screen stays black."],
     "text_a": ["The shop opens at nine.", "The bill is too high."],
     "text_b": ["It is closed at eight.", "I like the colour."],

@@ -34,8 +34,8 @@ def staging_directory(
     """
     is_ours = ownership.is_ours(output_dir)
     with ownership.sole_writer(output_dir) as made:
-        for path in made:
-            os.chmod(path, 0o755)  # The server may run as another user.
+        for directory in made:
+            os.chmod(directory, 0o755)  # The server may run as another user.
         path = output_dir / f"{PREFIX}{os.getpid()}"
         if is_ours:
             _remove_abandoned(output_dir, path, log)

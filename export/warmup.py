@@ -119,7 +119,7 @@ def requests(
                 continue
             tokens_left -= tokens
             text = " ".join(itertools.islice(words, math.ceil(length / len(ranks))))
-            values = {1: [text] * size, 2: [[text] * NUM_CHOICES] * size}
+            values: dict[int, list] = {1: [text] * size, 2: [[text] * NUM_CHOICES] * size}
             inputs = {
                 tensor.name: values[rank]
                 for tensor, rank in zip(signature.inputs, ranks, strict=True)

@@ -7,8 +7,8 @@ Shape suffixes: B texts, N examples, S samples, H hidden size.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -18,11 +18,11 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.autoencoder import AutoencoderModel
-from tasks.examples import Arrays, EncodedExamples, Example, Examples, FeatureExamples, Tensors
-from tasks.metrics.labels import ratio
-from tasks.metrics.ranking import pr_auc, roc_auc
+from tasks.evaluation import FeatureExamples
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
-from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import read_rows
 from tasks.task_model import TaskModel
 from tasks.text_task import TextTask
@@ -43,7 +43,6 @@ class Anomaly(TextTask):
         threshold: Smallest score of an anomaly, tuned on dev; None until then.
     """
 
-    label_column: str | None = None
     normal_labels: tuple[str, ...] = ()
     latent_dim: int = 32
     false_alarm_rate: float = 0.05
@@ -51,12 +50,13 @@ class Anomaly(TextTask):
 
     kind = "anomaly"
     best_metric = "roc_auc"
+    losses = {"score": identity_loss}
     tunable_fields = ("threshold",)
     predicts_untuned = False
     trains_on_vectors = True
 
     @classmethod
-    def from_data(cls, path: str, **options) -> "Anomaly":
+    def from_data(cls, path: str, **options: Any) -> Self:
         """Create the task from a training file.
 
         Args:
@@ -86,15 +86,11 @@ class Anomaly(TextTask):
                 )
         return task
 
-    @property
-    def losses(self) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
-        """Loss by output: the score itself."""
-        return {"score": identity_loss}
-
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
         if not labelled:
-            yield from super().iter_examples(path, labelled)
+            for row in read_rows(path, self.text_columns, self.unescape_html):
+                yield row if isinstance(row, BadRow) else self.example(row, None)
             return
         for item in self._labelled(path):
             if isinstance(item, BadRow):
@@ -110,8 +106,7 @@ class Anomaly(TextTask):
                 continue
             # Stripped again, because earlier versions saved labels with surrounding spaces.
             is_unusual = label is not None and label not in map(as_label, self.normal_labels)
-            texts = {"text": row.values[self.text_columns[0]]}
-            yield Example(texts, int(is_unusual), row.location)
+            yield self.example(row, int(is_unusual))
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
@@ -164,8 +159,9 @@ class Anomaly(TextTask):
         model.build()
         return model
 
-    def init_head(self, model: AutoencoderModel, encoded: FeatureExamples) -> None:
+    def init_head(self, model: AutoencoderModel, encoded: EncodedExamples) -> None:
         """Fit mean, spread and principal components to the training features."""
+        assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
         model.adapt(encoded.vectors_SH)
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
@@ -185,7 +181,7 @@ class Anomaly(TextTask):
         return {
             **result,
             **{
-                name: float(ratio(np.sum(is_anomaly_N & which_N), np.sum(which_N)))
+                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
                 for name, which_N in (
                     ("false_alarm_rate", ~is_unusual_N),
                     ("detection_rate", is_unusual_N),
@@ -213,13 +209,15 @@ class Anomaly(TextTask):
             return ["no anomalies among the rows: detection cannot be evaluated"]
         return []
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Anomaly":
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
         """Return the task with the threshold tuned on the normal dev rows."""
         is_normal_N = data.labels["score"] == 0
         threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
         return dataclasses.replace(self, threshold=threshold)
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return the score and the decision per text."""
         return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
 
@@ -233,7 +231,7 @@ class Anomaly(TextTask):
             return "; no labels in --train: all rows are normal"
         return f"; normal labels {', '.join(self.normal_labels)}"
 
-    def warning(self, metrics: dict[str, float]) -> str | None:
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
         """Return a warning if a baseline ranks as well as the autoencoder."""
         if metrics["pr_auc"] == 0:
             return "no anomalies in the dev rows: detection cannot be evaluated"

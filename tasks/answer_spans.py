@@ -4,18 +4,19 @@ Valid spans and the no-answer rule follow google-research/bert's run_squad.py (D
 4.2 and 4.3), with three differences: all pairs of start and end are ranked, not only pairs of
 n-best positions; answers that differ only in case are merged; an example may have no valid span.
 
-Shape suffixes: B examples, W windows of all examples, L tokens, A tokens of the longest answer, K
-candidate spans, N returned spans.
+Shape suffixes: B examples, W windows of all examples, L tokens, A tokens of the longest answer, X =
+L + A - 1, K candidate spans, N returned spans.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tasks.substrings import cut_overlapping
 from tasks.windows import Windows
 
 NO_SPAN = -1e30  # Logit of a missing span: below any real logit, and finite, as JSON requires.
-WIDER_FROM = (0x80, 0x800, 0x10000)  # From each code point on, UTF-8 takes one more byte.
 SPANS_PER_ANSWER = 5  # Candidates per returned span, because some have equal texts.
 
 
@@ -47,31 +48,14 @@ def best_spans(
         invalid UTF-8 counts as in bytes.decode("utf-8", "replace"); and of `null_logit` float32
         `(B,)`, the smallest [CLS] logit (start plus end) of the example's windows.
     """
-    num_spans = SPANS_PER_ANSWER * n_best
-    example_W, num_examples = windows.example_W, tf.size(contexts)
-    logit_WK, first_WK, last_WK = _spans_of_windows(
-        start_logits, end_logits, windows, num_spans, max_answer_length
-    )
-
-    def of_examples(values_WK, default):
-        values = tf.RaggedTensor.from_value_rowids(
-            values_WK, tf.cast(example_W, tf.int64), tf.cast(num_examples, tf.int64), validate=False
-        ).to_tensor(default)
-        size = tf.reduce_prod(tf.shape(values)[1:])
-        values = tf.reshape(values, [num_examples, size])
-        return tf.pad(values, [[0, 0], [0, num_spans]], constant_values=default)
-
-    logit_BK, chosen_BK = tf.math.top_k(of_examples(logit_WK, NO_SPAN), num_spans)
-
-    def offset(offsets, token_WK):
-        token_BK = tf.gather(of_examples(token_WK, 0), chosen_BK, batch_dims=1)
-        return tf.where(logit_BK > NO_SPAN, tf.gather(offsets.flat_values, token_BK), -1)
-
-    start_BK = offset(windows.packed.starts, first_WK)
-    end_BK = offset(windows.packed.ends, last_WK)
-    text_BK = _cut(contexts, start_BK, end_BK)
-    logit_BK = tf.where(_is_new(text_BK), logit_BK, NO_SPAN)
-    logit_BN, chosen_BN = tf.math.top_k(logit_BK, n_best)
+    num_spans, num_examples = SPANS_PER_ANSWER * n_best, tf.size(contexts)
+    of_windows = _spans_of_windows(start_logits, end_logits, windows, num_spans, max_answer_length)
+    spans = _spans_of_examples(of_windows, windows, num_examples, num_spans)
+    start_BK = _offsets(windows.packed.starts, spans.first, spans.logit)
+    end_BK = _offsets(windows.packed.ends, spans.last, spans.logit)
+    text_BK = cut_overlapping(contexts, start_BK, end_BK)
+    # Of equal texts only the best, which is the first, keeps its logit.
+    logit_BN, chosen_BN = tf.math.top_k(tf.where(_is_new(text_BK), spans.logit, NO_SPAN), n_best)
 
     def of_best(values_BK, default):
         return tf.where(logit_BN > NO_SPAN, tf.gather(values_BK, chosen_BN, batch_dims=1), default)
@@ -82,7 +66,7 @@ def best_spans(
         "start": of_best(start_BK, -1),
         "end": of_best(end_BK, -1),
         "logit": logit_BN,
-        "null_logit": tf.math.unsorted_segment_min(null_W, example_W, num_examples),
+        "null_logit": tf.math.unsorted_segment_min(null_W, windows.example_W, num_examples),
     }
 
 
@@ -129,29 +113,34 @@ def select_answer(
     }
 
 
-def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
-    """Return logits, first and last tokens of the best spans of each window, `(W, K)` each.
+class _Spans(NamedTuple):
+    """Candidate spans, the best first, `(W, K)` or `(B, K)`.
 
-    Tokens are indices into the flat tokens of all windows, 0 for no span; K is at most num_spans.
+    Attributes:
+        logit: float32, NO_SPAN for a missing span.
+        first: int32, first token, as an index into the flat tokens of all windows; 0 for a missing
+            span.
+        last: int32, last token, likewise.
     """
+
+    logit: tf.Tensor
+    first: tf.Tensor
+    last: tf.Tensor
+
+
+def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
+    """Return the best spans of each window, at most `num_spans`."""
     num_windows, length = tf.unstack(tf.shape(start_WL))
     row_splits = tf.cast(windows.packed.input_ids.row_splits, tf.int32)
     size_W = row_splits[1:] - row_splits[:-1] - 1  # Without the last [SEP].
     is_start_WL = windows.is_max_context.to_tensor(False, shape=tf.shape(start_WL, tf.int64))
-
-    # A span can be among the K best only if its start is one of the K starts with the best spans.
-    # Preselecting these starts avoids the (W, L, A) tensor of all spans.
-    end_WL = tf.where(tf.range(length) < size_W[:, tf.newaxis], end_WL, NO_SPAN)
-    end_WL = tf.pad(end_WL, [[0, 0], [0, max_answer_length - 1]], constant_values=NO_SPAN)
-    best_end_WL = tf.nn.max_pool1d(end_WL[..., tf.newaxis], max_answer_length, 1, "VALID")[..., 0]
     start_WL = tf.where(is_start_WL, start_WL, NO_SPAN)
-    first_WK = tf.math.top_k(start_WL + best_end_WL, tf.minimum(num_spans, length)).indices
-    last_WKA = first_WK[..., tf.newaxis] + tf.range(max_answer_length)
-    logit_WKA = tf.gather(start_WL, first_WK, batch_dims=1)[..., tf.newaxis] + tf.gather(
-        end_WL, last_WKA, batch_dims=1
-    )
-    logit_WKA = tf.maximum(logit_WKA, NO_SPAN)
+    end_WL = tf.where(tf.range(length) < size_W[:, tf.newaxis], end_WL, NO_SPAN)
+    # Each start is followed by A ends.
+    end_WX = tf.pad(end_WL, [[0, 0], [0, max_answer_length - 1]], constant_values=NO_SPAN)
 
+    first_WK = _best_starts(start_WL, end_WX, tf.minimum(num_spans, length), max_answer_length)
+    logit_WKA = _logits_of_starts(start_WL, end_WX, first_WK, max_answer_length)
     num_compared = tf.reduce_prod(tf.shape(logit_WKA)[1:])
     logit_WK, chosen_WK = tf.math.top_k(
         tf.reshape(logit_WKA, [num_windows, num_compared]), tf.minimum(num_spans, num_compared)
@@ -160,27 +149,46 @@ def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):
     first_WK += row_splits[:-1, tf.newaxis]
     last_WK = first_WK + chosen_WK % max_answer_length
     is_span_WK = logit_WK > NO_SPAN
-    return logit_WK, tf.where(is_span_WK, first_WK, 0), tf.where(is_span_WK, last_WK, 0)
+    return _Spans(logit_WK, tf.where(is_span_WK, first_WK, 0), tf.where(is_span_WK, last_WK, 0))
 
 
-def _cut(texts, start_BK, end_BK):
-    """Return the substrings, string `(B, K)`, of texts `(B,)` between character offsets.
+def _best_starts(start_WL, end_WX, num_starts, max_answer_length):
+    """Return the positions `(W, K)` of the K starts that have the best spans.
 
-    Characters are counted as in the tokenizer. Cutting bytes instead of code points takes a twelfth
-    of the memory if a long word has many spans.
+    A span can be among the K best only if its start is one of these. Preselecting them avoids the
+    (W, L, A) tensor of all spans.
     """
-    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
-    sizes = 1 + tf.add_n([tf.cast(codes.flat_values >= code, tf.int32) for code in WIDER_FROM])
-    ends = tf.concat([[0], tf.cumsum(sizes)], axis=0)
-    begin_B1 = codes.row_starts()[:, tf.newaxis]
-    start_BK, end_BK = (
-        tf.gather(ends, begin_B1 + tf.cast(tf.maximum(positions, 0), tf.int64))
-        - tf.gather(ends, begin_B1)
-        for positions in (start_BK, end_BK)
+    best_end_WL = tf.nn.max_pool1d(end_WX[..., tf.newaxis], max_answer_length, 1, "VALID")[..., 0]
+    return tf.math.top_k(start_WL + best_end_WL, num_starts).indices
+
+
+def _logits_of_starts(start_WL, end_WX, first_WK, max_answer_length):
+    """Return the logits of all spans with the given starts, `(W, K, A)`."""
+    last_WKA = first_WK[..., tf.newaxis] + tf.range(max_answer_length)
+    start_WK = tf.gather(start_WL, first_WK, batch_dims=1)
+    end_WKA = tf.gather(end_WX, last_WKA, batch_dims=1)
+    return tf.maximum(start_WK[..., tf.newaxis] + end_WKA, NO_SPAN)
+
+
+def _spans_of_examples(spans, windows, num_examples, num_spans):
+    """Return the `num_spans` best spans of each example, from those of its windows."""
+
+    def of_examples(values_WK, default):
+        values = windows.by_example(values_WK, num_examples).to_tensor(default)
+        values = tf.reshape(values, [num_examples, tf.reduce_prod(tf.shape(values)[1:])])
+        return tf.pad(values, [[0, 0], [0, num_spans]], constant_values=default)
+
+    logit_BK, chosen_BK = tf.math.top_k(of_examples(spans.logit, NO_SPAN), num_spans)
+    first_BK, last_BK = (
+        tf.gather(of_examples(token_WK, 0), chosen_BK, batch_dims=1)
+        for token_WK in (spans.first, spans.last)
     )
-    texts_B1 = tf.strings.unicode_encode(codes, "UTF-8")[:, tf.newaxis]
-    texts_BK = tf.repeat(texts_B1, tf.shape(start_BK)[1], axis=1)
-    return tf.strings.substr(texts_BK, start_BK, end_BK - start_BK)
+    return _Spans(logit_BK, first_BK, last_BK)
+
+
+def _offsets(offsets, token_BK, logit_BK):
+    """Return the character offsets of tokens, -1 for a missing span."""
+    return tf.where(logit_BK > NO_SPAN, tf.gather(offsets.flat_values, token_BK), -1)
 
 
 def _is_new(text_BK):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE, to_flat
 from bert_tf.text.byte_limit import MAX_BYTES
-from bert_tf.text.packing import Packed, to_flat
+from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
 TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.
@@ -97,14 +97,55 @@ def run_texts_in_chunks(
     )
 
 
+class _Chunks:
+    """Plan of the chunks: which rows each of them has.
+
+    Attributes:
+        num_rows: int32, R.
+        order_R: int32, the rows in the order of the chunks.
+    """
+
+    def __init__(self, size_R, budget):
+        """Sort the rows by size unless they fit into one chunk.
+
+        Args:
+            size_R: Size of each row.
+            budget: Limit of a chunk's number of rows times its largest size; a larger row is a
+                chunk of its own.
+        """
+        self.budget = budget
+        self.num_rows = tf.size(size_R)
+        size_R = tf.cast(tf.minimum(size_R, budget), tf.int32)
+        largest = tf.reduce_max(tf.concat([[1], size_R], axis=0))
+        is_one_chunk = self.num_rows <= budget // largest
+        # Most requests fit into one chunk, which needs no sorting.
+        by_size_R = tf.argsort(size_R, direction="DESCENDING", stable=True)
+        self.order_R = tf.where(is_one_chunk, tf.range(self.num_rows), by_size_R)
+        size_R = tf.where(is_one_chunk, largest, tf.gather(size_R, self.order_R))
+        # One more size, because a request without rows runs as one empty chunk.
+        self.sizes = tf.concat([size_R, [1]], axis=0)
+
+    def end_of(self, first):
+        """Return the index into `order_R` after the chunk that starts at `first`."""
+        return tf.minimum(first + tf.maximum(self.budget // self.sizes[first], 1), self.num_rows)
+
+    def count(self):
+        """Return the number of chunks."""
+        _, num_chunks = tf.while_loop(
+            lambda first, count: first < self.num_rows,
+            lambda first, count: (self.end_of(first), count + 1),
+            (self.end_of(0), 1),
+        )
+        return num_chunks
+
+
 def _run_in_chunks(function, size_R, budget, filler, max_values=None):
     """Apply a function to chunks of R rows within a tf.while_loop.
 
     Args:
         function: Maps row indices, int32 `(r,)`, to outputs `(r, ...)` by name.
         size_R: Size of each row.
-        budget: Limit of a chunk's number of rows times its largest size; a larger row is a chunk of
-            its own.
+        budget: Limit of a chunk, as in `_Chunks`.
         filler: Padding value, by name and dtype, of outputs whose width differs between chunks.
         max_values: Limit of the number of values of an output.
 
@@ -115,38 +156,42 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
         function, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
     ).get_concrete_function()
     outputs = function.structured_outputs
-
-    num_rows = tf.size(size_R)
-    size_R = tf.cast(tf.minimum(size_R, budget), tf.int32)
-    largest = tf.reduce_max(tf.concat([[1], size_R], axis=0))
-    is_one_chunk = num_rows <= budget // largest
-    # Most requests fit into one chunk, which needs no sorting.
-    order_R = tf.where(
-        is_one_chunk, tf.range(num_rows), tf.argsort(size_R, direction="DESCENDING", stable=True)
-    )
-    size_R = tf.where(is_one_chunk, largest, tf.gather(size_R, order_R))
-    # One more size, because a request without rows runs as one empty chunk.
-    size_R = tf.concat([size_R, [1]], axis=0)
-
-    def end_of(first):
-        return tf.minimum(first + tf.maximum(budget // size_R[first], 1), num_rows)
-
-    # The chunks are counted first, because the TensorArrays below are created with their number.
-    _, num_chunks = tf.while_loop(
-        lambda first, count: first < num_rows,
-        lambda first, count: (end_of(first), count + 1),
-        (end_of(0), 1),
-    )
-    inner = {name: tensor.shape[1:] for name, tensor in outputs.items()}
-    fixed = {
-        name: shape.num_elements() for name, shape in inner.items() if shape.is_fully_defined()
+    inner = {name: output.shape[1:] for name, output in outputs.items()}
+    chunks = _Chunks(size_R, budget)
+    # The chunks are counted first, because TensorArrays are created with their number.
+    num_values = [shape.num_elements() for shape in inner.values() if shape.is_fully_defined()]
+    num_chunks = _checked(chunks.count(), chunks.num_rows, max(num_values, default=0), max_values)
+    arrays, widths = _outputs_of_chunks(function, chunks, num_chunks)
+    if widths:
+        sizes = [tf.reduce_prod(tf.cast(width, tf.int64)) for width in widths.values()]
+        largest = tf.reduce_max(tf.stack(sizes))
+        num_chunks = _checked(num_chunks, chunks.num_rows, largest, max_values)
+        arrays |= _padded(arrays, outputs, widths, num_chunks, filler)
+    # Undo the sorting.
+    position_R = tf.math.invert_permutation(chunks.order_R)
+    return {
+        name: tf.ensure_shape(tf.gather(array.concat(), position_R), [None, *inner[name]])
+        for name, array in arrays.items()
     }
-    num_chunks = _checked(num_chunks, num_rows, max(fixed.values(), default=0), max_values)
 
-    # Outputs of unknown width are written unpadded here; a second loop pads them to the widest.
+
+def _outputs_of_chunks(function, chunks, num_chunks):
+    """Run the chunks.
+
+    Returns:
+        A TensorArray of one element per chunk, by output; and the widths, that is, all sizes but
+        the first, of the widest chunk, for outputs whose width is unknown. These are not padded.
+    """
+    outputs = function.structured_outputs
+    widths = {
+        name: tf.zeros([output.shape.rank - 1], tf.int32)
+        for name, output in outputs.items()
+        if not output.shape[1:].is_fully_defined()
+    }
+
     def body(chunk, first, widths, arrays):
-        last = end_of(first)
-        values = function(order_R[first:last])
+        last = chunks.end_of(first)
+        values = function(chunks.order_R[first:last])
         return (
             chunk + 1,
             last,
@@ -154,49 +199,46 @@ def _run_in_chunks(function, size_R, budget, filler, max_values=None):
             {name: array.write(chunk, values[name]) for name, array in arrays.items()},
         )
 
-    def new_arrays(names):
-        return {
-            name: tf.TensorArray(
-                outputs[name].dtype,
-                num_chunks,
-                infer_shape=False,
-                element_shape=[None, *inner[name]],
-            )
-            for name in names
-        }
-
-    widths = {name: tf.zeros([inner[name].rank], tf.int32) for name in outputs if name not in fixed}
     *_, widths, arrays = tf.while_loop(
         lambda chunk, *_: chunk < num_chunks,
         body,
-        (0, 0, widths, new_arrays(outputs)),
+        (0, 0, widths, _arrays(outputs, num_chunks)),
         parallel_iterations=1,
     )
-    if widths:
-        sizes = [tf.reduce_prod(tf.cast(width, tf.int64)) for width in widths.values()]
-        num_chunks = _checked(num_chunks, num_rows, tf.reduce_max(tf.stack(sizes)), max_values)
+    return arrays, widths
 
-        def pad(chunk, arrays, padded):
-            for name, width in widths.items():
-                values = arrays[name].read(chunk)
-                missing = tf.pad(width - tf.shape(values)[1:], [[1, 0]])
-                paddings = tf.stack([tf.zeros_like(missing), missing], axis=1)
-                values = tf.pad(values, paddings, constant_values=filler(name, values.dtype))
-                padded = {**padded, name: padded[name].write(chunk, values)}
-            return chunk + 1, arrays, padded
 
-        *_, padded = tf.while_loop(
-            lambda chunk, *_: chunk < num_chunks,
-            pad,
-            (0, {name: arrays[name] for name in widths}, new_arrays(widths)),
-            parallel_iterations=1,
-        )
-        arrays = {**arrays, **padded}
-    # Undo the sorting.
-    position_R = tf.math.invert_permutation(order_R)
+def _padded(arrays, outputs, widths, num_chunks, filler):
+    """Return the TensorArrays of `widths` with each chunk padded to the widest one."""
+
+    def padded_to(width, values, value):
+        missing = tf.pad(width - tf.shape(values)[1:], [[1, 0]])
+        paddings = tf.stack([tf.zeros_like(missing), missing], axis=1)
+        return tf.pad(values, paddings, constant_values=value)
+
+    def body(chunk, arrays, padded):
+        for name, width in widths.items():
+            values = padded_to(width, arrays[name].read(chunk), filler(name, outputs[name].dtype))
+            padded = {**padded, name: padded[name].write(chunk, values)}
+        return chunk + 1, arrays, padded
+
+    of_widths = {name: outputs[name] for name in widths}
+    *_, padded = tf.while_loop(
+        lambda chunk, *_: chunk < num_chunks,
+        body,
+        (0, {name: arrays[name] for name in widths}, _arrays(of_widths, num_chunks)),
+        parallel_iterations=1,
+    )
+    return padded
+
+
+def _arrays(outputs, num_chunks):
+    """Return a TensorArray per output, for one element per chunk."""
     return {
-        name: tf.ensure_shape(tf.gather(array.concat(), position_R), [None, *inner[name]])
-        for name, array in arrays.items()
+        name: tf.TensorArray(
+            output.dtype, num_chunks, infer_shape=False, element_shape=[None, *output.shape[1:]]
+        )
+        for name, output in outputs.items()
     }
 
 

@@ -62,6 +62,35 @@ def check_options(
         _numbers(class_weights)
 
 
+def check_thresholds(
+    labels: Sequence[str],
+    multi_label: bool,
+    rare_label: str | None,
+    threshold_objective: str | None,
+) -> None:
+    """Check the options of thresholds against the labels; arguments as in `check_options`.
+
+    Raises:
+        UserError: If no label has a threshold, or `rare_label` is none of those that can have it.
+    """
+    if multi_label:
+        return  # Every label has a threshold.
+    is_binary = len(labels) == 2
+    if rare_label is None:
+        if threshold_objective is not None and not is_binary:
+            raise UserError(
+                f"--threshold_objective={threshold_objective}: with {len(labels)} labels, only "
+                "--rare_label has a threshold; set it"
+            )
+    elif rare_label not in labels:
+        raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
+    elif is_binary and rare_label != labels[1]:
+        raise UserError(
+            f"--rare_label={rare_label}: of two labels, the second is the positive label; "
+            f"set --labels={labels[1]},{labels[0]}"
+        )
+
+
 def class_weights_of(
     given: Sequence[str], labels: Sequence[str], counts_C: Sequence[int]
 ) -> tuple[float, ...]:
@@ -80,8 +109,7 @@ def class_weights_of(
         UserError: The number of weights differs from the number of labels.
     """
     if _is_balanced(given):
-        counts_C = np.asarray(counts_C)
-        weights_C = counts_C.sum() / (len(labels) * np.maximum(counts_C, 1))
+        weights_C = np.sum(counts_C) / (len(labels) * np.maximum(counts_C, 1))
         return tuple(weights_C.tolist())
     weights = _numbers(given)
     if weights and len(weights) != len(labels):

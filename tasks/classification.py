@@ -6,10 +6,11 @@ number of labels, or none: one sigmoid logit per label.
 Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -34,16 +35,17 @@ from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit
 from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
 from tasks.readers.memory import as_list
-from tasks.readers.records import as_label, raise_bad_rows
+from tasks.readers.rows import as_label, raise_bad_rows
 from tasks.task_model import TaskModel
-from tasks.text_task import TextTask, raw_rows
+from tasks.text_task import LabelledTextTask
 from tasks.windows import Windows
 
 BETWEEN_LABELS = "|"
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(TextTask):
+class Classification(LabelledTextTask):
     """Classification into `labels`, whose order defines the label ids.
 
     Attributes:
@@ -75,8 +77,13 @@ class Classification(TextTask):
 
     @classmethod
     def from_data(
-        cls, path: str, *, labels: Sequence[str] = (), class_weights: Sequence[str] = (), **options
-    ) -> "Classification":
+        cls,
+        path: str,
+        *,
+        labels: Sequence[str] = (),
+        class_weights: Sequence[str] = (),
+        **options: Any,
+    ) -> Self:
         """Create the task from options and a training file, by default with the file's labels.
 
         `class_weights` are strings of numbers, or ("balanced",). Raises UserError on unfit options.
@@ -87,41 +94,36 @@ class Classification(TextTask):
         task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.file_format in GLUE:
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
-        counts = {}
-        for row in raise_bad_rows(raw_rows(task, path, labelled=True)):
+        counts: collections.Counter[str] = collections.Counter()
+        for row in raise_bad_rows(task.rows(path, labelled=True)):
             try:
-                names = task._names_in(row.values[task.label_column])
+                counts.update(task._names_in(row.values[task.label_column]))
             except ValueError as error:
                 raise UserError(f"{row.location}: {error}") from None
-            for name in names:
-                counts[name] = counts.get(name, 0) + 1
         if len(counts) < 2:
             only = repr(min(counts)) if counts else "none"
             only += " or none" if counts and task.multi_label else ""
             raise UserError(f"{path}: expected two or more labels. Received: {only}")
         published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
         labels = task.labels or published or _in_order(counts)
-        task = dataclasses.replace(
-            task,
-            labels=labels,
-            class_weights=class_imbalance.class_weights_of(
-                class_weights, labels, [counts.get(label, 0) for label in labels]
-            ),
-            threshold_objective=task.threshold_objective
-            or ("f1" if task.rare_label is not None else None),
+        objective = task.threshold_objective or (None if task.rare_label is None else "f1")
+        weights = class_imbalance.class_weights_of(
+            class_weights, labels, [counts[label] for label in labels]
         )
-        task._check_rare_label()
-        return task
+        class_imbalance.check_thresholds(labels, task.multi_label, task.rare_label, objective)
+        return dataclasses.replace(
+            task, labels=labels, class_weights=weights, threshold_objective=objective
+        )
 
     @classmethod
     def from_options(
         cls,
         *,
         max_seq_length: int,
-        labels: Sequence[str],
+        labels: Sequence[str] = (),
         class_weights: Sequence[float] | Mapping[str, float] = (),
         **options: Any,
-    ) -> "Classification":
+    ) -> Self:
         """Create the task from the options of `TextClassifier.from_pretrained`."""
         names = tuple(as_label(str(label)) for label in labels)
         if isinstance(labels, str) or len(names) < 2 or len(set(names)) < len(names):
@@ -137,24 +139,10 @@ class Classification(TextTask):
             class_weights=tuple(map(float, class_weights)),
             **options,
         )
-        task._check_rare_label()
+        class_imbalance.check_thresholds(
+            names, task.multi_label, task.rare_label, task.threshold_objective
+        )
         return task
-
-    def _check_rare_label(self):
-        if self.rare_label is None:
-            if self.threshold_objective is not None and not self.is_binary and not self.multi_label:
-                raise UserError(
-                    f"--threshold_objective={self.threshold_objective}: with {len(self.labels)} "
-                    "labels, only --rare_label has a threshold; set it"
-                )
-        elif self.rare_label not in self.labels:
-            names = ", ".join(self.labels)
-            raise UserError(f"--rare_label={self.rare_label}: expected one of {names}")
-        elif self.is_binary and self.rare_label != self.labels[1]:
-            raise UserError(
-                f"--rare_label={self.rare_label}: of two labels, the second is the positive label; "
-                f"set --labels={self.labels[1]},{self.labels[0]}"
-            )
 
     @property
     def is_binary(self) -> bool:
@@ -174,8 +162,10 @@ class Classification(TextTask):
         return (self.label_column,) if self.multi_label else ()
 
     @property
-    def losses(self) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+    def losses(self) -> dict[str, Loss]:
         """Cross-entropy or focal loss (Lin et al. 2017)."""
+        plain: Loss
+        focal: Callable[..., tf.Tensor]
         if self.multi_label:
             plain, focal = multi_label_cross_entropy, focal_multi_label_cross_entropy
         elif self.is_binary:
@@ -193,8 +183,7 @@ class Classification(TextTask):
         if self.multi_label:
             return "micro_f1"
         # These options trade accuracy for recall of the rare classes.
-        favours_rare = self.class_weights or self.balanced_sampling or self.focal_gamma
-        if favours_rare:
+        if self.class_weights or self.balanced_sampling or self.focal_gamma:
             return "macro_f1"
         return GLUE[self.file_format].metrics[0] if self.file_format in GLUE else "accuracy"
 
@@ -228,7 +217,9 @@ class Classification(TextTask):
         return self._id_of(value)
 
     def _id_of(self, value):
-        if not isinstance(value, bool) and isinstance(value, int) and as_label(str(value)) not in self.labels:
+        is_id = isinstance(value, int) and not isinstance(value, bool)
+        # Labels may be numbers too; a name has precedence over an id.
+        if is_id and str(value) not in self.labels:
             if not 0 <= value < len(self.labels):
                 raise ValueError(
                     f"label {value}: expected an id from 0 to {len(self.labels) - 1}, or a name"
@@ -290,10 +281,8 @@ class Classification(TextTask):
         if not self.prior_bias:
             return
         labels, count = encoded.labels["label"], len(encoded)
-        if self.multi_label:
-            bias = class_imbalance.log_odds(labels.sum(0), count)
-        elif self.is_binary:
-            bias = class_imbalance.log_odds([labels.sum()], count)
+        if self._kind_of_logits == "sigmoid":
+            bias = class_imbalance.log_odds(np.atleast_1d(labels.sum(0)), count)
         else:
             bias = class_imbalance.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
         model.head.bias.assign(bias)
@@ -303,11 +292,13 @@ class Classification(TextTask):
         temperature = self.temperature or 1.0
         if self.multi_label:
             return decide_each(outputs["label"], temperature, self.thresholds or 0.5)
-        if self.thresholds:
-            return decide_one(outputs["label"], temperature, self.positive, self.thresholds[0])
-        return decide_one(outputs["label"], temperature, 1 if self.is_binary else None)
+        positive = self.positive if self.is_binary or self.thresholds else None
+        threshold = self.thresholds[0] if self.thresholds else 0.5
+        return decide_one(outputs["label"], temperature, positive, threshold)
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return label, score and probabilities per text."""
         decision = self.decision(outputs)
         names_C = tf.constant(self.labels)
@@ -323,7 +314,7 @@ class Classification(TextTask):
         """Return the probability margin of each decision, `(B,)`."""
         return self.decision(outputs).margin
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Classification":
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
         """Return the task with temperature and thresholds fitted on dev data."""
         labels, task = data.labels["label"], self
         if self.calibrate:
@@ -332,13 +323,12 @@ class Classification(TextTask):
         if self.threshold_objective:
             probabilities_NC = task.decision(outputs).probabilities.numpy()
             if self.multi_label:
-                is_positive_NK, scores_NK = labels > 0, probabilities_NC
+                pairs = list(zip(labels.T > 0, probabilities_NC.T, strict=True))
             else:
-                is_positive_NK = (labels == self.positive)[:, np.newaxis]
-                scores_NK = probabilities_NC[:, [self.positive]]
+                pairs = [(labels == self.positive, probabilities_NC[:, self.positive])]
             thresholds = tuple(
                 best_threshold(is_positive_N, scores_N, self.threshold_objective)[0]
-                for is_positive_N, scores_N in zip(is_positive_NK.T, scores_NK.T, strict=True)
+                for is_positive_N, scores_N in pairs
             )
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
@@ -348,7 +338,7 @@ class Classification(TextTask):
         if not self.threshold_objective:
             return []
         if not self.multi_label:
-            if self.positive not in examples.labels:
+            if self.positive is not None and self.positive not in examples.labels:
                 raise UserError(
                     f"--dev: the first file has no row with label {self.labels[self.positive]!r} "
                     "to tune --threshold_objective on; choose another"
@@ -373,10 +363,9 @@ class Classification(TextTask):
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the metrics of tasks.metrics.classification, by name."""
-        labels = data.labels["label"]
-        decision = self.decision(outputs)
+        labels, decision = data.labels["label"], self.decision(outputs)
         probabilities_NC = decision.probabilities.numpy()
-        if self.multi_label:
+        if decision.selected is not None:
             selected_NC = decision.selected.numpy()
             metrics = classification.multi_label_metrics(
                 labels, selected_NC, probabilities_NC, self.labels
@@ -400,16 +389,16 @@ class Classification(TextTask):
             metrics |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
         return metrics
 
-    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, object]:
+    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
         """Return per-label metrics and the confusion matrix."""
         labels, decision = data.labels["label"], self.decision(outputs)
-        if self.multi_label:
+        if decision.selected is not None:
             return classification.multi_label_table(labels, decision.selected.numpy(), self.labels)
         return classification.single_label_table(
             labels, decision.label.numpy(), decision.probabilities.numpy(), self.labels
         )
 
-    def warning(self, metrics: dict[str, float]) -> str | None:
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
         """Return a warning if all predictions are equal or the objective is missed."""
         warnings = []
         if metrics["degenerate"]:

@@ -72,8 +72,8 @@ class BioLabels:
                 "type, without duplicates"
             )
         ids = {label: number for number, label in enumerate(self.labels)}
-        types = {name: number for number, name in enumerate(self.types)}
-        self.type_C = np.array([types.get(name, -1) for name in names], np.int32)
+        types = {None: -1} | {name: number for number, name in enumerate(self.types)}
+        self.type_C = np.array([types[name] for name in names], np.int32)
         self.is_begin_C = np.array([label.startswith("B-") for label in self.labels])
         self.inside_C = np.array([ids[f"I-{name}" if name else "O"] for name in names], np.int32)
         self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
@@ -167,19 +167,17 @@ def label_words(
         label_ids_N: int, label id of each word.
         is_first_T: bool, whether a token is the first wordpiece of a basic token.
     """
-    starts_T, _, begins_S = _end_to_end(words.texts, tokens)
-    word_starts_N = words.starts + np.repeat(begins_S, np.diff(words.splits))
     basic = np.flatnonzero(is_first_T)
-    word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
+    word_of_basic = _words_of_basic_tokens(words, tokens, basic)
     labelled_words, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
     inside = bio.inside_C[label_ids_N[word_of_basic]]
     # In "@ann", labelled O, "ann" looks like a name; training on O would teach that it is none.
     labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
-    firsts_N = np.full(len(word_starts_N), -1, np.int64)
-    firsts_N[labelled_words] = basic[first]
     labels_T[basic[first]] = label_ids_N[labelled_words]
+    firsts_N = np.full(len(label_ids_N), -1, np.int64)
+    firsts_N[labelled_words] = basic[first]
     return TokenLabels(labels_T, firsts_N, words.splits)
 
 
@@ -201,37 +199,51 @@ def label_spans(
         spans: Per text, non-overlapping (start, end, type) in characters, sorted by start.
         is_first_T: bool, whether a token is the first wordpiece of a basic token.
     """
-    starts_T, ends_T, begins_S = _end_to_end(texts, tokens)
+    starts_T, ends_T = _end_to_end(texts, tokens)
     basic = np.flatnonzero(is_first_T)
     starts = starts_T[basic]
     ends = np.maximum.reduceat(ends_T, basic) if len(basic) else ends_T
 
-    types = {name: number for number, name in enumerate(bio.types)}
-    entities = np.array(
-        [
-            (begin + start, begin + end, types[name])
-            for begin, of_text in zip(begins_S.tolist(), spans, strict=True)
-            for start, end, name in of_text
-        ],
-        np.int64,
-    ).reshape(-1, 3)
-    first = np.searchsorted(ends, entities[:, 0], "right")
-    after = np.searchsorted(starts, entities[:, 1], "left")
-    first[1:] = np.maximum(first[1:], after[:-1])  # The earlier entity gets a shared basic token.
+    entities = _entities(bio, texts, spans)
+    first, after = _overlapped(entities, starts, ends)
     kept = first < after
-    num_lost = int(np.sum(~kept))
     entities, first, after = entities[kept], first[kept], after[kept]
     is_widened = (starts[first] < entities[:, 0]) | (ends[after - 1] > entities[:, 1])
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
-    labels_T[basic] = 0
-    begin_ids, sizes = bio.begin_Y[entities[:, 2]], after - first
-    offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    inside = np.repeat(first, sizes) + offsets
-    labels_T[basic[inside]] = np.repeat(bio.inside_C[begin_ids], sizes)
-    labels_T[basic[first]] = begin_ids
+    labels_T[basic] = _bio_labels(bio, entities[:, 2], first, after, len(basic))
     splits = np.searchsorted(basic, tokens.ids.row_splits.numpy())
-    return SpanLabels(TokenLabels(labels_T, basic, splits), int(is_widened.sum()), num_lost)
+    labels = TokenLabels(labels_T, basic, splits)
+    return SpanLabels(labels, int(is_widened.sum()), int(np.sum(~kept)))
+
+
+def _entities(bio, texts, spans):
+    """Return (start, end, type) of all entities, int64 `(M, 3)`, in the concatenated texts."""
+    types = {name: number for number, name in enumerate(bio.types)}
+    rows = [
+        (begin + start, begin + end, types[name])
+        for begin, of_text in zip(_begins(texts).tolist(), spans, strict=True)
+        for start, end, name in of_text
+    ]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _overlapped(entities, starts, ends):
+    """Return each entity's first basic token and the one after its last; equal if it has none."""
+    first = np.searchsorted(ends, entities[:, 0], "right")
+    after = np.searchsorted(starts, entities[:, 1], "left")
+    first[1:] = np.maximum(first[1:], after[:-1])  # The earlier entity gets a shared basic token.
+    return first, np.maximum(first, after)
+
+
+def _bio_labels(bio, types, first, after, num_basic):
+    """Return the label id of each basic token."""
+    labels = np.zeros(num_basic, np.int32)
+    begin_ids, sizes = bio.begin_Y[types], after - first
+    offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    labels[np.repeat(first, sizes) + offsets] = np.repeat(bio.inside_C[begin_ids], sizes)
+    labels[first] = begin_ids
+    return labels
 
 
 def word_predictions(
@@ -250,14 +262,25 @@ def word_predictions(
     return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
 
 
+def _words_of_basic_tokens(words, tokens, basic):
+    """Return the index of the word that each basic token is in."""
+    starts_T, _ = _end_to_end(words.texts, tokens)
+    word_starts_N = words.starts + np.repeat(_begins(words.texts), np.diff(words.splits))
+    return np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
+
+
 def _end_to_end(texts, tokens):
-    """Return token offsets (starts, ends) and text starts within the concatenated texts."""
-    begins_S = _splits([len(text) for text in texts])[:-1]
-    begins_T = np.repeat(begins_S, tokens.ids.row_lengths().numpy())
+    """Return token offsets (starts, ends) within the concatenated texts."""
+    begins_T = np.repeat(_begins(texts), tokens.ids.row_lengths().numpy())
     starts_T, ends_T = (
         begins_T + ragged.flat_values.numpy() for ragged in (tokens.starts, tokens.ends)
     )
-    return starts_T, ends_T, begins_S
+    return starts_T, ends_T
+
+
+def _begins(texts):
+    """Return the offset of each text within the concatenated texts, int64 `(S,)`."""
+    return _splits([len(text) for text in texts])[:-1]
 
 
 def _splits(lengths):

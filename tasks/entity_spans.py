@@ -17,6 +17,7 @@ import tensorflow as tf
 from bert_tf.text.tokenizer import Tokens
 from tasks.decisions import top2_gap
 from tasks.entity_labels import NO_LABEL, BioLabels
+from tasks.substrings import cut_disjoint
 from tasks.windows import Windows
 
 
@@ -41,13 +42,13 @@ def entities(
         the entity's basic tokens, padded with -1; `num_entities`, int32 `(B,)`.
     """
     positions_T, example_T = _best_positions(windows)
-    is_first_T = tf.gather(windows.is_first.flat_values, positions_T)
+    is_first_T = _of_tokens(windows.is_first, positions_T)
     basic = tf.where(is_first_T)[:, 0]
     basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
     example_K, position_K = tf.gather(example_T, basic), tf.gather(positions_T, basic)
-    start_K = tf.gather(windows.packed.starts.flat_values, position_K)
+    start_K = _of_tokens(windows.packed.starts, position_K)
     end_K = tf.math.unsorted_segment_max(
-        tf.gather(windows.packed.ends.flat_values, positions_T), basic_of_T, tf.size(basic)
+        _of_tokens(windows.packed.ends, positions_T), basic_of_T, tf.size(basic)
     )
     logits_KC = tf.cast(_at_positions(windows, logits, position_K), tf.float32)
     probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
@@ -71,7 +72,7 @@ def entities(
         return ragged.to_tensor(padding)
 
     return {
-        "entity_text": of_texts(_cut(texts, example_M, start_M, end_M), ""),
+        "entity_text": of_texts(cut_disjoint(texts, example_M, start_M, end_M), ""),
         "entity_type": of_texts(tf.gather(bio.types, tf.gather(type_K, begin)), ""),
         "entity_start": of_texts(start_M, -1),
         "entity_end": of_texts(end_M, -1),
@@ -105,8 +106,9 @@ def in_windows(windows: Windows, labels_T: np.ndarray | tf.Tensor) -> tf.RaggedT
     Positions without is_max_context get NO_LABEL, so that a token of two windows counts once.
     """
     positions_T, _ = _best_positions(windows)
-    labels = tf.fill([tf.size(windows.is_max_context.flat_values)], NO_LABEL)
-    return windows.is_max_context.with_flat_values(
+    ids = windows.packed.input_ids
+    labels = tf.fill([tf.size(ids.flat_values)], NO_LABEL)
+    return ids.with_flat_values(
         tf.tensor_scatter_nd_update(labels, positions_T[:, tf.newaxis], labels_T)
     )
 
@@ -127,11 +129,11 @@ def texts_tokens(windows: Windows, num_texts: int) -> tuple[Tokens, tf.Tensor]:
 
     def uncut(ragged):
         return tf.RaggedTensor.from_value_rowids(
-            tf.gather(ragged.flat_values, positions_T), example_T, num_texts
+            _of_tokens(ragged, positions_T), example_T, num_texts
         )
 
     tokens = Tokens(*map(uncut, (packed.input_ids, packed.starts, packed.ends)))
-    return tokens, tf.gather(windows.is_first.flat_values, positions_T)
+    return tokens, _of_tokens(windows.is_first, positions_T)
 
 
 def _best_positions(windows):
@@ -154,6 +156,11 @@ def _best_positions(windows):
     return tf.gather(position, order), tf.gather(example, order)
 
 
+def _of_tokens(ragged, position):
+    """Gather values of windows, ragged `(W, (L))`, at indices into their flat tokens."""
+    return tf.gather(ragged.flat_values, position)
+
+
 def _coordinates(windows, position):
     """Convert indices into the windows' flat tokens to (window, position in it), int64."""
     window = tf.gather(windows.is_max_context.value_rowids(), position)
@@ -162,16 +169,3 @@ def _coordinates(windows, position):
 
 def _at_positions(windows, values, position):
     return tf.gather_nd(values, tf.stack(_coordinates(windows, position), axis=-1))
-
-
-def _cut(texts, example_M, start_M, end_M):
-    """Return the substring of each entity's text, string `(M,)`, between character offsets.
-
-    Characters are counted as in the tokenizer. Each text is decoded once, not once per entity.
-    """
-    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
-    begin_M = tf.gather(codes.row_starts(), example_M)
-    positions = tf.ragged.range(
-        begin_M + tf.cast(start_M, tf.int64), begin_M + tf.cast(end_M, tf.int64)
-    )
-    return tf.strings.unicode_encode(tf.gather(codes.flat_values, positions), "UTF-8")

@@ -1,18 +1,22 @@
-"""Evaluation of a model on all examples of a dataset."""
+"""Evaluation of a model on all examples of a dataset, and examples as its outputs.
 
-from typing import TYPE_CHECKING
+Shape suffixes: S samples, B samples of a replica's batch, b samples of a batch without padding, H
+hidden size.
+"""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.train.distribution import distribute, gather
+from tasks.batches import Inputs
 from tasks.examples import EncodedExamples
-
-if TYPE_CHECKING:
-    import keras
-
-    from tasks.task import Task
+from tasks.task import Task
 
 
 class Evaluator:
@@ -20,8 +24,8 @@ class Evaluator:
 
     def __init__(
         self,
-        task: "Task",
-        model: "keras.Model",
+        task: Task,
+        model: keras.Model,
         strategy: tf.distribute.Strategy,
         replica_batch_size: int = 64,
     ):
@@ -40,7 +44,7 @@ class Evaluator:
         """Return the task's metrics and the loss over all examples, by name."""
         return self._measured(encoded)[0]
 
-    def report(self, encoded: EncodedExamples) -> dict[str, object]:
+    def report(self, encoded: EncodedExamples) -> dict[str, Any]:
         """Return the metrics and the task's tables, by name."""
         metrics, outputs = self._measured(encoded)
         return {**metrics, **self.task.report(encoded, outputs)}
@@ -117,6 +121,42 @@ class Evaluator:
         missing = self.task.max_seq_length - tf.shape(values)[1]
         paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
         return tf.pad(values, paddings, constant_values=MASKED_SCORE)
+
+
+class FeatureExamples(EncodedExamples):
+    """Examples as features of a frozen encoder: batches of {"vector": float32 (B, H)}.
+
+    The features are computed once, at first use, because a resumed run restores its weights only
+    then. All S vectors stay in memory.
+    """
+
+    def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
+        """Wrap encoded examples.
+
+        Args:
+            encoded: The token ids.
+            evaluator: Evaluator of a model that has an output "vector".
+            log: Callable that takes log lines.
+        """
+        super().__init__(
+            encoded.task,
+            encoded.examples,
+            encoded.windows,
+            encoded.vocabulary,
+            encoded.layout,
+            encoded.static_shape,
+        )
+        self.encoded, self.evaluator, self.log = encoded, evaluator, log
+
+    @functools.cached_property
+    def vectors_SH(self) -> tf.Tensor:
+        """Features of all samples, float32 (S, H)."""
+        self.log(f"extracting features of {len(self)} rows, once")
+        return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
+
+    def _inputs(self) -> Inputs:
+        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
+        return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 
 
 def _of_samples(values, numbers, length):

@@ -1,31 +1,22 @@
 """Examples of a file: as strings, as packed token ids, and as batches of a `tf.data.Dataset`.
 
-A sample is the unit of a batch, as in Keras: one window, or one example with all its choices.
-
-Shape suffixes: N examples, W windows, S samples, B samples of a replica's batch, (L) tokens of a
-window (ragged), C windows of a sample, H hidden size.
+Shape suffixes: N examples, C choices, W windows, S samples (tasks/batches.py), B samples of a
+replica's batch.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.packing import Packed, to_dense_like
+from bert_tf.text.vocabulary import Vocabulary
+from tasks.batches import BatchBuilder, Inputs, Layout, WindowInputs
 from tasks.windows import Windows, concat
-
-if TYPE_CHECKING:
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.evaluation import Evaluator
-    from tasks.pipeline import Pipeline
-    from tasks.task import Task
 
 Tensors = Mapping[str, tf.Tensor]  # By the name of an input or output.
 Arrays = Mapping[str, np.ndarray]
-Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.text.packing.to_flat or to_padded.
 
 EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strings' tensors.
 
@@ -100,6 +91,38 @@ def as_tensor(texts: Sequence[str | Sequence[str]], rank: int | None = None) -> 
     return tf.constant(texts, tf.string)
 
 
+class TargetSource(Protocol):
+    """The part of a `Task` that encoded examples use."""
+
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum tokens per window."""
+
+    def targets(
+        self, examples: Examples, windows: Windows
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return (labels, weights), each with one entry per sample by output name."""
+
+    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the loss weight per sample, or `None` if all are 1."""
+
+    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the sampling weight per sample, or `None` to draw each once per epoch."""
+
+
+class WindowEncoder(Protocol):
+    """The part of a `Pipeline` that encoded examples use."""
+
+    vocabulary: Vocabulary
+
+    @property
+    def task(self) -> TargetSource:
+        """The task of the pipeline."""
+
+    def encode(self, **texts: tf.Tensor) -> Windows:
+        """Tokenize strings `(B,)` per input name into windows."""
+
+
 class EncodedExamples:
     """Examples as packed token ids, stored ragged: memory grows with tokens, not with padding.
 
@@ -111,10 +134,10 @@ class EncodedExamples:
 
     def __init__(
         self,
-        task: "Task",
+        task: TargetSource,
         examples: Examples,
         windows: Windows,
-        vocabulary: "Vocabulary",
+        vocabulary: Vocabulary,
         layout: Layout,
         static_shape: bool = False,
     ):
@@ -125,8 +148,7 @@ class EncodedExamples:
             examples: Texts and labels.
             windows: The examples' packed sequences.
             vocabulary: The vocabulary of the ids.
-            layout: `to_flat` or `to_padded` of bert_tf.text.packing; `fit` and XLA require the
-                latter.
+            layout: `to_flat` or `to_padded` of bert_tf.layout; `fit` and XLA require the latter.
             static_shape: Pad all batches to max_seq_length and to the same number of samples, with
                 samples of weight 0, so that XLA compiles once.
         """
@@ -143,10 +165,10 @@ class EncodedExamples:
     def encode(
         cls,
         examples: Examples,
-        pipeline: "Pipeline",
+        pipeline: WindowEncoder,
         layout: Layout,
         static_shape: bool = False,
-    ) -> "EncodedExamples":
+    ) -> Self:
         """Tokenize examples with the pipeline that is also exported for serving."""
         parts = [pipeline.encode(**texts) for texts in examples.slices()]
         size = EXAMPLES_PER_BATCH
@@ -189,7 +211,7 @@ class EncodedExamples:
             )
             for epoch in range(num_epochs)
         ]
-        return self._batches(
+        return _dataset(
             np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas),
             self._with_targets(self.task.sample_weights(self.examples, self.windows)),
         )
@@ -231,7 +253,12 @@ class EncodedExamples:
         if self.examples.weights:
             of_rows = np.array(self.examples.weights)[self.example_of_sample()]
             weights_S = of_rows if weights_S is None else of_rows * weights_S
-        return self._batches(numbers, self._with_targets(weights_S), first_step, multiple_of)
+        numbers, last = tf.constant(numbers, tf.int32), num_steps - 1
+        # Prefetching may ask for steps after the last one.
+        rows = tf.data.Dataset.range(num_steps).map(
+            lambda step: numbers[tf.minimum(step + first_step, last)]
+        )
+        return _mapped(rows, self._with_targets(weights_S, multiple_of))
 
     def example_of_sample(self) -> np.ndarray:
         """Return the index of each sample's example, `(S,)`."""
@@ -242,7 +269,7 @@ class EncodedExamples:
     def validation_batches(self, global_batch_size: int) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights) in file order, for `validation_data` of fit."""
         numbers = _batched(np.arange(len(self)), global_batch_size)
-        return self._batches(numbers, self._with_targets())
+        return _dataset(numbers, self._with_targets(None))
 
     def evaluation_batches(
         self, order: np.ndarray, replica_batch_size: int, num_replicas: int = 1
@@ -258,11 +285,8 @@ class EncodedExamples:
             Dataset whose is_sample, int32 `(B,)`, is 0 for padding samples.
         """
         numbers = _batched(order, replica_batch_size * num_replicas)
-        return self._batches(
-            numbers.reshape(-1, replica_batch_size),
-            # An integer, since booleans cannot be gathered from replicas.
-            lambda inputs, numbers_B, is_sample_B: (inputs, tf.cast(is_sample_B, tf.int32)),
-        )
+        builder = BatchBuilder(self._inputs(), self.static_shape)
+        return _dataset(numbers.reshape(-1, replica_batch_size), builder.evaluation_batch)
 
     def by_length(self) -> np.ndarray:
         """Return sample indices `(S,)`, longest first, so that batches contain little padding."""
@@ -270,136 +294,34 @@ class EncodedExamples:
         longest_S = np.maximum.reduceat(lengths_W, self.sample_splits[:-1])
         return np.argsort(-longest_S, kind="stable")
 
-    def _with_targets(self, weights_S=None):
-        """Return a function from (inputs, sample indices, is_sample) to a training batch."""
-        labels, weights = (
-            {
-                name: values if isinstance(values, tf.RaggedTensor) else tf.constant(values)
-                for name, values in of_samples.items()
-            }
-            for of_samples in (self.labels, self.weights)
-        )
+    def _with_targets(self, weights_S, multiple_of=1):
+        """Return the function from sample indices to a training batch."""
         if weights_S is None:
             weights_S = np.ones(len(self))
-        weights_S = tf.constant(weights_S, tf.float32)
-
-        def batch(inputs, numbers_B, is_sample_B):
-            def of_batch(values):
-                # Labels per token are ragged; they follow the layout of the inputs.
-                values = to_dense_like(tf.gather(values, numbers_B), inputs)
-                return tf.ensure_shape(values, [numbers_B.shape[0], *values.shape[1:]])
-
-            factor_B = tf.where(is_sample_B, tf.gather(weights_S, numbers_B), 0.0)
-
-            def weighted(values):
-                values = of_batch(values)
-                return values * tf.reshape(factor_B, [-1] + [1] * (values.shape.rank - 1))
-
-            return (
-                inputs,
-                {name: of_batch(values) for name, values in labels.items()},
-                {name: weighted(values) for name, values in weights.items()},
-            )
-
-        return batch
-
-    def _batches(self, numbers, finish, first_step=0, multiple_of=1):
-        """Return a dataset of `finish`'s results for sample indices (batches, B), -1 for none."""
-        inputs_of = self._inputs_of()
-
-        def batch(numbers_B):
-            # Keep at least one sample, of weight 0, so that no replica's batch is empty.
-            count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
-            count = -(-count // multiple_of) * multiple_of
-            if self.static_shape:
-                count = numbers_B.shape[0]
-            is_sample_B = numbers_B[:count] >= 0
-            # Padding repeats sample 0; its weight is 0.
-            numbers_B = tf.maximum(numbers_B[:count], 0)
-            return finish(inputs_of(numbers_B, count), numbers_B, is_sample_B)
-
-        numbers = tf.constant(numbers, tf.int32)
-        last = len(numbers) - 1
-        dataset = tf.data.Dataset.range(len(numbers)).map(
-            lambda step: numbers[tf.minimum(step + first_step, last)]
+        builder = BatchBuilder(
+            self._inputs(), self.static_shape, self.labels, self.weights, weights_S, multiple_of
         )
-        return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-            tf.data.AUTOTUNE
+        return builder.training_batch
+
+    def _inputs(self) -> Inputs:
+        """Return the function from sample indices to the model's inputs."""
+        return WindowInputs(
+            self.windows,
+            self.sample_splits,
+            self.vocabulary,
+            self.layout,
+            self.task.max_seq_length if self.static_shape else None,
         )
 
-    def _inputs_of(self):
-        """Return a function from (sample indices (B,), B) to the model's inputs."""
-        windows_of_samples = tf.RaggedTensor.from_row_splits(
-            tf.range(self.sample_splits[-1]), self.sample_splits, validate=False
-        )
-        packed, choice_W = self.windows.packed, self.windows.choice_W
-        max_choices = None if choice_W is None else int(np.max(choice_W)) + 1
-        length = {"length": self.task.max_seq_length} if self.static_shape else {}
 
-        def inputs_of(numbers_B, count):
-            numbers_BC = tf.gather(windows_of_samples, numbers_B)
-            parts = [tf.gather(part, numbers_BC.flat_values) for part in packed[:2]]
-            inputs = self.layout(Packed(*parts), self.vocabulary, **length)
-            if self.static_shape:
-                inputs = _filled_up(inputs, count * (max_choices or 1))
-            if choice_W is not None:
-                chosen = Windows(
-                    packed,
-                    numbers_BC.value_rowids(),
-                    choice_W=tf.gather(choice_W, numbers_BC.flat_values),
-                )
-                inputs["windows"] = chosen.choice_grid(count, max_choices)
-            return inputs
-
-        return inputs_of
+def _dataset(numbers, batch_of):
+    """Return a dataset of `batch_of`'s results for rows of sample indices, int `(batches, B)`."""
+    return _mapped(tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32)), batch_of)
 
 
-class FeatureExamples(EncodedExamples):
-    """Examples as features of a frozen encoder: batches of {"vector": float32 (B, H)}.
-
-    The features are computed once, at first use, because a resumed run restores its weights only
-    then. All S vectors stay in memory.
-    """
-
-    def __init__(
-        self, encoded: EncodedExamples, evaluator: "Evaluator", log: Callable[[str], None]
-    ):
-        """Wrap encoded examples.
-
-        Args:
-            encoded: The token ids.
-            evaluator: Evaluator of a model that has an output "vector".
-            log: Callable that takes log lines.
-        """
-        super().__init__(
-            encoded.task,
-            encoded.examples,
-            encoded.windows,
-            encoded.vocabulary,
-            encoded.layout,
-            encoded.static_shape,
-        )
-        self.encoded, self.evaluator, self.log = encoded, evaluator, log
-
-    @functools.cached_property
-    def vectors_SH(self) -> tf.Tensor:
-        """Features of all samples, float32 (S, H)."""
-        self.log(f"extracting features of {len(self)} rows, once")
-        return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
-
-    def _inputs_of(self):
-        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
-        return lambda numbers_B, count: {"vector": tf.gather(vectors_SH, numbers_B)}
-
-
-def _filled_up(inputs, count):
-    """Append rows without tokens to padded inputs, up to `count` rows."""
-
-    def filled_up(values):
-        values = tf.pad(values, [[0, count - tf.shape(values)[0]], [0, 0]])
-        return tf.ensure_shape(values, [count, values.shape[1]])
-
-    return {name: filled_up(values) for name, values in inputs.items()}
+def _mapped(rows, batch_of):
+    batches = rows.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def _order(rng, count, sampling_weights_S):

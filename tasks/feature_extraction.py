@@ -12,15 +12,16 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
+from bert_tf.layout import to_flat
 from bert_tf.model.encoder import Encoder
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, to_flat, token_budget
+from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.pooling import first_token, mean_of_tokens
 from tasks.prediction import in_batches
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 
 # By value of --layers: number of last layers, and their combination. Embeddings are not a layer.

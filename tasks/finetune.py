@@ -9,7 +9,7 @@ Rerun the same command to resume after an interruption. With --seeds=1,2,3 or
 """
 
 from bert_tf import command
-from tasks.settings import SweepSettings
+from tasks.sweep_settings import SweepSettings
 
 
 def main(settings: SweepSettings) -> None:

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from bert_tf import checkpoints
 from bert_tf.errors import UserError
+from bert_tf.layout import to_padded
 from bert_tf.run import Run
-from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import (
     barrier,
@@ -25,8 +25,8 @@ from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, FeatureExamples
+from tasks.evaluation import Evaluator, FeatureExamples
+from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
 from tasks.registry import task_class
 from tasks.settings import FinetuneSettings
@@ -149,10 +149,13 @@ def _finetune(settings, log, strategy):
     if source is not None:
         source.assign_to(model)
         task.init_head(model, encoded)
-        origins = {"data": hashes, "origin": source.origin_in(model)}
-        record = {"settings": settings.recorded(), **origins}
+        entries = {
+            "settings": settings.recorded(),
+            "data": hashes,
+            "origin": source.origin_in(model),
+        }
         if chief:
-            Run.create(settings.output_dir, config, vocabulary, record, task.to_dict())
+            Run.create(settings.output_dir, config, vocabulary, entries, task.to_dict())
         barrier(strategy)
         run = Run.open(settings.output_dir, is_writer=chief)
     elif from_chief(strategy, lambda: _is_finished(run, num_train_steps, settings)):

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.packing import to_padded
+from bert_tf.layout import to_padded
 from bert_tf.train.optimizer import FitSchedule
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples, FeatureExamples
+from tasks.evaluation import Evaluator, FeatureExamples
+from tasks.examples import EncodedExamples, Examples
 from tasks.readers.memory import as_list
 from tasks.registry import task_class
 
@@ -324,7 +324,7 @@ def _split(examples, fraction):
     first = math.floor(len(examples) * (1 - fraction))
     if not 0 < first < len(examples):
         raise UserError(
-            f"validation_split={fraction}: of {len(examples)} rows, one of both parts would be empty"
+            f"validation_split={fraction}: of {len(examples)} rows, one part would be empty"
         )
     return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
 

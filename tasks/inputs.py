@@ -10,7 +10,7 @@ from bert_tf import files
 from bert_tf.run import Run
 from tasks.readers.choices import read_choices
 from tasks.readers.glue import GLUE, read_glue
-from tasks.readers.records import raise_bad_rows
+from tasks.readers.rows import raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.readers.tables import read_rows
 from tasks.readers.tagged import read_tagged

@@ -22,7 +22,7 @@ from tasks.decisions import top2_gap
 from tasks.examples import Example, Tensors
 from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
 from tasks.task_model import TaskModel
@@ -54,10 +54,7 @@ class MaskedLm(Task):
                 yield Example({"text": row.values["text"]}, None, row.location)
 
     def encode(
-        self,
-        texts: Tensors,
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
 
@@ -71,9 +68,11 @@ class MaskedLm(Task):
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return the pipeline's outputs unchanged."""
-        return outputs
+        return dict(outputs)
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""

@@ -8,14 +8,14 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
@@ -24,9 +24,9 @@ from bert_tf.train.losses import softmax_cross_entropy
 from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
-from tasks.metrics.labels import accuracy
+from tasks.metrics.classification import accuracy
 from tasks.readers.choices import read_choices
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.task import Task
 from tasks.task_model import TaskModel
 from tasks.windows import Windows
@@ -57,7 +57,7 @@ class MultipleChoiceTask(Task):
     losses = {"choice": softmax_cross_entropy}
 
     @classmethod
-    def from_data(cls, path: str, **options) -> "MultipleChoiceTask":
+    def from_data(cls, path: str, **options: Any) -> Self:
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
 
@@ -74,14 +74,12 @@ class MultipleChoiceTask(Task):
             if isinstance(row, BadRow):
                 yield row
             else:
-                texts = {"prompt": row.prompt, "choices": row.choices}
-                yield Example(texts, row.label, row.location)
+                yield Example(
+                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
+                )
 
     def encode(
-        self,
-        texts: Tensors,
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize and pack each choice with its prompt, one window per choice.
 
@@ -124,22 +122,14 @@ class MultipleChoiceTask(Task):
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the accuracy."""
-        choices_B = self.serving_outputs(None, None, outputs)["choice"].numpy()
+        choices_B = _predictions(outputs)["choice"].numpy()
         return {"accuracy": accuracy(data.labels["choice"], choices_B)}
 
-    def serving_outputs(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
         """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
-        scores_BC = outputs["choice"]
-        probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
-        # Ties go to the first choice; -1 if there is none.
-        best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
-        is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
-        count = tf.shape(scores_BC)[1]
-        first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
-        return {
-            "choice": tf.where(first_B < count, first_B, -1),
-            "probabilities": probabilities_BC,
-        }
+        return _predictions(outputs)
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two most probable choices, `(B,)`."""
@@ -156,3 +146,17 @@ class MultipleChoice(TaskModel):
     """
 
     task_class = MultipleChoiceTask
+
+
+def _predictions(outputs):
+    scores_BC = outputs["choice"]
+    probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
+    # Ties go to the first choice; -1 if there is none.
+    best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
+    is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
+    count = tf.shape(scores_BC)[1]
+    first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
+    return {
+        "choice": tf.where(first_B < count, first_B, -1),
+        "probabilities": probabilities_BC,
+    }

@@ -4,25 +4,20 @@ Shape suffixes: B texts, W windows (token sequences made of them), L tokens, C c
 size.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
+from bert_tf.text.tokenizer import Tokenizer
 from tasks.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.heads import on_grid
 from tasks.pooling import mean_of_tokens
-
-if TYPE_CHECKING:
-    from bert_tf.text.tokenizer import Tokenizer
-    from tasks.task import Task
-    from tasks.windows import Windows
+from tasks.task import Task
+from tasks.windows import Windows
 
 
 class Pipeline(tf.Module):
@@ -126,7 +121,7 @@ class Pipeline(tf.Module):
             "end": dense(packed.ends, -1),
         }
 
-    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
+    def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
         """Return a tf.function per signature, with string inputs by position, traced once each."""
         texts = self.task.input_names
         return {

@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
 from tasks.examples import as_tensor
 from tasks.readers.glue import GLUE, check_submission, submission_lines
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 
 if TYPE_CHECKING:
     from tasks.trained_model import TrainedModel
@@ -71,7 +71,7 @@ def submit(
         UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
     """
     task = trained.task
-    file_format = getattr(task, "file_format", None)
+    file_format = getattr(task, "file_format", None) or ""
     check_submission(output_path, file_format, trained.run.path)
 
     def labels_by_id():

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.layout import to_padded
 from bert_tf.text.byte_limit import truncate_utf8
-from bert_tf.text.packing import to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.readers.memory import columns_of
@@ -79,7 +78,7 @@ class Preprocessor(keras.layers.Layer):
         """The vocabulary.
 
         Raises:
-            UserError: If the layer was created from its config alone, as by `keras.models.clone_model`.
+            UserError: If the layer was created from its config alone, as by clone_model of Keras.
         """
         if self.tokenizer is None:
             raise UserError(

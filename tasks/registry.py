@@ -20,59 +20,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TaskType:
-    """A task type's class and flags.
+    """A task type. Its flags are the fields of `tasks.settings.FinetuneSettings` that name it.
 
     Attributes:
         class_path: "module:class".
-        options: Its flags, in addition to those of all task types.
-        defaults: Its own defaults of flags, instead of those in DEFAULTS.
         needs_dev: Whether it always has a field to tune on dev data.
     """
 
     class_path: str
-    options: tuple[str, ...] = ()
-    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_dev: bool = False
 
 
-# The paper's and google-research/bert's (Devlin et al. 2019, A.3).
-DEFAULTS = {"max_seq_length": 128, "global_batch_size": 32, "epochs": 3, "learning_rate": 5e-5}
-_TEXT = ("text_column", "text_b_column", "label_column", "unescape_html", "truncation")
-_RARE = (
-    "class_weights",
-    "balanced_sampling",
-    "focal_gamma",
-    "prior_bias",
-    "rare_label",
-    "threshold_objective",
-    "calibrate",
-)
 TASK_TYPES = {
-    "classification": TaskType(
-        "tasks.classification:Classification", (*_TEXT, "labels", "multi_label", *_RARE)
-    ),
-    "regression": TaskType("tasks.regression:Regression", _TEXT),
-    "tagging": TaskType("tasks.tagging:Tagging", ("text_column", "labels", "doc_stride")),
-    "span_qa": TaskType(
-        "tasks.span_qa:SpanQA",
-        ("doc_stride", "max_query_length", "max_answer_length"),
-        {"max_seq_length": 384},
-    ),
+    "classification": TaskType("tasks.classification:Classification"),
+    "regression": TaskType("tasks.regression:Regression"),
+    "tagging": TaskType("tasks.tagging:Tagging"),
+    "span_qa": TaskType("tasks.span_qa:SpanQA"),
     "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoiceTask"),
-    "anomaly": TaskType(
-        "tasks.anomaly:Anomaly",
-        (
-            "text_column",
-            "label_column",
-            "unescape_html",
-            "truncation",
-            "normal_labels",
-            "false_alarm_rate",
-            "latent_dim",
-        ),
-        {"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
-        needs_dev=True,
-    ),
+    "anomaly": TaskType("tasks.anomaly:Anomaly", needs_dev=True),
 }
 
 
@@ -103,7 +68,6 @@ DATASETS = {
     "arc": Dataset("multiple_choice", {"file_format": "arc"}),
 }
 NAMES = (*TASK_TYPES, *DATASETS)
-OPTIONS = tuple(dict.fromkeys(name for kind in TASK_TYPES.values() for name in kind.options))
 
 
 def task_class(kind: str) -> type[Task]:

@@ -5,32 +5,28 @@ The output is the number itself, trained with squared error; it is neither clipp
 Shape suffixes: N examples, B texts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.train.losses import squared_error
+from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
 from tasks.task_model import TaskModel
-from tasks.text_task import TextTask
-
-if TYPE_CHECKING:
-    from bert_tf.config import BertConfig
-    from tasks.examples import EncodedExamples, Examples
-    from tasks.windows import Windows
+from tasks.text_task import LabelledTextTask
+from tasks.windows import Windows
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regression(TextTask):
+class Regression(LabelledTextTask):
     """Prediction of a number per text or pair of texts."""
 
     kind = "regression"
@@ -42,27 +38,25 @@ class Regression(TextTask):
         """Create the task from its options alone; nothing is read from the file."""
         return cls(**options)
 
-    def label_of(self, text: str) -> float:
+    def label_of(self, value: str) -> float:
         """Parse a label.
 
         Raises:
             ValueError: If it is not a finite float32.
         """
         try:
-            value = float(text)
+            number = float(value)
         except ValueError:
-            value = float("nan")
-        if not abs(value) <= LARGEST:
-            raise ValueError(f"label {text!r:.80}: expected a number")
-        return value
+            number = float("nan")
+        if not abs(number) <= LARGEST:
+            raise ValueError(f"label {value!r:.80}: expected a number")
+        return number
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> float:
         """Return a number."""
         return self.label_of(str(value))
 
-    def targets(
-        self, examples: Examples, windows: Windows
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return the values and weights of 1, float32 `(N,)`."""
         values = np.array(examples.labels, np.float32)
         return {"value": values}, {"value": np.ones(len(values), np.float32)}
@@ -73,7 +67,7 @@ class Regression(TextTask):
         model.build()
         return model
 
-    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return Pearson's and Spearman's correlation and the mean squared error."""
         values_N, predictions_N = data.labels["value"], outputs["value"][:, 0]
         return {
@@ -83,17 +77,12 @@ class Regression(TextTask):
         }
 
     def serving_outputs(
-        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+        self, texts: Tensors, windows: Windows, outputs: Tensors
     ) -> dict[str, tf.Tensor]:
         """Return the predicted value, float32 `(B,)`."""
         return {"value": outputs["value"][:, 0]}
 
-    def margin(
-        self,
-        predictions: Mapping[str, tf.Tensor],
-        windows: Windows,
-        outputs: Mapping[str, tf.Tensor],
-    ) -> tf.Tensor:
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return infinity, since nothing is decided."""
         return tf.fill(tf.shape(predictions["value"]), float("inf"))
 

@@ -9,36 +9,30 @@ Shape suffixes: N questions, W windows of all of them, T tokens of all windows, 
 window.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy
 from tasks.answer_spans import best_spans, select_answer
 from tasks.decisions import top2_gap
-from tasks.examples import Example
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import SpanModel
 from tasks.metrics.squad import best_null_threshold, squad_scores
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.task import Task
 from tasks.task_model import TaskModel
-from tasks.windows import pack_windows
-
-if TYPE_CHECKING:
-    from bert_tf.config import BertConfig
-    from bert_tf.text.tokenizer import Tokens
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.examples import EncodedExamples, Examples
-    from tasks.windows import Windows
+from tasks.windows import Windows, pack_windows
 
 RELEASED_THRESHOLD = 0.0
 N_BEST = 20  # Candidate answers in a served prediction, as in google-research/bert.
@@ -138,8 +132,12 @@ class SpanQA(Task):
                     "without an answer train with --task=squad2",
                 )
                 continue
-            texts = {"question": question.question, "context": question.context}
-            yield Example(texts, tuple(question.answers), question.location, question.id)
+            yield Example(
+                {"question": question.question, "context": question.context},
+                tuple(question.answers),
+                question.location,
+                question.id,
+            )
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the questions without an answer, or whose first answer is at its offset.
@@ -156,10 +154,7 @@ class SpanQA(Task):
         return kept
 
     def encode(
-        self,
-        texts: Mapping[str, tf.Tensor],
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize questions and contexts into overlapping windows."""
         return pack_windows(
@@ -171,9 +166,7 @@ class SpanQA(Task):
             self.max_query_length,
         )
 
-    def targets(
-        self, examples: Examples, windows: Windows
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return the position per window of the first answer's first and last token.
 
         The tokens of an answer are those that contain at least one character of it. A window
@@ -185,6 +178,8 @@ class SpanQA(Task):
         # A question without a usable answer gets the span (0, 0), which contains no character.
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
         example_W, packed = windows.example_W.numpy(), windows.packed
+        assert packed.starts is not None and packed.ends is not None  # Since `needs_offsets`.
+        assert windows.is_max_context is not None  # Since texts are split.
         example_T = example_W[packed.input_ids.value_rowids().numpy()]
         is_answer_T = packed.segment_ids.flat_values.numpy() == 1
         is_answer_T &= packed.starts.flat_values.numpy() < end_N[example_T]
@@ -232,7 +227,7 @@ class SpanQA(Task):
         model.build()
         return model
 
-    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
 
         Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
@@ -255,7 +250,7 @@ class SpanQA(Task):
             result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
         return result
 
-    def tune(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> Self:
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
         """Return the task with the no-answer threshold of the best F1 on this data."""
         if not self.may_be_impossible:
             return self
@@ -263,18 +258,13 @@ class SpanQA(Task):
         return dataclasses.replace(self, null_threshold=threshold)
 
     def serving_outputs(
-        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+        self, texts: Tensors, windows: Windows, outputs: Tensors
     ) -> dict[str, tf.Tensor]:
         """Select the answer and the N_BEST candidates per question (`select_answer`)."""
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
         return select_answer(best, self._threshold)
 
-    def margin(
-        self,
-        predictions: Mapping[str, tf.Tensor],
-        windows: Windows,
-        outputs: Mapping[str, tf.Tensor],
-    ) -> tf.Tensor:
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
         # The zero column lets a single candidate have a margin.
         margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))

@@ -24,12 +24,12 @@ from bert_tf.run import Run
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
 from tasks.finetuning import finetune
 from tasks.registry import task_from_dict
-from tasks.settings import rate_name
+from tasks.settings import format_number
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tasks.settings import SweepSettings
+    from tasks.sweep_settings import SweepSettings
 
 
 @names_lost_worker
@@ -153,7 +153,7 @@ def _best(results):
 def _table(report, output_dir):
     """Yield one line per learning rate."""
     for setting in report["settings"]:
-        rate = f"learning rate {rate_name(setting['learning_rate'])}"
+        rate = f"learning rate {format_number(setting['learning_rate'])}"
         count = len(setting["runs"])
         if setting["best"] is None:
             yield f"{rate}: failed: {', '.join(setting['failed'])}"

@@ -6,18 +6,20 @@ windows; each of its tokens is trained, scored and predicted in the window with 
 Shape suffixes: B texts, W windows of them, (L) tokens of a window, C labels, T tokens of all texts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy
+from tasks import heads
 from tasks.entity_labels import (
     BioLabels,
     entity_type,
@@ -28,21 +30,13 @@ from tasks.entity_labels import (
     word_predictions,
 )
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
-from tasks.examples import Example
-from tasks import heads
-from tasks.metrics.entities import entity_scores
-from tasks.readers.records import BadRow, as_label, raise_bad_rows
+from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
 from tasks.task import Task
 from tasks.task_model import TaskModel
-from tasks.windows import pack_windows
-
-if TYPE_CHECKING:
-    from bert_tf.config import BertConfig
-    from bert_tf.text.tokenizer import Tokens
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.examples import EncodedExamples, Examples
-    from tasks.windows import Windows
+from tasks.windows import Windows, pack_windows
 
 FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
@@ -78,6 +72,7 @@ class Tagging(Task):
         labels: Sequence[str] = (),
         doc_stride: int | None = None,
         text_columns: Sequence[str] = ("text",),
+        **options: Any,
     ) -> Self:
         """Create the task from a training file.
 
@@ -87,6 +82,7 @@ class Tagging(Task):
             labels: Entity types, or BIO tags with O; by default the types of the file, sorted.
             doc_stride: Tokens between the starts of two windows; by default half a window.
             text_columns: Name of the text in tables.
+            **options: Further fields of the task.
 
         Raises:
             UserError: If the file contains no entity.
@@ -106,6 +102,7 @@ class Tagging(Task):
             labels=bio.labels,
             doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
             text_column=text_column,
+            **options,
         )
 
     @classmethod
@@ -174,10 +171,7 @@ class Tagging(Task):
             yield Example({"text": text}, item if labelled else None, item.location)
 
     def encode(
-        self,
-        texts: Mapping[str, tf.Tensor],
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
         tokens = tokenize(texts["text"])
@@ -206,7 +200,7 @@ class Tagging(Task):
         model.build()
         return model
 
-    def metric_inputs(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metric_inputs(self, outputs: Arrays) -> Arrays:
         """Return the most likely labels `(W, L)`, int16 if possible.
 
         The logits of a million windows would take gigabytes.
@@ -214,7 +208,7 @@ class Tagging(Task):
         is_few = len(self.labels) < 2**15
         return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
 
-    def metrics(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return entity-level F1, precision and recall, and the accuracy of tags.
 
         Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
@@ -240,7 +234,7 @@ class Tagging(Task):
         of_types = scores["types"] if len(bio.types) <= FEW_TYPES else {}
         return {
             **{name: scores[name] for name in ("f1", "precision", "recall")},
-            "strict_f1": entity_scores(gold, predicted, strict=True)["f1"],
+            "strict_f1": strict_f1(gold, predicted),
             "accuracy": float(np.mean(hits)) if hits else 0.0,
             **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
         }
@@ -250,17 +244,12 @@ class Tagging(Task):
         return self._labelled(data.examples, data.windows)[1]
 
     def serving_outputs(
-        self, texts: Mapping[str, tf.Tensor], windows: Windows, outputs: Mapping[str, tf.Tensor]
+        self, texts: Tensors, windows: Windows, outputs: Tensors
     ) -> dict[str, tf.Tensor]:
         """Return the entities per text (`tasks.entity_spans.entities`)."""
         return entities(texts["text"], windows, outputs["tag"], self.bio)
 
-    def margin(
-        self,
-        predictions: Mapping[str, tf.Tensor],
-        windows: Windows,
-        outputs: Mapping[str, tf.Tensor],
-    ) -> tf.Tensor:
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the smallest margin of any token of a text, `(B,)`."""
         return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 

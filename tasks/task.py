@@ -7,63 +7,128 @@ Shape suffixes: N examples, W windows (token sequences made of the examples).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bert_tf.errors import UserError
 from tasks.examples import Examples
 from tasks.readers.memory import columns_of
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-    from tasks.examples import EncodedExamples
+    from bert_tf.config import BertConfig
+    from bert_tf.text.tokenizer import Tokens
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.examples import Arrays, EncodedExamples, Example, Tensors
     from tasks.windows import Windows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(abc.ABC):
     """Base class of fine-tuning tasks.
 
-    Its fields are saved in task.json. Subclasses define:
-
-        kind, best_metric: Name of the task type; metric that selects the best checkpoint.
-        input_names: Names of the inputs of a served request.
-        losses: `{output: function}` from (labels, output) to one loss per element (`TrainStep`).
-        from_data(path, **options): Create the task from a training file.
-        iter_examples(path, labelled): Yield an `Example` or a `BadRow` per row, streaming.
-        encode(texts, tokenize, vocabulary): Map `{input: strings (N,)}` to `Windows`, in the graph.
-        targets(examples, windows): Return (labels, weights), each `{output: one entry per sample}`.
-        build_model(config, dtype): Return the Keras model, built.
-        metrics(data, outputs): Return `{name: value}` of a complete `EncodedExamples`.
-        serving_outputs(texts, windows, outputs): Return what is served, `{name: (N, ...)}`, in the
-            graph.
-        margin(predictions, windows, outputs): Return `(N,)`, the probability by which the
-            prediction leads the second best one.
-
-    A sample is the unit of a batch: a window or, in multiple choice, an example with all its
-    choices. The fields named in `tunable_fields` are tuned after training, on the first dev file.
-    They belong to one checkpoint (tasks/tuning.py) and are `None` in task.json.
+    Its fields are saved in task.json. Every subclass defines `kind` and the abstract members. One
+    that is trained also defines `best_metric`, `losses`, `from_data`, `targets` and `metrics`;
+    `MaskedLm` is not, since it has no labels. A sample is the unit of a batch: a window or, in
+    multiple choice, an example with all its choices.
     """
 
     max_seq_length: int
 
-    tunable_fields = ()
+    kind: ClassVar[str]  # Name of the task type.
     predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
-    INPUT_RANKS = {}  # {input name: 2} of inputs of shape (N, C); all others are (N,).
+    # {input name: 2} of inputs of shape (N, C); all others are (N,).
+    INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
-    accuracies = ()  # Outputs whose accuracy `fit` reports.
+    accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
     needs_offsets = False  # Whether predictions refer to characters of the text.
     # Ends the log line about the rows that `select_training_examples` drops.
     unused = "not used for training"
+
+    @property
+    @abc.abstractmethod
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs of a served request."""
+
+    @property
+    def best_metric(self) -> str:
+        """Name of the metric that selects the best checkpoint."""
+        raise NotImplementedError
+
+    @property
+    def losses(self) -> Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        """Functions from (labels, output) to one loss per element, by the name of the output."""
+        raise NotImplementedError
+
+    @property
+    def tunable_fields(self) -> tuple[str, ...]:
+        """Fields that are tuned after training, on the first dev file.
+
+        They belong to one checkpoint (tasks/tuning.py) and are `None` in task.json.
+        """
+        return ()
+
+    @classmethod
+    def from_data(cls, path: str, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task from a training file.
+
+        Args:
+            path: Training file.
+            max_seq_length: Maximum tokens per window, with special tokens.
+            **options: Other fields of the task, as given by flags.
+
+        Raises:
+            UserError: If the file or an option does not fit the task.
+        """
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield an `Example` or a `BadRow` per row of a file, without reading all of it first."""
+
+    @abc.abstractmethod
+    def encode(
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
+    ) -> Windows:
+        """Tokenize and pack texts, in the graph.
+
+        Args:
+            texts: Strings `(N,)` by input name; `(N, C)` for those in `INPUT_RANKS`.
+            tokenize: `Tokenizer.tokenize` or `Tokenizer.tokenize_with_offsets`.
+            vocabulary: Vocabulary of the ids.
+        """
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels and weights, each with one entry per sample by the name of the output."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> tf.keras.Model:
+        """Return the Keras model, built."""
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the metrics of all examples of a dataset, by name."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def serving_outputs(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return what is served, `(N, ...)` by name, in the graph."""
+
+    @abc.abstractmethod
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability by which each prediction leads the second best one, `(N,)`."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -154,21 +219,23 @@ class Task:
         """
         return None
 
-    def init_head(self, model: tf.keras.Model, encoded: EncodedExamples) -> None:
+    def init_head(  # noqa: B027  By default the weights stay random.
+        self, model: tf.keras.Model, encoded: EncodedExamples
+    ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def metric_inputs(self, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def metric_inputs(self, outputs: Arrays) -> Arrays:
         """Reduce the outputs of a batch to the arrays that `metrics` needs.
 
         They are kept for all batches of an evaluation, so they should be small.
         """
         return outputs
 
-    def report(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
         """Return tables that an evaluation reports in addition to metrics, as lists by name."""
         return {}
 
-    def tune(self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]) -> Self:
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
         """Return the task with the fields of `tunable_fields` fitted to dev data."""
         return self
 
@@ -183,9 +250,7 @@ class Task:
         """
         return []
 
-    def tuning_warnings(
-        self, data: EncodedExamples, outputs: Mapping[str, np.ndarray]
-    ) -> list[str]:
+    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return one warning per field of `tunable_fields` that this dev data cannot tune."""
         return []
 
@@ -206,7 +271,7 @@ class Task:
         return dataclasses.replace(self, **fields)
 
     @classmethod
-    def _checked(cls, values: dict, location: str) -> dict:
+    def _checked(cls, values: Mapping[str, Any], location: str) -> dict[str, Any]:
         """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
         hints = typing.get_type_hints(cls)
         for name, value in values.items():

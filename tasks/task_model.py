@@ -22,22 +22,23 @@ import tensorflow as tf
 from bert_tf import checkpoints
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.layout import to_padded
 from bert_tf.run import Run
-from bert_tf.text.packing import Packed, to_padded
+from bert_tf.text.packing import Packed
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
 from tasks import compiling, fitting
-from tasks.examples import EncodedExamples, Examples, as_tensor
 from tasks.evaluation import Evaluator
+from tasks.examples import Examples
 from tasks.pipeline import Pipeline
 from tasks.prediction import jsonable
 from tasks.preprocessor import Preprocessor
-from tasks.readers.memory import as_list, columns_of
-from tasks.registry import DEFAULTS, TASK_TYPES, task_from_dict
+from tasks.readers.memory import columns_of
+from tasks.registry import task_from_dict
+from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
 
 ROWS_PER_CALL = 1024  # Rows per call of the serving function; bounds memory.
@@ -105,7 +106,7 @@ class TaskModel(keras.Model):
         cls,
         path: str | os.PathLike[str],
         *,
-        max_seq_length: int = 128,
+        max_seq_length: int | None = None,
         seed: int = 0,
         dtype: str = "float32",
         do_lower_case: bool | None = None,
@@ -116,7 +117,8 @@ class TaskModel(keras.Model):
 
         Args:
             path: Run, Hugging Face directory, Google release or keras-nlp preset.
-            max_seq_length: Maximum tokens per sequence, with [CLS] and [SEP].
+            max_seq_length: Maximum tokens per sequence, with [CLS] and [SEP]; by default 128 (384
+                for QuestionAnswerer).
             seed: Seed of the head, of the order of rows and of dropout.
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
@@ -128,6 +130,9 @@ class TaskModel(keras.Model):
         """
         pretrained = read_pretrained(path, do_lower_case)
         config = pretrained.config
+        if max_seq_length is None:
+            of_task = task_defaults(cls.task_class.kind)["max_seq_length"]
+            max_seq_length = min(of_task, config.max_position_embeddings)
         if not 4 <= max_seq_length <= config.max_position_embeddings:
             raise UserError(
                 f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
@@ -157,7 +162,7 @@ class TaskModel(keras.Model):
     @property
     def fit_defaults(self) -> dict[str, Any]:
         """Batch size, epochs and learning rate of the task type."""
-        return {**DEFAULTS, **TASK_TYPES[self.task.kind].defaults}
+        return task_defaults(self.task.kind)
 
     @property
     def task(self) -> Task:
@@ -398,19 +403,18 @@ def _is_batch(x, task):
 
 def _python_strings(values):
     """Return an array with `str` for bytes."""
-    return np.array(jsonable(values), object).reshape(values.shape) if values.dtype == object else values
+    if values.dtype != object:
+        return values
+    return np.array(jsonable(values), object).reshape(values.shape)
 
 
 def _joined(parts):
     """Concatenate arrays along axis 0, padded to the largest of each other axis."""
     shape = np.max([part.shape for part in parts], axis=0)
     filler = "" if parts[0].dtype == object else -1
-    padded = [
-        np.pad(
-            part,
-            [(0, 0), *((0, size - own) for size, own in zip(shape[1:], part.shape[1:], strict=True))],
-            constant_values=filler,
-        )
-        for part in parts
-    ]
-    return np.concatenate(padded)
+
+    def padded(part):
+        missing = (shape - part.shape)[1:]
+        return np.pad(part, [(0, 0), *((0, size) for size in missing)], constant_values=filler)
+
+    return np.concatenate([padded(part) for part in parts])

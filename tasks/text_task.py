@@ -1,16 +1,17 @@
-"""Base class of the tasks on a text or pair: their columns and truncation."""
+"""Base classes of the tasks on a text or pair: columns, truncation and labels."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from tasks.examples import Example
 from tasks.readers.glue import GLUE, read_glue
-from tasks.readers.records import BadRow
+from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
 from tasks.windows import one_window_each
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
 
     from bert_tf.text.tokenizer import Tokens
     from bert_tf.text.vocabulary import Vocabulary
+    from tasks.examples import Tensors
     from tasks.readers.tables import Row
     from tasks.windows import Windows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
-    """Base class of tasks with a label or value per text or pair of texts.
-
-    Subclasses define `label_of(value)`, which converts a string of the label column, or raises
-    `ValueError` with what was expected.
+    """Base class of tasks on a text or pair of texts that fits one window.
 
     Attributes:
         file_format: "rows", with named columns, or the name of a GLUE dataset, whose files have
@@ -42,7 +41,7 @@ class TextTask(Task):
 
     file_format: str = "rows"
     text_columns: tuple[str, ...] = ("text",)
-    label_column: str = "label"
+    label_column: str | None = None
     unescape_html: bool = False
     truncation: str = "head"
 
@@ -58,39 +57,25 @@ class TextTask(Task):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the texts in a served request."""
-        return _input_names(self._columns)
-
-    @property
-    def list_columns(self) -> tuple[str, ...]:
-        """Columns that may contain lists in .jsonl."""
-        return ()
+        return ("text",) if len(self._columns) == 1 else ("text_a", "text_b")
 
     @property
     def _columns(self):
         return GLUE[self.file_format].keys if self.file_format in GLUE else self.text_columns
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the rows of a file."""
-        for row in raw_rows(self, path, labelled):
-            if isinstance(row, BadRow):
-                yield row
-                continue
-            label = None
-            if labelled:
-                try:
-                    label = self.label_of(row.values[self.label_column])
-                except ValueError as error:
-                    yield BadRow(row.location, str(error))
-                    continue
-            texts = [row.values[column] for column in self._columns]
-            texts = dict(zip(self.input_names, texts, strict=True))
-            yield Example(texts, label, row.location, row.values.get("index"))
+    def example(self, row: Row, label: object) -> Example:
+        """Return the example of a row."""
+        texts = [row.values[column] for column in self._columns]
+        index = row.values.get("index")
+        return Example(
+            dict(zip(self.input_names, texts, strict=True)),
+            label,
+            row.location,
+            index if isinstance(index, str) else None,
+        )
 
     def encode(
-        self,
-        texts: Mapping[str, tf.Tensor],
-        tokenize: Callable[[tf.Tensor], Tokens],
-        vocabulary: Vocabulary,
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
         """Tokenize and truncate texts to one window each."""
         names = self.input_names
@@ -100,13 +85,41 @@ class TextTask(Task):
         return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 
 
-def raw_rows(task: TextTask, path: str, labelled: bool) -> Iterable[Row | BadRow]:
-    """Return the rows of a file in a task's format, labels as they are written."""
-    if task.file_format in GLUE:
-        return read_glue(task.file_format, path, labelled)
-    columns = (*task.text_columns, *([task.label_column] if labelled else []))
-    return read_rows(path, columns, task.unescape_html, task.list_columns)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledTextTask(TextTask):
+    """Base class of tasks with a label or value per text or pair of texts."""
 
+    label_column: str = "label"
 
-def _input_names(columns):
-    return ("text",) if len(columns) == 1 else ("text_a", "text_b")
+    @property
+    def list_columns(self) -> tuple[str, ...]:
+        """Columns that may contain lists in .jsonl."""
+        return ()
+
+    @abc.abstractmethod
+    def label_of(self, value: Any) -> object:
+        """Convert a string of the label column, or a list of strings in `list_columns`.
+
+        Raises:
+            ValueError: If it is no label, with what was expected.
+        """
+
+    def rows(self, path: str, labelled: bool) -> Iterable[Row | BadRow]:
+        """Return the rows of a file, labels as they are written."""
+        if self.file_format in GLUE:
+            return read_glue(self.file_format, path, labelled)
+        columns = (*self.text_columns, *([self.label_column] if labelled else []))
+        return read_rows(path, columns, self.unescape_html, self.list_columns)
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the rows of a file."""
+        for row in self.rows(path, labelled):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            try:
+                label = self.label_of(row.values[self.label_column]) if labelled else None
+            except ValueError as error:
+                yield BadRow(row.location, str(error))
+            else:
+                yield self.example(row, label)

@@ -32,7 +32,7 @@ class TrainedModel:
         task: The task, with the values that were tuned for this checkpoint.
         pipeline: The pipeline of the model with the checkpoint's weights.
         checkpoint: Path of the checkpoint.
-        tuned: The record of tuning (tasks/tuning.py), or `None`.
+        tuned: What was tuned (tasks/tuning.py), or `None`.
     """
 
     run: Run
@@ -59,12 +59,12 @@ class TrainedModel:
             if checkpoint
             else run.checkpoints.best_or_latest_step()
         )
-        tuned = None
+        task: Task
         if run.task is None:
             task = MaskedLm(max_seq_length=run.config.max_position_embeddings)
-            make_pipeline = MaskedLmPipeline
+            tuned, pipeline = None, MaskedLmPipeline
         else:
-            task, tuned, make_pipeline = task_at(run, step), tuned_at(run, step), Pipeline
+            task, tuned, pipeline = task_at(run, step), tuned_at(run, step), Pipeline
         directory = run.checkpoints.path(step)
         values = checkpoints.read(directory)
         # Checked before the model is built, since one of another size might not fit into memory.
@@ -89,7 +89,7 @@ class TrainedModel:
             ignore=checkpoints.OPTIMIZER_STATE,
         )
         tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
-        return cls(run, task, make_pipeline(task, tokenizer, model), directory, tuned)
+        return cls(run, task, pipeline(task, tokenizer, model), directory, tuned)
 
     @classmethod
     def create(

@@ -1,7 +1,7 @@
 """Tuned values: thresholds and temperatures, which belong to the checkpoint they were fitted to.
 
 task.json describes the requested task and does not change. The values are in checkpoint.json,
-written atomically with their record:
+written in one atomic write:
 
     "tuned": {"values": {field of the task: value}, "metrics": {name: value with the tuned values},
               "file": path of the dev file, "sha256": hash of that file, "warnings": [line]}
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
-    """Return the record of tuning of the checkpoint at a step, or `None`."""
+    """Return what was tuned for the checkpoint at a step, or `None`."""
     tuned = run.checkpoints.info(step).get("tuned")
     if tuned is None and step == run.checkpoints.best_or_latest_step():
         return _of_earlier_versions(run, step)
@@ -30,7 +30,7 @@ def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
 
 def task_at(run: Run, step: int) -> Task:
     """Return the run's task with the values tuned for the checkpoint at a step, if any."""
-    task = task_from_dict(run.task)
+    task = task_from_dict(run.task or {})
     return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))
 
 
@@ -43,9 +43,9 @@ def _of_earlier_versions(run, step):
     # Earlier versions wrote the metrics of tuning to metrics.jsonl, with the prefix tuned_.
     metrics = {
         name.removeprefix("tuned_"): value
-        for record in run.metrics()
-        if record["step"] == step
-        for name, value in record.items()
+        for line in run.metrics()
+        if line["step"] == step
+        for name, value in line.items()
         if name.startswith("tuned_")
     }
     sha256 = (run.train.get("data") or {}).get(file)

@@ -10,7 +10,7 @@ it, (L) tokens of a packed window, all ragged; C choices of an example.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +18,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.text.packing import Packed, concat_segments, interleave, truncate
 from bert_tf.text.tokenizer import Tokens
-
-if TYPE_CHECKING:
-    from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.text.vocabulary import Vocabulary
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
 # string is bounded, as bytes beyond the byte limit are.

@@ -70,10 +70,9 @@ def write_shards(directory, masking="static", seed=0, **changes):
     tokenizer = {"do_lower_case": True, "strip_accents": None}
     manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, {})
     (directory / "shards").mkdir()
-    writing.begin(manifest, vocabulary, {})
+    manifest.begin(vocabulary, {})
     write_here(settings, manifest.plan_sha256)
-    entries = writing.finished_entries(manifest, settings.num_shards)
-    writing.complete(manifest, entries, settings.num_shards)
+    manifest.complete(writing.finished_entries(manifest))
     return directory / "shards"
 
 

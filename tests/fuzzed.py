@@ -21,7 +21,7 @@ def _written(path, text):
 
 
 def _rows(path):
-    from tasks.readers.records import BadRow
+    from tasks.readers.rows import BadRow
     from tasks.readers.tables import read_rows
 
     rows = list(read_rows(path, ("text", "label"), unescape_html=False))
@@ -232,6 +232,7 @@ def manifest(directory):
     _make_shards(directory)
 
     def read(path):
+        from bert_tf.config import read_json_object
         from bert_tf.data.batches import PretrainingDataset
         from bert_tf.data.manifest import Manifest
 
@@ -239,7 +240,8 @@ def manifest(directory):
         found.vocabulary()
         found.check_files()
         data = PretrainingDataset(path.parent, Vocabulary(ENTRIES), config_of())
-        return found.sha256, found.plan_sha256 if "corpus" in found.values else "", len(data)
+        plan_sha256 = found.plan_sha256 if "corpus" in read_json_object(path) else ""
+        return found.sha256, plan_sha256, len(data)
 
     return directory / "shards" / "manifest.json", read
 
@@ -269,7 +271,8 @@ def safetensors(directory):
     import safetensors.numpy
 
     from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights import huggingface, name_map
+    from bert_tf.weights import name_map
+    from bert_tf.weights.sources import read_pretrained
 
     bert = BertConfig(**CONFIG)
     tensors = {
@@ -281,7 +284,7 @@ def safetensors(directory):
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     _written(directory / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
     Vocabulary(WORDS).save(directory / "vocab.txt")
-    return directory / "model.safetensors", lambda path: len(huggingface.read(path.parent)[2])
+    return directory / "model.safetensors", lambda path: len(read_pretrained(path.parent).weights)
 
 
 def _make_shards(directory):

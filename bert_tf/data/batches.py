@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.bucketing import round_up_to_bucket
 from bert_tf.config import BertConfig
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.layout import padded_to_flat
 from bert_tf.text.vocabulary import Vocabulary
 
+ToLayout = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
 BLOCK_EXAMPLES = 1 << 16
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
 
@@ -58,15 +59,15 @@ class PretrainingDataset:
         self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
         settings = self.manifest.settings
         self.max_seq_length = settings["max_seq_length"]
-        made_with = self.manifest.values["vocabulary"]
-        if made_with["sha256"] != vocabulary.sha256:
+        sha256 = self.manifest.vocabulary_sha256
+        if sha256 != vocabulary.sha256:
             raise UserError(
-                f"{directory}: written with another vocabulary ({made_with['entries']} entries, "
-                f"SHA-256 {made_with['sha256'][:12]}..., now {len(vocabulary)} entries, "
+                f"{directory}: written with another vocabulary ({self.manifest.vocab_size} "
+                f"entries, SHA-256 {sha256[:12]}..., now {len(vocabulary)} entries, "
                 f"{vocabulary.sha256[:12]}...); use the vocab.txt of the shards"
             )
         vocabulary.check_size(config.vocab_size, where=str(directory))
-        tokenizer = self.manifest.values.get("tokenizer")
+        tokenizer = self.manifest.tokenizer
         if tokenizer and tokenizer["do_lower_case"] != config.do_lower_case:
             raise UserError(
                 f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
@@ -111,10 +112,7 @@ class PretrainingDataset:
         return DataPosition(seed, *divmod(num_examples, len(self)))
 
     def training_batches(
-        self,
-        position: DataPosition,
-        batch_size: int,
-        layout: Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]],
+        self, position: DataPosition, batch_size: int, layout: ToLayout
     ) -> tf.data.Dataset:
         """Return an infinite dataset of shuffled batches.
 
@@ -131,11 +129,7 @@ class PretrainingDataset:
         blocks = self._training_blocks(position)
         return self._batches(blocks, position.seed, batch_size, layout, drop_remainder=True)
 
-    def evaluation_batches(
-        self,
-        batch_size: int,
-        layout: Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]],
-    ) -> tf.data.Dataset:
+    def evaluation_batches(self, batch_size: int, layout: ToLayout) -> tf.data.Dataset:
         """Return a dataset of all examples once, in order. The last batch may be smaller.
 
         Args:
@@ -301,20 +295,11 @@ def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         masked_lm_positions `(B, P)` relative to T, the other masked_lm_* tensors and
         next_sentence_labels `(B,)`. T is rounded up to a bucket size; the tail is 0.
     """
-    is_token_BL = examples["input_mask"] > 0
-    lengths_B = tf.reduce_sum(examples["input_mask"], axis=1)
-    row_splits = tf.concat([[0], tf.cumsum(lengths_B)], axis=0)
-    tail = [[0, round_up_to_bucket(row_splits[-1]) - row_splits[-1]]]
-    flattened = {
-        name: tf.pad(tf.boolean_mask(examples[name], is_token_BL), tail)
-        for name in ("input_ids", "segment_ids")
-    }
-    positions = examples["masked_lm_positions"] + row_splits[:-1, tf.newaxis]
-    others = {name: examples[name] for name in tf_examples.MASKS}
+    flat = padded_to_flat(examples)
+    starts_B = flat["row_splits"][:-1]
     return {
-        **others,
-        **flattened,
-        "row_splits": row_splits,
-        "masked_lm_positions": positions,
+        **flat,
+        **{name: examples[name] for name in tf_examples.MASKS},
+        "masked_lm_positions": examples["masked_lm_positions"] + starts_B[:, tf.newaxis],
         tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
     }

@@ -9,16 +9,15 @@ import io
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
 from bert_tf.command import import_tensorflow
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.entries import ShardEntry
+from bert_tf.data.settings import WriterArguments
 from bert_tf.errors import UserError
-from bert_tf.text.vocabulary import Vocabulary
 
 # Runs in this process. Beam's default runner would download a program first.
 DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -26,19 +25,13 @@ DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 @contextlib.contextmanager
 def run_on_beam(
-    settings: WriteShardsSettings,
-    vocabulary: Vocabulary,
-    tokenizer: dict[str, Any],
-    plan_sha256: str,
-    num_tasks: int,
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+    arguments: WriterArguments, num_tasks: int
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
     """Configure a Beam runner for the block.
 
     Args:
-        settings: Settings; `beam_args` are options of Beam, such as --runner=FlinkRunner.
-        vocabulary: The vocabulary.
-        tokenizer: Keyword arguments of the `Tokenizer`.
-        plan_sha256: Digest of the plan in the manifest.
+        arguments: Arguments of the `ShardWriter`; `settings.beam_args` are options of Beam, such
+            as --runner=FlinkRunner.
         num_tasks: Not used; for compatibility with `run_local`.
 
     Yields:
@@ -48,20 +41,20 @@ def run_on_beam(
     Raises:
         UserError: If --beam_args is invalid or a task fails.
     """
+    beam_args = arguments.settings.beam_args
     try:
         with contextlib.redirect_stderr(io.StringIO()) as captured:
-            options = PipelineOptions(shlex.split(settings.beam_args))
+            options = PipelineOptions(shlex.split(beam_args))
             standard = options.view_as(StandardOptions)
             standard.runner = standard.runner or DEFAULT_RUNNER
             runner = create_runner(standard.runner)
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
-        raise UserError(f"--beam_args={settings.beam_args}: {lines[-1]}") from None
+        raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
     # Beam logs every failure four times; it is raised as well.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
 
     def make(tasks):
-        arguments = (settings, vocabulary, tokenizer, plan_sha256)
         try:
             with beam.Pipeline(runner=runner, options=options) as pipeline:
                 (

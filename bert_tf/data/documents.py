@@ -15,7 +15,7 @@ import os
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from bert_tf.errors import UserError
 
 FORMATS = ("lines", "text", "jsonl")
 MAX_LINE_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 MAX_JSON_LINE_BYTES = 64 << 20
 # gzip compresses text by a factor of 3 to 10, and anything by at most 1,032. A file beyond this
 # limit is not text and could fill the disk.
@@ -79,7 +80,7 @@ def find_files(patterns: Iterable[str], but_in: str | None = None) -> list[str]:
     Raises:
         UserError: If a pattern matches no file.
     """
-    paths = {}
+    paths: dict[str, str] = {}
     for pattern in patterns:
         matches = files.glob_files(pattern)
         if not matches:
@@ -111,14 +112,14 @@ def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byt
         UserError: If a line is too long or not UTF-8, or if a gzip file expands to more than
             `MAX_EXPANSION` times its size.
     """
-    with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(files.open_file(path))
-        packed, next_check = stream, math.inf
+    with files.open_file(path) as packed, contextlib.ExitStack() as stack:
+        stream, next_check = packed, math.inf
         if path.endswith(".gz"):
-            stream = stack.enter_context(gzip.GzipFile(fileobj=packed))
+            text_file = stack.enter_context(gzip.GzipFile(fileobj=packed))
+            stream = stack.enter_context(io.BufferedReader(text_file, BUFFER_BYTES))
             next_check = FREE_EXPANSION_BYTES
-        if not isinstance(stream, io.BufferedReader):
-            stream = stack.enter_context(io.BufferedReader(stream, 1 << 20))
+        elif isinstance(packed, io.RawIOBase):
+            stream = stack.enter_context(io.BufferedReader(packed, BUFFER_BYTES))
         offset = number = 0
         while True:
             try:
@@ -154,7 +155,7 @@ def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byt
 
 
 def spans(
-    path: str, input_format: str, text_field: str = "text", copy_to: BinaryIO | None = None
+    path: str, input_format: str, text_field: str = "text", copy_to: files.Stream | None = None
 ) -> Iterator[DocumentSpan]:
     """Find the documents of a file. Those without text are skipped.
 
@@ -239,10 +240,11 @@ def index(
         UserError: If there is no document, or a file cannot be used.
     """
     # Arrays instead of tuples save memory: a corpus may have many millions of documents.
-    digests, owners, offsets, lengths = bytearray(), array("i"), array("q"), array("q")
+    hashes, numbers, begins, sizes = bytearray(), array("i"), array("q"), array("q")
     local_paths = []
     for number, path in enumerate(paths):
-        local_path, copy = path, contextlib.nullcontext()
+        local_path = path
+        copy: contextlib.AbstractContextManager[files.Stream | None] = contextlib.nullcontext()
         if path.endswith(".gz"):
             files.makedirs(spill_dir)
             local_path = os.path.join(spill_dir, f"{number}")
@@ -251,16 +253,16 @@ def index(
         try:
             with copy as copy_to:
                 for span in spans(path, input_format, text_field, copy_to):
-                    digests += span.digest
-                    owners.append(number)
-                    offsets.append(span.offset)
-                    lengths.append(span.length)
+                    hashes += span.digest
+                    numbers.append(number)
+                    begins.append(span.offset)
+                    sizes.append(span.length)
         except OSError as error:
             raise OSError(error.errno, error.strerror, error.filename or local_path) from None
-    if not owners:
+    if not numbers:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
-    digests = np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
-    owners, offsets, lengths = (np.array(column) for column in (owners, offsets, lengths))
+    digests = np.frombuffer(hashes, ">u8").reshape(-1, 2).astype(np.uint64)
+    owners, offsets, lengths = (np.array(column) for column in (numbers, begins, sizes))
     # `paths` are sorted, so sorting by file number sorts by path.
     order = np.lexsort((offsets, owners, digests[:, 1], digests[:, 0]))
     return DocumentIndex(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from bert_tf import files
 from bert_tf.data import tf_examples
+from bert_tf.data.entries import ShardEntry
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -27,7 +28,9 @@ class ShardStatistics:
 
     def __init__(self, mask_id: int) -> None:
         self.mask_id = mask_id
-        self.lengths, self.lengths_b, self.predictions = [], [], []
+        self.lengths: list[np.ndarray] = []
+        self.lengths_b: list[np.ndarray] = []
+        self.predictions: list[np.ndarray] = []
         self.random_next = 0
         self.mask_actions = np.zeros(3, np.int64)  # Counts of [MASK], kept, replaced.
 
@@ -117,10 +120,10 @@ def inspect(
         UserError: If a shard or the vocabulary does not match the manifest.
     """
     manifest.check_files()
-    if vocabulary.sha256 != manifest.values["vocabulary"]["sha256"]:
+    if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise UserError(
             f"--vocab: not the vocabulary of {manifest.directory} ({len(vocabulary)} entries; "
-            f"the manifest has {manifest.values['vocabulary']['entries']})"
+            f"the manifest has {manifest.vocab_size})"
         )
     statistics = ShardStatistics(vocabulary["[MASK]"])
     parse = manifest_parser(manifest)
@@ -217,12 +220,13 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     names = [name for name in files.listdir(directory) if "tfrecord" in name and name[0] != "."]
     if not names:
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
-    lengths = _lengths(os.path.join(directory, names[0]))
-    parse, entries = tf_examples.parser(*lengths), []
+    max_seq_length, max_predictions = _lengths(os.path.join(directory, names[0]))
+    parse = tf_examples.parser(max_seq_length, max_predictions)
+    entries: list[ShardEntry] = []
     for name in names:
         path, count, tokens, random_next = os.path.join(directory, name), 0, 0, 0
         for examples in read_shard(path, parse):
-            for feature, limit in tf_examples.limits(len(vocabulary), lengths[0]).items():
+            for feature, limit in tf_examples.limits(len(vocabulary), max_seq_length).items():
                 values = examples[feature]
                 is_bad = (values < 0) | (values >= limit)
                 if is_bad.any():
@@ -238,25 +242,13 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
             {
                 "file": name,
                 "records": count,
-                "bytes": files.size(path),
+                "bytes": files.stamp(path)[0],
                 "sha256": files.sha256(path),
                 "tokens": tokens,
                 "random_next": random_next,
             }
         )
-    manifest = Manifest(
-        directory,
-        {
-            "complete": True,
-            "settings": {
-                "max_seq_length": lengths[0],
-                "max_predictions_per_seq": lengths[1],
-                "masking": "static",
-            },
-            "vocabulary": {"sha256": vocabulary.sha256, "entries": len(vocabulary)},
-            "shards": entries,
-        },
-    )
+    manifest = Manifest.describe(directory, vocabulary, max_seq_length, max_predictions, entries)
     manifest.save_vocabulary(vocabulary)
     manifest.save()
     return manifest

@@ -97,8 +97,8 @@ def make_instances(
                 draws.random,
                 same_document_next,
             )
-    columns = np.frombuffer(found, np.int64).reshape(-1, 5).T
-    instances = Instances(*columns[:4], columns[4].astype(bool))
+    a_begin, a_end, b_begin, b_end, is_random = np.frombuffer(found, np.int64).reshape(-1, 5).T
+    instances = Instances(a_begin, a_end, b_begin, b_end, is_random.astype(bool))
     generator = np.random.Generator(np.random.PCG64(draws.getrandbits(64)))
     instances = _truncate(instances, budget, generator)
     return instances.rows(generator.permutation(len(instances)))

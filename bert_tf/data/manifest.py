@@ -1,25 +1,25 @@
 """Manifest of a directory of shards: settings, versions, and size and SHA-256 of each shard.
 
-SHARDS/manifest.json                         the manifest
-SHARDS/vocab.txt                             the vocabulary of the shards
-SHARDS/examples-00007-of-00064.tfrecord      one shard
-SHARDS/.examples-00007-of-00064.json         its entry, until the manifest is complete
+SHARDS/manifest.json    the manifest
+SHARDS/vocab.txt        the vocabulary of the shards
+SHARDS/*                the shards, see bert_tf.data.entries
 """
 
 import concurrent.futures
 import hashlib
 import json
 import os
-import platform
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
 from bert_tf.config import read_json_object
+from bert_tf.data import entries
+from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.versions import versions
 
 if TYPE_CHECKING:
     from bert_tf.data.settings import WriteShardsSettings
@@ -31,26 +31,17 @@ _REMEDY = "delete it and rerun the write_shards command to write it again"
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
-def shard_name(number: int, num_shards: int) -> str:
-    """Return the file name of a shard."""
-    return f"examples-{number:05d}-of-{num_shards:05d}.tfrecord"
-
-
-def entry_name(number: int, num_shards: int) -> str:
-    """Return the file name of a shard's entry."""
-    return f".{shard_name(number, num_shards).removesuffix('.tfrecord')}.json"
-
-
 class Manifest:
     """A manifest.json and its directory.
 
+    It is built by `plan`, `describe` or `load`.
+
     Attributes:
         directory: The directory of the shards.
-        values: The contents of manifest.json.
     """
 
     def __init__(self, directory: str | os.PathLike, values: dict[str, Any]) -> None:
-        self.directory, self.values = str(directory), values
+        self.directory, self._values = str(directory), values
 
     @classmethod
     def plan(
@@ -75,14 +66,43 @@ class Manifest:
             {
                 "complete": False,
                 "settings": settings.recorded(),
-                "vocabulary": {"sha256": vocabulary.sha256, "entries": len(vocabulary)},
+                "vocabulary": _identity(vocabulary),
                 "tokenizer": tokenizer,
                 "corpus": corpus,
-                "versions": {
-                    "python": platform.python_version(),
-                    **{package: metadata.version(package) for package in _PACKAGES},
-                },
+                "versions": versions(_PACKAGES),
                 "input": list(settings.input),
+            },
+        )
+
+    @classmethod
+    def describe(
+        cls,
+        directory: str | os.PathLike,
+        vocabulary: Vocabulary,
+        max_seq_length: int,
+        max_predictions_per_seq: int,
+        shards: Iterable[ShardEntry],
+    ) -> Self:
+        """Build the manifest of complete shards of another program.
+
+        Args:
+            directory: The directory of the shards.
+            vocabulary: The vocabulary.
+            max_seq_length: Length of the examples, with padding.
+            max_predictions_per_seq: Number of predictions per example, with padding.
+            shards: Entries of the shards.
+        """
+        return cls(
+            directory,
+            {
+                "complete": True,
+                "settings": {
+                    "max_seq_length": max_seq_length,
+                    "max_predictions_per_seq": max_predictions_per_seq,
+                    "masking": "static",
+                },
+                "vocabulary": _identity(vocabulary),
+                "shards": list(shards),
             },
         )
 
@@ -107,9 +127,34 @@ class Manifest:
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
         return cls(directory, values)
 
+    def begin(self, vocabulary: Vocabulary, finished: Mapping[int, ShardEntry]) -> None:
+        """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
+
+        Args:
+            vocabulary: The vocabulary of the shards.
+            finished: Entries of the complete shards by shard number.
+        """
+        self._values |= {"complete": False, "shards": list(finished.values())}
+        self.save()
+        self.save_vocabulary(vocabulary)
+
+    def complete(self, finished: Mapping[int, ShardEntry]) -> None:
+        """Save the complete manifest unless it is on disk, then delete the entry files.
+
+        Args:
+            finished: Entries of all shards by shard number.
+        """
+        numbers = range(self.settings["num_shards"])
+        self._values |= {"complete": True, "shards": [finished[number] for number in numbers]}
+        if not Manifest.load(self.directory).is_complete:
+            self.save()
+        own = {entries.entry_name(number, len(numbers)) for number in numbers}
+        for name in sorted(own.intersection(files.listdir(self.directory))):
+            files.remove(self.path(name))
+
     def save(self) -> None:
         """Write manifest.json atomically."""
-        text = json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(self._values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
     def path(self, name: str) -> str:
@@ -119,11 +164,31 @@ class Manifest:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of write_shards that determine the content of the shards."""
-        return self.values["settings"]
+        return self._values["settings"]
+
+    @property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """Tokenizer settings, or `None` for shards of other programs."""
+        return self._values.get("tokenizer")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no shard is missing."""
+        return self._values["complete"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries of the vocabulary."""
+        return self._values["vocabulary"]["entries"]
+
+    @property
+    def vocabulary_sha256(self) -> str:
+        """SHA-256 of the vocabulary."""
+        return self._values["vocabulary"]["sha256"]
 
     def save_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Write vocab.txt atomically."""
-        files.atomic_write_text(self.path(VOCABULARY_NAME), vocabulary.to_bytes().decode("utf-8"))
+        vocabulary.save(self.path(VOCABULARY_NAME))
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocab.txt in the directory.
@@ -134,22 +199,18 @@ class Manifest:
         path = self.path(VOCABULARY_NAME)
         if not files.exists(path):
             raise UserError(f"{path}: no such file; copy the vocab.txt of these shards there")
-        try:
-            text = files.read_text(path)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
-        vocabulary = Vocabulary(text.removesuffix("\n").split("\n"), where=path)
-        if vocabulary.sha256 != self.values["vocabulary"]["sha256"]:
+        vocabulary = Vocabulary.load(path)
+        if vocabulary.sha256 != self.vocabulary_sha256:
             raise UserError(
                 f"{path}: {len(vocabulary)} entries, not the vocabulary of the shards "
-                f"({self.values['vocabulary']['entries']} entries)"
+                f"({self.vocab_size} entries)"
             )
         return vocabulary
 
     @property
-    def shards(self) -> list[dict[str, Any]]:
-        """Entries of the shards: dicts with "file", "records", "bytes", "sha256" and counts."""
-        return self.values["shards"]
+    def shards(self) -> list[ShardEntry]:
+        """Entries of the shards; of the complete ones if some are missing."""
+        return self._values.get("shards", [])
 
     @property
     def num_examples(self) -> int:
@@ -167,7 +228,7 @@ class Manifest:
     def plan_sha256(self) -> str:
         """SHA-256 of all that determines the shards' content. It identifies entry files."""
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
-        plan = json.dumps([self.values[name] for name in names], sort_keys=True)
+        plan = json.dumps([self._values[name] for name in names], sort_keys=True)
         return hashlib.sha256(plan.encode()).hexdigest()
 
     def check_same_plan(self, planned: "Manifest") -> None:
@@ -188,10 +249,10 @@ class Manifest:
             ("tokenizer", "--do_lower_case, --strip_accents: the tokenizer"),
             ("corpus", "--input: the text"),
         ):
-            if self.values[name] != planned.values[name]:
+            if self._values[name] != planned._values[name]:
                 raise UserError(
-                    f"{what} is not that of {self.directory}. Expected: {self.values[name]}. "
-                    f"Received: {planned.values[name]}. Name a new --output_dir."
+                    f"{what} is not that of {self.directory}. Expected: {self._values[name]}. "
+                    f"Received: {planned._values[name]}. Name a new --output_dir."
                 )
 
     def check_same_versions(self, planned: "Manifest") -> None:
@@ -200,7 +261,7 @@ class Manifest:
         Raises:
             UserError: If they differ. The message names the first package.
         """
-        before, now = self.values["versions"], planned.values["versions"]
+        before, now = self._values["versions"], planned._values["versions"]
         for name in now:
             if before.get(name) != now[name]:
                 raise UserError(
@@ -210,7 +271,7 @@ class Manifest:
 
     def check_complete(self) -> None:
         """Raise `UserError` if shards are missing."""
-        if not self.values["complete"]:
+        if not self.is_complete:
             raise UserError(
                 f"{self.path(NAME)}: not complete; rerun the write_shards command to write the "
                 "missing shards"
@@ -257,14 +318,18 @@ class Manifest:
                     )
 
 
+def _identity(vocabulary):
+    return {"sha256": vocabulary.sha256, "entries": len(vocabulary)}
+
+
 def _check(values, path):
     """Raise `UserError` if an entry of a manifest is missing or invalid."""
     settings = field(values, "settings", dict, path)
     vocabulary = field(values, "vocabulary", dict, path)
-    _check_size(settings, "max_seq_length", f"{path}: settings", minimum=1, maximum=MAX_SEQ_LENGTH)
-    # Only settings that are read later are checked: those of `write_manifest` have no others.
-    _check_size(settings, "max_predictions_per_seq", f"{path}: settings", maximum=MAX_SEQ_LENGTH)
-    _check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
+    # Only settings that are read later are checked: those of `describe` have no others.
+    for name, minimum in (("max_seq_length", 1), ("max_predictions_per_seq", 0)):
+        entries.check_size(settings, name, f"{path}: settings", minimum, MAX_SEQ_LENGTH)
+    entries.check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")
     masking = field(settings, "masking", str, f"{path}: settings")
     if masking not in ("static", "dynamic"):
@@ -286,30 +351,4 @@ def _check(values, path):
     if is_complete and not shards:
         raise UserError(f"{path}: shards is empty")
     for number, entry in enumerate(shards):
-        check_entry(entry, f"{path}: shards[{number}]")
-
-
-def check_entry(entry: Mapping[str, Any], location: str) -> None:
-    """Check the manifest entry of a shard.
-
-    Args:
-        entry: The entry.
-        location: File and key, for the error message.
-
-    Raises:
-        UserError: If a value is missing or invalid.
-    """
-    name = field(entry, "file", str, location)
-    if name != os.path.basename(name) or "tfrecord" not in name:
-        raise UserError(f"{location}: file is {name!r:.40}; expected the name of a TFRecord file")
-    field(entry, "sha256", str, location)
-    for size in ("records", "bytes", "tokens", "random_next"):
-        _check_size(entry, size, location)
-
-
-def _check_size(node, name, location, minimum=0, maximum=1 << 62):
-    size = field(node, name, int, location)
-    if not minimum <= size <= maximum:
-        raise UserError(
-            f"{location}: {name} is {size}; expected an integer in [{minimum}, {maximum}]"
-        )
+        entries.check(entry, f"{path}: shards[{number}]")

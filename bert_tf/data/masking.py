@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.random_bits import GAMMA, mix, random_int63
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
-_GAMMA, _ACTIONS, _OTHERS = (
-    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
-)
+_ACTIONS, _OTHERS = np.uint64(0x5851F42D4C957F2D), np.uint64(0x14057B7EF767814F)
 _UNUSED = re.compile(r"\[unused\d+\]")
 
 
@@ -109,12 +108,11 @@ class MaskGenerator:
     def _tokens(self, ids_BL, is_candidate_BL, target_B, draws_BL):
         """Select single tokens. Return ascending positions `(B, P)`, padded with L."""
         # Candidates with the smallest random numbers are a uniform sample without replacement.
-        order_BP = _smallest(
-            tf.where(is_candidate_BL, draws_BL, tf.int64.max), self.max_predictions_per_seq
-        )
-        rank_P = tf.range(tf.shape(order_BP)[1])
+        draws_BL = tf.where(is_candidate_BL, draws_BL, tf.int64.max)
+        count = tf.minimum(self.max_predictions_per_seq, tf.shape(ids_BL)[1])
+        order_BP = tf.math.top_k(-draws_BL, count).indices
         count_B = tf.minimum(target_B, tf.math.count_nonzero(is_candidate_BL, 1, dtype=tf.int32))
-        is_chosen = rank_P < count_B[:, tf.newaxis]
+        is_chosen = tf.range(count) < count_B[:, tf.newaxis]
         return self._filled(tf.sort(tf.where(is_chosen, order_BP, tf.shape(ids_BL)[1])), ids_BL)
 
     def _whole_words(self, ids_BL, is_candidate_BL, target_B, draws_BL):
@@ -157,8 +155,8 @@ class MaskGenerator:
     def _replaced(self, ids_BL, positions_BP, is_filled_BP, labels_BP, keys_B):
         """Return input_ids `(B, L)` with 80% [MASK], 10% kept and 10% random tokens."""
         # Actions and replacements use streams of their own, independent of the positions.
-        actions_BP = random_int63(_mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
-        others_BP = random_int63(_mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
+        actions_BP = random_int63(mix(keys_B ^ _ACTIONS), self.max_predictions_per_seq)
+        others_BP = random_int63(mix(keys_B ^ _OTHERS), self.max_predictions_per_seq)
         others_BP = tf.gather(self._replacements, others_BP % len(self._replacements))
         tenth = tf.int64.max // 10
         new_BP = tf.where(
@@ -169,11 +167,6 @@ class MaskGenerator:
         where = tf.where(is_filled_BP)
         rows = tf.stack([where[:, 0], tf.cast(tf.gather_nd(positions_BP, where), tf.int64)], axis=1)
         return tf.tensor_scatter_nd_update(ids_BL, rows, tf.gather_nd(new_BP, where))
-
-
-def _smallest(values_BL, count):
-    """Return the indices of the `count` smallest values per row, int32, smallest first."""
-    return tf.math.top_k(-values_BL, tf.minimum(count, tf.shape(values_BL)[1])).indices
 
 
 def keys(
@@ -189,32 +182,6 @@ def keys(
     Returns:
         uint64 `(B,)`.
     """
-    key = _mix(tf.cast(seed, tf.uint64) * _GAMMA)
-    key = _mix(key ^ (tf.cast(stream, tf.uint64) + 1) * _GAMMA)
-    return _mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * _GAMMA)
-
-
-def random_int63(keys_B: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
-    """Draw uniform integers in [0, 2**63) with SplitMix64 (Steele et al. 2014).
-
-    Args:
-        keys_B: uint64 seed per row.
-        count: Numbers per row.
-
-    Returns:
-        int64 `(B, count)`.
-    """
-    steps = tf.cast(tf.range(1, count + 1), tf.uint64) * _GAMMA
-    mixed = _mix(keys_B[:, tf.newaxis] + steps)
-    return tf.cast(tf.bitwise.right_shift(mixed, np.uint64(1)), tf.int64)
-
-
-def _mix(values):
-    """Apply the finalizer of SplitMix64, a bijection of uint64."""
-    values = (values ^ tf.bitwise.right_shift(values, np.uint64(30))) * np.uint64(
-        0xBF58476D1CE4E5B9
-    )
-    values = (values ^ tf.bitwise.right_shift(values, np.uint64(27))) * np.uint64(
-        0x94D049BB133111EB
-    )
-    return values ^ tf.bitwise.right_shift(values, np.uint64(31))
+    key = mix(tf.cast(seed, tf.uint64) * GAMMA)
+    key = mix(key ^ (tf.cast(stream, tf.uint64) + 1) * GAMMA)
+    return mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * GAMMA)

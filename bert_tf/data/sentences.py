@@ -49,15 +49,16 @@ def tokenize_documents(
     Raises:
         UserError: If a file was changed after it was indexed.
     """
-    # Sentences of the current batch, tokens per sentence, sentences per document.
-    sentences, sizes, counts = [], [], []
-    ids, num_bytes = [np.zeros(0, np.int32)], 0
+    sentences: list[str] = []  # Of the current batch.
+    sentences_of_documents: list[int] = []
+    # Token ids, and tokens per sentence, of each batch.
+    ids, lengths, num_bytes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
 
     def flush():
         nonlocal num_bytes
         tokens = tokenizer.tokenize(tf.constant(sentences, tf.string)).ids
         ids.append(tokens.flat_values.numpy())
-        sizes.append(tokens.row_lengths().numpy())
+        lengths.append(tokens.row_lengths().numpy())
         sentences.clear()
         num_bytes = 0
 
@@ -72,12 +73,13 @@ def tokenize_documents(
             num_bytes += len(sentence)
             if num_bytes >= BATCH_BYTES:
                 flush()
-        counts.append(count)
+        sentences_of_documents.append(count)
     if sentences:
         flush()
-    sizes = np.concatenate([np.zeros(0, np.int64), *sizes])
-    owners = np.repeat(np.arange(len(counts)), counts)[sizes > 0]
-    counts = np.bincount(owners, minlength=len(counts))
+    sizes = np.concatenate(lengths)
+    num_documents = len(sentences_of_documents)
+    owners = np.repeat(np.arange(num_documents), sentences_of_documents)[sizes > 0]
+    counts = np.bincount(owners, minlength=num_documents)
     return TokenizedDocuments(
         np.concatenate(ids), _splits(sizes[sizes > 0]), _splits(counts[counts > 0])
     )
@@ -102,7 +104,7 @@ def split_sentences(lines: Iterable[str]) -> list[str]:
     return [
         part
         for paragraph in paragraphs
-        for sentence in nupunkt.sent_tokenize(paragraph)
+        for sentence in nupunkt.load("default").tokenize(paragraph)
         for part in _FULL_STOP.split(sentence)
     ]
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_tf.command import flag
 from bert_tf.data.documents import FORMATS
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
@@ -96,3 +97,19 @@ class WriteShardsSettings:
         """Return the settings that determine the content of the shards, by name."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in FREE}
+
+
+class WriterArguments(NamedTuple):
+    """Arguments of the `ShardWriter` of each worker.
+
+    Attributes:
+        settings: The settings of write_shards.
+        vocabulary: The vocabulary.
+        tokenizer: Keyword arguments of the `Tokenizer`.
+        plan_sha256: Digest of the plan in the manifest, written to the entry files.
+    """
+
+    settings: WriteShardsSettings
+    vocabulary: Vocabulary
+    tokenizer: dict[str, Any]
+    plan_sha256: str

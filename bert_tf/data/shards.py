@@ -5,7 +5,6 @@ any machine writes the same bytes.
 """
 
 import errno
-import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -14,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import files
-from bert_tf.data import masking, tf_examples
+from bert_tf.data import entries, masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples
-from bert_tf.data.manifest import entry_name, shard_name
 from bert_tf.data.sentences import tokenize_documents
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
@@ -64,7 +62,7 @@ class ShardWriter:
                 autograph=False,
             )
 
-    def write(self, number: int, spans: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
+    def write(self, number: int, spans: Iterable[tuple[str, int, int]]) -> entries.ShardEntry:
         """Write a shard atomically, then its entry file.
 
         Args:
@@ -79,7 +77,7 @@ class ShardWriter:
             OSError: If the files cannot be written.
         """
         settings = self.settings
-        name = shard_name(number, settings.num_shards)
+        name = entries.shard_name(number, settings.num_shards)
         documents = tokenize_documents(
             spans, settings.input_format, settings.text_field, self._tokenizer
         )
@@ -105,10 +103,10 @@ class ShardWriter:
                         self._examples(batch, documents.ids, number, begin)
                     ):
                         writer.write(record)
-            entry = {
+            entry: entries.ShardEntry = {
                 "file": name,
                 "records": len(instances),
-                "bytes": files.size(temporary),
+                "bytes": files.stamp(temporary)[0],
                 "sha256": files.sha256(temporary),
                 "documents": len(documents),
                 "tokens": int(instances.num_tokens.sum()),
@@ -122,8 +120,8 @@ class ShardWriter:
         finally:
             if files.exists(temporary):
                 files.remove(temporary)
-        entry_path = os.path.join(settings.output_dir, entry_name(number, settings.num_shards))
-        files.atomic_write_text(entry_path, json.dumps({**entry, "plan": self.plan_sha256}))
+        own = entries.entry_name(number, settings.num_shards)
+        entries.save(os.path.join(settings.output_dir, own), entry, self.plan_sha256)
         return entry
 
     def _examples(self, instances, ids, number, begin):

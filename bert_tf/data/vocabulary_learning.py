@@ -53,7 +53,7 @@ def learn(
         UserError: If there is no text, or too little for `vocab_size` entries.
     """
     unique_words = make_unique_words(do_lower_case, strip_accents)
-    held_out = []
+    held_out: list[bytes] = []
     lines = hold_out(read_lines(paths, input_format, text_field), held_out)
     counts = count_words(lines, unique_words, log)
     if not counts:
@@ -128,7 +128,8 @@ def count_words(
     Returns:
         Counts by word.
     """
-    counts, num_bytes, dropped_up_to = {}, 0, 0
+    counts: dict[bytes, int] = {}
+    num_bytes = dropped_up_to = 0
     start = shown = time.monotonic()
 
     def log_progress():
@@ -201,7 +202,8 @@ def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     Raises:
         UserError: If special tokens and characters exceed `vocab_size`.
     """
-    totals, continuing = collections.Counter(), set()
+    totals: collections.Counter[str] = collections.Counter()
+    continuing: set[str] = set()
     for word, number in counts.items():
         for character in word:
             totals[character] += number
@@ -270,7 +272,7 @@ def merge(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     learner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     learner.train_from_iterator(_feed(counts, {*fixed}), trainer)
     ids = learner.get_vocab()
-    return sorted(ids, key=ids.get)
+    return sorted(ids, key=ids.__getitem__)
 
 
 def _feed(counts, characters):

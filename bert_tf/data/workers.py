@@ -7,29 +7,22 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from bert_tf.command import import_tensorflow
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.entries import ShardEntry
+from bert_tf.data.settings import WriterArguments
 from bert_tf.errors import UserError
-from bert_tf.text.vocabulary import Vocabulary
 
 
 @contextlib.contextmanager
 def run_local(
-    settings: WriteShardsSettings,
-    vocabulary: Vocabulary,
-    tokenizer: dict[str, Any],
-    plan_sha256: str,
-    num_tasks: int,
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[dict[str, Any]]]]:
+    arguments: WriterArguments, num_tasks: int
+) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
     """Start worker processes for the block. They end with this process, also if it is killed.
 
     Args:
-        settings: Settings; `workers` is the maximum number of processes.
-        vocabulary: The vocabulary.
-        tokenizer: Keyword arguments of the `Tokenizer`.
-        plan_sha256: Digest of the plan in the manifest.
+        arguments: Arguments of the `ShardWriter`; `settings.workers` is the maximum number of
+            processes.
         num_tasks: Number of shards to write.
 
     Yields:
@@ -39,12 +32,12 @@ def run_local(
     Raises:
         UserError: If a worker was killed, or from a worker.
     """
-    num_workers = min(settings.workers, num_tasks)
+    num_workers = min(arguments.settings.workers, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(
         num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        (settings, vocabulary, tokenizer, plan_sha256),
+        arguments,
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.
@@ -53,8 +46,8 @@ def run_local(
         yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
     except concurrent.futures.BrokenExecutor:
         raise UserError(
-            f"{settings.output_dir}: a worker process was killed (if out of memory, use more "
-            "shards or fewer --num_workers); rerun the command to resume"
+            f"{arguments.settings.output_dir}: a worker process was killed (if out of memory, use "
+            "more shards or fewer --num_workers); rerun the command to resume"
         ) from None
     finally:
         # At this point all tasks are done or the command is being aborted.

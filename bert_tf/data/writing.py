@@ -8,21 +8,12 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from bert_tf import files, ownership
-from bert_tf.config import read_json_object
-from bert_tf.data import documents, sharding
-from bert_tf.data.manifest import (
-    NAME,
-    VOCABULARY_NAME,
-    Manifest,
-    check_entry,
-    entry_name,
-    shard_name,
-)
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data import documents, entries, sharding
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
+from bert_tf.data.settings import WriterArguments, WriteShardsSettings
 from bert_tf.errors import UserError
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
@@ -76,18 +67,18 @@ def write_shards(
             {**tokenizer, "tables_sha256": unicode_tables.sha256()},
             {"documents": len(index), "sha256": index.sha256},
         )
-        entries = finished_entries(manifest, settings.num_shards)
-        missing = [number for number in range(settings.num_shards) if number not in entries]
+        finished = finished_entries(manifest)
+        missing = [number for number in range(settings.num_shards) if number not in finished]
         if not missing:
             if VOCABULARY_NAME not in files.listdir(directory):
                 manifest.save_vocabulary(vocabulary)
-            complete(manifest, entries, settings.num_shards)
+            manifest.complete(finished)
             log(f"{directory}: already complete, nothing to do")
             return manifest
-        begin(manifest, vocabulary, entries)
-        if entries:
-            log(f"{directory}: resuming: {len(entries)}/{settings.num_shards} shards complete")
-        arguments = (settings, vocabulary, tokenizer, manifest.plan_sha256)
+        manifest.begin(vocabulary, finished)
+        if finished:
+            log(f"{directory}: resuming: {len(finished)}/{settings.num_shards} shards complete")
+        arguments = WriterArguments(settings, vocabulary, tokenizer, manifest.plan_sha256)
         _make(_runner(settings.runner), arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
@@ -95,18 +86,18 @@ def write_shards(
                     f"{path}: was changed while it was read; name a new --output_dir, since shards "
                     f"in {directory} may contain the old or the new text"
                 )
-        complete(manifest, finished_entries(manifest, settings.num_shards), settings.num_shards)
+        manifest.complete(finished_entries(manifest))
     log(_summary(manifest))
     return manifest
 
 
 def _make(runner, arguments, index, missing, log):
     """Run the workers that write the missing shards, and log their progress."""
-    settings = arguments[0]
+    settings = arguments.settings
     tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
-        with runner(*arguments, num_tasks=len(missing)) as make:
+        with runner(arguments, len(missing)) as make:
             log(f"workers ready after {time.monotonic() - began:.1f} s")
             progress = _Progress(index, missing, settings, log)
             for _ in make(tasks):
@@ -137,44 +128,11 @@ def _check_directory(directory):
         raise UserError(f"{directory}: contains other files; name a new --output_dir")
 
 
-def begin(
-    manifest: Manifest, vocabulary: Vocabulary, entries: Mapping[int, dict[str, Any]]
-) -> None:
-    """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
-
-    Args:
-        manifest: The planned manifest.
-        vocabulary: The vocabulary of the shards.
-        entries: Entries of the complete shards by shard number.
-    """
-    manifest.values |= {"complete": False, "shards": list(entries.values())}
-    manifest.save()
-    manifest.save_vocabulary(vocabulary)
-
-
-def complete(manifest: Manifest, entries: Mapping[int, dict[str, Any]], num_shards: int) -> None:
-    """Save the complete manifest, then delete the entry files of the shards.
-
-    Args:
-        manifest: The planned manifest.
-        entries: Entries of all shards by shard number.
-        num_shards: Number of shards.
-    """
-    manifest.values |= {"complete": True, "shards": [entries[n] for n in range(num_shards)]}
-    if not Manifest.load(manifest.directory).values["complete"]:
-        manifest.save()
-    names = set(files.listdir(manifest.directory))
-    for number in range(num_shards):
-        if entry_name(number, num_shards) in names:
-            files.remove(manifest.path(entry_name(number, num_shards)))
-
-
-def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str, Any]]:
+def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
     """Return the entries of complete shards, and remove temporary files of killed processes.
 
     Args:
         manifest: The planned manifest.
-        num_shards: Number of shards.
 
     Returns:
         Manifest entries by shard number.
@@ -192,12 +150,13 @@ def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str,
     on_disk.check_same_plan(manifest)
     # Entries come from the manifest, which is saved when a command starts, and from entry files,
     # which workers write after their shards.
-    known = {entry["file"]: entry for entry in on_disk.values.get("shards", [])}
-    finished = {}
+    known = {entry["file"]: entry for entry in on_disk.shards}
+    num_shards, finished = manifest.settings["num_shards"], {}
     for number in range(num_shards):
-        name, own = shard_name(number, num_shards), entry_name(number, num_shards)
+        name = entries.shard_name(number, num_shards)
+        own = entries.entry_name(number, num_shards)
         if own in names:
-            entry = _read_entry(manifest.path(own), on_disk.plan_sha256)
+            entry = entries.load(manifest.path(own), on_disk.plan_sha256)
             if entry is None:
                 files.remove(manifest.path(own))
             else:
@@ -209,16 +168,6 @@ def finished_entries(manifest: Manifest, num_shards: int) -> dict[int, dict[str,
     if len(finished) < num_shards:
         on_disk.check_same_versions(manifest)
     return finished
-
-
-def _read_entry(path, plan_sha256):
-    """Return the entry in the entry file of a shard, or `None` if damaged or of another plan."""
-    try:
-        entry = read_json_object(path)
-        check_entry(entry, path)
-        return entry if entry.pop("plan", None) == plan_sha256 else None
-    except UserError:
-        return None
 
 
 class _Progress:

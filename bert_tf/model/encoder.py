@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.layout import infer_layout
 from bert_tf.model import layers
-from bert_tf.model.layout import infer_layout
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -73,7 +73,7 @@ class Encoder(keras.layers.Layer):
             self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh"
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
-        self.frozen_layers = None
+        self.frozen_layers: int | None = None
 
     def build(self, inputs_shape: Any = None) -> None:
         """Create all weights; their shapes depend on the config only."""
@@ -97,7 +97,8 @@ class Encoder(keras.layers.Layer):
                 f"num_layers={num_layers}: expected 0 to {len(self.transformer)}, the number of "
                 "encoder layers"
             )
-        for layer in (self.embeddings, *self.transformer[:num_layers]):
+        self.embeddings.trainable = False
+        for layer in self.transformer[:num_layers]:
             layer.trainable = False
         self.frozen_layers = num_layers
 
@@ -153,13 +154,14 @@ class Encoder(keras.layers.Layer):
         for number, layer in enumerate(self.transformer, start=1):
             # The pooler reads [CLS] only, so the last layer need not compute other tokens.
             cls_only = pooled_only and layer is self.transformer[-1]
-            apply = functools.partial(layer, layout=layout, seed=seed, cls_only=cls_only)
+            options = {"layout": layout, "seed": seed, "cls_only": cls_only}
             if self.recompute and seed is not None and not output_hidden_states:
                 # Only hidden states are returned; returning the probabilities as well would make
                 # recompute_grad differentiate them too.
-                hidden_TH = tf.recompute_grad(functools.partial(_hidden_of, apply))(hidden_TH)
+                hidden_of = functools.partial(_hidden_of, layer, options)
+                hidden_TH = tf.recompute_grad(hidden_of)(hidden_TH)
             else:
-                hidden_TH, probs_BNLL = apply(hidden_TH)
+                hidden_TH, probs_BNLL = layer(hidden_TH, **options)
                 attentions.append(probs_BNLL)
             hidden_TH = self._without_gradient_if_frozen(hidden_TH, number)
             outputs.append(hidden_TH)
@@ -192,6 +194,6 @@ class Encoder(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
-def _hidden_of(layer, hidden_TH):
+def _hidden_of(layer, options, hidden_TH):
     """Return the hidden states of a layer without its attention probabilities."""
-    return layer(hidden_TH)[0]
+    return layer(hidden_TH, **options)[0]

@@ -16,10 +16,13 @@ have to be able to run them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from bert_tf.random_bits import GAMMA, mix, xor_shift
 
 _SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # 1/sqrt(2), 1/sqrt(2 pi).
 _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.
@@ -191,56 +194,6 @@ def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
     return losses(logits_NV)
 
 
-def adamw(
-    handles: Sequence[tf.Tensor],
-    shape: Sequence[int],
-    gradient: tf.Tensor,
-    scalars: tf.Tensor,
-    **options: float,
-) -> None:
-    """Apply one AdamW update in place (Kingma & Ba 2015; Loshchilov & Hutter 2019).
-
-    Args:
-        handles: Resource handles of the float32 variables w, m and v.
-        shape: Their static shape.
-        gradient: float32, of that shape.
-        scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
-        **options: beta_1, beta_2, epsilon and decay.
-    """
-    is_compiled = max(shape) >= MIN_WIDTH
-    known = tuple(shape) if is_compiled else (None,) * len(shape)
-    _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
-
-
-@functools.cache
-def _traced_adamw(is_compiled, shape, options):
-    """Return the traced update for a shape; one per rank if it is not compiled."""
-    specs = [tf.TensorSpec([], tf.resource)] * 3
-    specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
-    update = functools.partial(_adamw, shape=shape, **dict(options))
-    return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
-
-
-def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
-    """Update w, m and v through their handles.
-
-    A variable's own assign methods return a copy; raw assignments let XLA write in place.
-    """
-    handles = (weights_at, m_at, v_at)
-    weights, m, v = (
-        tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
-        for handle in handles
-    )
-    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
-    gradient *= factor
-    m = beta_1 * m + (1 - beta_1) * gradient
-    v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
-    step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
-    weights -= learning_rate * (step + decay * weights)
-    for handle, value in zip(handles, (weights, m, v), strict=True):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
 def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     """Return the mask of a dropout: True, with probability 1 - rate, for elements that are kept.
 
@@ -253,33 +206,13 @@ def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
         seed: int64 `(2,)`.
     """
     seed = tf.bitcast(seed, tf.uint64)
-    key = _mixed_64(seed[0] + _mixed_64(seed[1]))
-    low, high = tf.cast(key, tf.uint32), tf.cast(_shifted(key, 32), tf.uint32)
+    key = mix(seed[0] + mix(seed[1] + GAMMA) + GAMMA)
+    high = tf.cast(tf.bitwise.right_shift(key, np.uint64(32)), tf.uint32)
     x = tf.bitcast(tf.range(tf.reduce_prod(shape)), tf.uint32)
-    x = tf.bitwise.bitwise_xor(x, low) * _number(0x9E3779B1, x)
-    x = (_folded(x, 16) + high) * _number(0x85EBCA6B, x)
-    x = _folded(x, 13) * _number(0xC2B2AE35, x)
-    return tf.reshape(_folded(x, 16) >= _number(int(rate * 2**32), x), shape)
-
-
-def _mixed_64(x):
-    """SplitMix64 (Steele et al. 2014): each input bit flips each output bit half of the time."""
-    x += _number(0x9E3779B97F4A7C15, x)
-    x = _folded(x, 30) * _number(0xBF58476D1CE4E5B9, x)
-    x = _folded(x, 27) * _number(0x94D049BB133111EB, x)
-    return _folded(x, 31)
-
-
-def _folded(x, bits):
-    return tf.bitwise.bitwise_xor(x, _shifted(x, bits))
-
-
-def _shifted(x, bits):
-    return tf.bitwise.right_shift(x, _number(bits, x))
-
-
-def _number(value, like):
-    return tf.constant(value, like.dtype)
+    x = (x ^ tf.cast(key, tf.uint32)) * np.uint32(0x9E3779B1)
+    x = (xor_shift(x, 16) + high) * np.uint32(0x85EBCA6B)
+    x = xor_shift(x, 13) * np.uint32(0xC2B2AE35)
+    return tf.reshape(xor_shift(x, 16) >= np.uint32(int(rate * 2**32)), shape)
 
 
 def _at(seed, dropout_id):

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from bert_tf.config import BertConfig
+from bert_tf.layout import Layout
 from bert_tf.model import fused_ops
-from bert_tf.model.layout import FlatLayout, PaddedLayout, split_cls_heads
 
 # Below this number of elements (85 tokens of BERT-base) the LayerNorm formula is faster than
 # oneDNN's kernel, which has a fixed cost per call.
@@ -220,7 +220,7 @@ class Embeddings(keras.layers.Layer):
         self,
         input_ids_T: tf.Tensor,
         segment_ids_T: tf.Tensor,
-        layout: PaddedLayout | FlatLayout,
+        layout: Layout,
         seed: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Embed flattened tokens.
@@ -270,7 +270,7 @@ class SelfAttention(keras.layers.Layer):
     def call(
         self,
         hidden_TH: tf.Tensor,
-        layout: PaddedLayout | FlatLayout,
+        layout: Layout,
         seed: tf.Tensor | None = None,
         cls_only: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -289,17 +289,16 @@ class SelfAttention(keras.layers.Layer):
             `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
         """
         num_heads = self.config.num_attention_heads
+        head_size = self.config.hidden_size // num_heads
         if cls_only:
-            q_BNLD = split_cls_heads(
-                linear(layout.cls_vectors(hidden_TH), self.query, seed), num_heads
-            )
+            q_BH = linear(layout.cls_vectors(hidden_TH), self.query, seed)
+            q_BNLD = tf.reshape(q_BH, [-1, num_heads, 1, head_size])
         else:
             q_BNLD = layout.split_heads(linear(hidden_TH, self.query, seed), num_heads)
         k_BNLD = layout.split_heads(linear(hidden_TH, self.key, seed), num_heads)
         v_BNLD = layout.split_heads(linear(hidden_TH, self.value, seed), num_heads)
 
         # Softmax runs in float32, because bfloat16 probabilities would not sum to 1.
-        head_size = self.config.hidden_size // self.config.num_attention_heads
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
         # In training, only needed if attentions are returned; otherwise graph pruning removes it.
         probs_BNLL = tf.nn.softmax(
@@ -362,7 +361,7 @@ class TransformerLayer(keras.layers.Layer):
     def call(
         self,
         hidden_TH: tf.Tensor,
-        layout: PaddedLayout | FlatLayout,
+        layout: Layout,
         seed: tf.Tensor | None = None,
         cls_only: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:

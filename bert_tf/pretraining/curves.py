@@ -9,7 +9,7 @@ NAME = "loss.png"
 
 
 def draw(run: Run) -> str:
-    """Plot the records of metrics.jsonl to RUN/loss.png.
+    """Plot metrics.jsonl to RUN/loss.png.
 
     Args:
         run: Open run.
@@ -28,7 +28,7 @@ def draw(run: Run) -> str:
     from matplotlib import pyplot
 
     figure, (losses, accuracies) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True)
-    records = run.metrics()
+    lines = run.metrics()
     for axes, names in (
         (losses, ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")),
         (
@@ -42,7 +42,7 @@ def draw(run: Run) -> str:
         ),
     ):
         for name in names:
-            points = [(record["step"], record[name]) for record in records if name in record]
+            points = [(line["step"], line[name]) for line in lines if name in line]
             if points:
                 marker = "o" if name.startswith("eval") else ""
                 axes.plot(*zip(*points, strict=True), label=name, marker=marker, linewidth=1)

@@ -43,7 +43,7 @@ class PretrainingEvaluator:
             Dict of floats: "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
             "next_sentence_accuracy" and "perplexity", exp of the masked_lm_loss.
         """
-        totals = {}
+        totals: dict[str, float] = {}
         for batch in distribute(self._batches, self.strategy):
             for name, value in self._sums(batch).items():
                 totals[name] = totals.get(name, 0.0) + float(value)

@@ -12,12 +12,12 @@ from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.layout import to_flat
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
-from bert_tf.text.packing import to_flat
 from bert_tf.train.distribution import (
     barrier,
     check_alike,
@@ -35,7 +35,6 @@ from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import read_pretrained
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
-TOY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 @names_lost_worker
@@ -89,13 +88,13 @@ def _pretrain(settings, log, strategy):
     num_train_steps = settings.phase_ends[-1]
 
     # An existing run is resumed only with the settings and shards that it was started with.
-    record = [data.manifest.sha256 for data in phases]
-    check_alike(strategy, [settings.recorded(), record])
+    digests = [data.manifest.sha256 for data in phases]
+    check_alike(strategy, [settings.recorded(), digests])
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = Run.open(settings.output_dir, is_writer=chief)
         run.check_resumable(settings.recorded(), None)
-        if run.train.get("data") != record:
+        if run.train.get("data") != digests:
             raise UserError(
                 f"--shards: differ from those {run.path} was started with; restore them or name a "
                 "new --output_dir"
@@ -125,7 +124,7 @@ def _pretrain(settings, log, strategy):
     if run is None:
         if source:
             source.assign_to(model)
-        train = {"settings": settings.recorded(), "data": record}
+        train = {"settings": settings.recorded(), "data": digests}
         train["origin"] = _origin(source)
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
@@ -271,11 +270,17 @@ def dry_run(settings: PretrainSettings, log: Callable[[str], None] = lambda line
     lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
     with tempfile.TemporaryDirectory() as directory:
         toy = BertConfig(
-            vocab_size=len(manifest.vocabulary()), max_position_embeddings=max(lengths), **TOY
+            vocab_size=len(manifest.vocabulary()),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=max(lengths),
+            **_case(manifest),
         )
         path = f"{directory}/toy_config.json"
         with open(path, "w", encoding="utf-8") as stream:
-            json.dump(dataclasses.replace(toy, **_case(manifest)).to_dict(), stream)
+            json.dump(toy.to_dict(), stream)
         minimum = settings.gradient_accumulation_steps * 2
         small = dataclasses.replace(
             settings,
@@ -339,10 +344,9 @@ def _config(settings, source, manifest, vocabulary):
 
 def _case(manifest):
     """Return the normalization of the shards' text; shards of other programs do not record it."""
-    tokenizer = manifest.values.get("tokenizer")
-    if tokenizer is None:
+    if manifest.tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
-    return {name: tokenizer[name] for name in ("do_lower_case", "strip_accents")}
+    return {name: manifest.tokenizer[name] for name in ("do_lower_case", "strip_accents")}
 
 
 def _origin(source):

@@ -145,7 +145,7 @@ class PretrainSettings:
     @property
     def phase_ends(self) -> list[int]:
         """Return the step at which each phase ends; the last one ends the training."""
-        ends = []
+        ends: list[int] = []
         for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
             ends.append(steps + (ends[-1] if ends else 0))
         return ends

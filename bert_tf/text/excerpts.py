@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.tokenizer import Tokens, concat_tokens
 
 BYTES_PER_TOKEN = 16  # Read first per requested token; then four times as many.
 REACH = 2**10  # Bytes searched for a cut before a position.
@@ -53,14 +53,7 @@ def tokenize_ends(
             shift = tf.cast(before.row_lengths(), tf.int32)[:, tf.newaxis]
             tokens = Tokens(tokens.ids, tokens.starts + shift, tokens.ends + shift)
         sides.append(tokens)
-    if len(sides) == 1:
-        return sides[0]
-    return Tokens(
-        *(
-            None if parts[0] is None else tf.concat(parts, axis=1)
-            for parts in zip(*sides, strict=True)
-        )
-    )
+    return sides[0] if len(sides) == 1 else concat_tokens(sides, axis=1)
 
 
 def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

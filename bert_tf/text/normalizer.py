@@ -70,14 +70,15 @@ class Normalizer(tf.Module):
         super().__init__(name="normalizer")
         strips = do_lower_case if strip_accents is None else strip_accents
         with tf.init_scope():
-            self._tables = tables.Tables(*map(tf.constant, tables.load(do_lower_case, strips)))
+            loaded = vars(tables.load(do_lower_case, strips))
+            self._tables = {name: tf.constant(values) for name, values in loaded.items()}
         self._has_sigma, self._has_marks = do_lower_case, strips
 
     def words(self, texts: tf.Tensor) -> Words:
         """Split texts, string `(B,)`, into `Words`."""
         decoded = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
         codes_N, code_splits = decoded.flat_values, decoded.row_splits
-        entries_N = self._look_up(codes_N, self._tables.index, self._tables.pages)
+        entries_N = self._look_up(codes_N, self._tables["index"], self._tables["pages"])
         normalized = self._normalize(codes_N, entries_N, code_splits)
 
         # A word is a run of TEXT, interrupted only by dropped code points, or one ALONE character.
@@ -125,7 +126,7 @@ class Normalizer(tf.Module):
 
         Case-ignorable characters are skipped (Unicode, 3.13, Final_Sigma; `str.lower`).
         """
-        case_N = self._look_up(codes_N, self._tables.case_index, self._tables.case_pages)
+        case_N = self._look_up(codes_N, self._tables["case_index"], self._tables["case_pages"])
         is_seen = (case_N != tables.CASE_IGNORABLE) & (kinds_N != tables.DROPPED)
         # One sentinel position before and one after give every sigma two neighbors.
         seen = tf.concat([[-1], tf.where(is_seen)[:, 0], [tf.size(codes_N, tf.int64)]], axis=0)
@@ -149,7 +150,7 @@ class Normalizer(tf.Module):
         """Replace each SEVERAL code point by its characters; return `_Characters`."""
         is_several = kinds_N == tables.SEVERAL
         rows = tf.where(is_several, payloads_N, 0)
-        several = self._tables.several
+        several = self._tables["several"]
         if several.shape[0] == 0:
             several = tf.zeros([1, 3], tf.int32)
         several_N3 = tf.gather(several, rows)
@@ -167,7 +168,7 @@ class Normalizer(tf.Module):
 
     def _reorder(self, expanded):
         """Sort combining characters after their starter by combining class (NFD)."""
-        codes, classes = tf.unstack(self._tables.classes, axis=1)
+        codes, classes = tf.unstack(self._tables["classes"], axis=1)
         index = tf.minimum(tf.searchsorted(codes, expanded.characters), tf.size(codes) - 1)
         is_listed = tf.gather(codes, index) == expanded.characters
         is_listed &= (expanded.kinds == tables.REORDERED) | (expanded.kinds == tables.SEVERAL)

@@ -1,15 +1,13 @@
-"""Pack one or two segments as [CLS] A [SEP] B [SEP], truncated, into padded or flat batches.
+"""Pack one or two segments as [CLS] A [SEP] B [SEP], truncated.
 
-Shape suffixes: B sequences, (L) tokens of a packed sequence (ragged), L the longest of them, T
-flattened tokens of all sequences.
+Shape suffixes: B sequences, (T) tokens of a segment and (L) of a packed sequence (both ragged).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.bucketing import round_up_to_bucket
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -71,18 +69,14 @@ def token_budget(num_segments: int, max_seq_length: int) -> int:
 def concat_segments(segments: Sequence[Tokens], vocabulary: Vocabulary) -> Packed:
     """Join one or two segments per sequence without truncation, as `pack`."""
     cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
-    segment_ids = [_column(segments[0].ids, 0)]
-    for number, segment in enumerate(segments):
-        segment_ids += [tf.ones_like(segment.ids) * number, _column(segment.ids, number)]
+    ids, *offsets = zip(*segments, strict=True)
+    segment_ids = [_column(ids[0], 0)]
+    for number, piece in enumerate(ids):
+        segment_ids += [tf.ones_like(piece) * number, _column(piece, number)]
     return Packed(
-        interleave([segment.ids for segment in segments], cls_id, sep_id),
+        interleave(ids, cls_id, sep_id),
         tf.concat(segment_ids, axis=1),
-        *(
-            None
-            if segments[0].starts is None
-            else interleave([getattr(segment, name) for segment in segments], -1, -1)
-            for name in ("starts", "ends")
-        ),
+        *(None if pieces[0] is None else interleave(pieces, -1, -1) for pieces in offsets),
     )
 
 
@@ -103,67 +97,6 @@ def interleave(
     for piece in pieces:
         row += [piece, _column(piece, between)]
     return tf.concat(row, axis=1)
-
-
-def to_padded(
-    packed: Packed, vocabulary: Vocabulary, length: int | None = None
-) -> dict[str, tf.Tensor]:
-    """Convert to the padded layout of the encoder.
-
-    Args:
-        packed: Packed sequences.
-        vocabulary: Provides the id of [PAD].
-        length: L. Defaults to the length of the longest sequence.
-
-    Returns:
-        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
-    """
-    shape = [None, length]
-    return {
-        "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
-        "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
-        "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
-    }
-
-
-def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
-    """Convert to the flat layout of the encoder.
-
-    T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
-
-    Args:
-        packed: Packed sequences.
-        vocabulary: Provides the id of [PAD].
-
-    Returns:
-        Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
-    """
-    count = tf.size(packed.input_ids.flat_values)
-    tail = [[0, round_up_to_bucket(count) - count]]
-    return {
-        "input_ids": tf.pad(
-            packed.input_ids.flat_values, tail, constant_values=vocabulary["[PAD]"]
-        ),
-        "segment_ids": tf.pad(packed.segment_ids.flat_values, tail),
-        "row_splits": tf.cast(packed.input_ids.row_splits, tf.int32),
-    }
-
-
-def to_dense_like(values: Any, inputs: dict[str, tf.Tensor]) -> Any:
-    """Pad per-token values with 0 to the shape of the inputs.
-
-    Args:
-        values: Ragged `(B, (L))`. Any other value is returned unchanged.
-        inputs: Encoder inputs in either layout.
-
-    Returns:
-        `(B, L)`; L is that of padded inputs, or the longest sequence of flat ones.
-    """
-    if not isinstance(values, tf.RaggedTensor):
-        return values
-    # If L is not static, values and inputs have the same longest sequence.
-    length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
-    return values.to_tensor(0, shape=[None, length])
 
 
 def _kept_lengths(segments, budget):

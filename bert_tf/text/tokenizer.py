@@ -6,6 +6,7 @@ of them. Only operations of TensorFlow and TF Text are used, which TF Serving li
 Shape suffixes: B texts, (T) tokens per text (ragged), V vocabulary size.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -32,6 +33,12 @@ class Tokens(NamedTuple):
     ids: tf.RaggedTensor
     starts: tf.RaggedTensor | None = None
     ends: tf.RaggedTensor | None = None
+
+
+def concat_tokens(parts: Sequence[Tokens], axis: int) -> Tokens:
+    """Concatenate `Tokens`: the texts of a batch (axis 0) or the tokens of each text (axis 1)."""
+    columns = zip(*parts, strict=True)
+    return Tokens(*(None if of[0] is None else tf.concat(of, axis=axis) for of in columns))
 
 
 class Tokenizer(tf.Module):
@@ -95,12 +102,7 @@ class Tokenizer(tf.Module):
         texts = tf.convert_to_tensor(texts)
         middle = tf.size(texts) // 2
         halves = [tokens(half) for half in (texts[:middle], texts[middle:])]
-        return Tokens(
-            *(
-                None if parts[0] is None else tf.concat(parts, axis=0)
-                for parts in zip(*halves, strict=True)
-            )
-        )
+        return concat_tokens(halves, axis=0)
 
     def _tokens(self, texts, with_offsets):
         words = self._normalizer.words(texts)

@@ -8,12 +8,13 @@ their marks, and punctuation is decided on the *result*. This depends on the cod
 except for three kinds that the tokenizer resolves in context.
 """
 
+import dataclasses
 import hashlib
 import io
 import os
 import pathlib
 import unicodedata
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,8 @@ _CJK = (
 )
 
 
-class Tables(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Tables:
     """Tables of one normalization.
 
     The entry of code point c is pages[index[c // 256] + c % 256], equal to kind | payload << 4. The
@@ -132,7 +134,8 @@ def _case(code):
 
 def compute(do_lower_case: bool, strip_accents: bool) -> Tables:
     """Compute the tables for the Unicode version of the running Python."""
-    entries, several = np.zeros(NUM_CODE_POINTS, np.int32), []
+    entries = np.zeros(NUM_CODE_POINTS, np.int32)
+    several: list[list[int]] = []
     for code in range(NUM_CODE_POINTS):
         result = normalize(chr(code), do_lower_case, strip_accents)
         kind = _kind(code, result, do_lower_case, strip_accents)
@@ -146,10 +149,14 @@ def compute(do_lower_case: bool, strip_accents: bool) -> Tables:
     case = np.fromiter(map(_case, range(NUM_CODE_POINTS)), np.int32)
     classes = [(code, unicodedata.combining(chr(code))) for code in range(NUM_CODE_POINTS)]
     classes = [pair for pair in classes if pair[1] and unicodedata.category(chr(pair[0])) != "Mn"]
+    index, pages = _paged(entries)
+    case_index, case_pages = _paged(case)
     return Tables(
-        *_paged(entries),
+        index,
+        pages,
         np.array(several, np.int32).reshape(-1, 3),
-        *_paged(case),
+        case_index,
+        case_pages,
         np.array(classes, np.int32),
     )
 
@@ -169,7 +176,8 @@ def load(do_lower_case: bool, strip_accents: bool) -> Tables:
     """Load the tables of one normalization from the package."""
     with np.load(PATH, allow_pickle=False) as file:
         prefix = _prefix(do_lower_case, strip_accents)
-        return Tables(*(file[prefix + name] for name in Tables._fields))
+        names = [field.name for field in dataclasses.fields(Tables)]
+        return Tables(**{name: file[prefix + name] for name in names})
 
 
 def unicode_version() -> str:
@@ -185,11 +193,11 @@ def sha256() -> str:
 
 def save(path: str | os.PathLike[str]) -> None:
     """Compute the tables of all four normalizations and write them to a .npz file."""
-    arrays = {"unicode_version": np.array(unicodedata.unidata_version)}
+    arrays: dict[str, Any] = {"unicode_version": np.array(unicodedata.unidata_version)}
     for do_lower_case in (True, False):
         for strip_accents in (True, False):
             prefix = _prefix(do_lower_case, strip_accents)
-            tables = compute(do_lower_case, strip_accents)._asdict()
+            tables = vars(compute(do_lower_case, strip_accents))
             arrays.update({prefix + name: array for name, array in tables.items()})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)

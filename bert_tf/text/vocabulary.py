@@ -32,7 +32,7 @@ class Vocabulary:
     def __init__(self, lines: Iterable[str], where: str = "vocabulary") -> None:
         self.lines = tuple(lines)
         self.entries = tuple(line.strip() for line in self.lines)
-        self._ids = {}
+        self._ids: dict[str, int] = {}
         for number, (line, entry) in enumerate(zip(self.lines, self.entries, strict=True), start=1):
             if not line:
                 raise UserError(

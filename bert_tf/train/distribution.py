@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
 
 # TensorFlow reports a lost worker in the text of its errors only.
 _OF_WORKERS = re.compile(

@@ -128,7 +128,7 @@ class TrainingLoop:
         if patience_exhausted and step < end:
             self.log(
                 f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
-                f"last {self.patience} evaluation{'s' * (self.patience > 1)}"
+                f"last {self.patience} evaluation{'s' * (self.patience != 1)}"
             )
 
     def _restore(self, variables):
@@ -261,7 +261,7 @@ class TrainingLoop:
     def _log_step(self, step, logs, clock):
         """Record the metrics of a step and log a progress line."""
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
-        rate = clock.units_per_second()
+        rate = clock.per_second(clock.units)
         self.run.log_metrics(
             {"step": step, **values, f"{self.throughput_unit}_per_second": round(rate, 1)}
         )
@@ -270,7 +270,8 @@ class TrainingLoop:
         parts += [f"{name} {values[name]:.4f}" for name in self.step.metrics]
         parts += [f"lr {values['learning_rate']:.2e}", f"{rate:.0f} {self.throughput_unit}/s"]
         if self.flops_per_token is not None:
-            parts.append(f"{clock.tokens_per_second() * self.flops_per_token / 1e12:.3f} TFLOP/s")
+            flops = clock.per_second(clock.tokens) * self.flops_per_token
+            parts.append(f"{flops / 1e12:.3f} TFLOP/s")
         parts.append(f"ETA {datetime.timedelta(seconds=left)}")
         self.log("  ".join(parts))
 
@@ -281,7 +282,8 @@ class _Clock:
     def __init__(self, throughput_unit: str) -> None:
         self.throughput_unit = throughput_unit
         self.first_call_is_over = False
-        self.steps = self.units = self.tokens = self.seconds = 0
+        self.steps = self.units = self.tokens = 0
+        self.seconds = 0.0
         self.since = time.monotonic()
 
     def count(self, logs: Mapping[str, tf.Tensor], steps: int) -> None:
@@ -299,13 +301,9 @@ class _Clock:
         """Exclude the time since the last step, which was spent on an evaluation."""
         self.since = time.monotonic()
 
-    def units_per_second(self) -> float:
-        """Return the throughput in `throughput_unit` per second."""
-        return self.units / self.seconds if self.seconds else 0.0
-
-    def tokens_per_second(self) -> float:
-        """Return the throughput in tokens per second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def per_second(self, count: int) -> float:
+        """Return the rate of `units` or `tokens`."""
+        return count / self.seconds if self.seconds else 0.0
 
     def seconds_per_step(self) -> float:
         """Return the mean duration of a step in seconds."""

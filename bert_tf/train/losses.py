@@ -153,7 +153,7 @@ class WeightedMean(keras.losses.Loss):
         self, loss: str | Callable[..., tf.Tensor], name: str | None = None, **options: Any
     ) -> None:
         if isinstance(loss, functools.partial):
-            loss, options = loss.func, {**loss.keywords, **options}
+            options, loss = {**loss.keywords, **options}, loss.func
         # A saved Keras config refers to the function by name.
         self.function, self.options = loss if callable(loss) else globals()[loss], options
         super().__init__(name=name or self.function.__name__, reduction="mean_with_sample_weight")

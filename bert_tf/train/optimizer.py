@@ -1,5 +1,6 @@
 """AdamW as released with BERT, LAMB as published, and the learning-rate schedule."""
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_tf.model import fused_ops
+from bert_tf.model.fused_ops import MIN_WIDTH
 
 NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
@@ -290,7 +291,7 @@ class AdamW(AdamBase):
         times `factor`, which clips it. All replicas apply the same update to their own copies.
         """
         power_1, power_2 = self._powers()
-        fused_ops.adamw(
+        adamw_update(
             [of.value.handle for of in (variable, m, v)],
             variable.shape,
             gradient,
@@ -300,6 +301,56 @@ class AdamW(AdamBase):
             epsilon=self.epsilon,
             decay=self.weight_decay_rate if self.decays(variable) else 0.0,
         )
+
+
+def adamw_update(
+    handles: Sequence[tf.Tensor],
+    shape: Sequence[int],
+    gradient: tf.Tensor,
+    scalars: tf.Tensor,
+    **options: float,
+) -> None:
+    """Apply one AdamW update in place (Kingma & Ba 2015; Loshchilov & Hutter 2019).
+
+    Args:
+        handles: Resource handles of the float32 variables w, m and v.
+        shape: Their static shape.
+        gradient: float32, of that shape.
+        scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
+        **options: beta_1, beta_2, epsilon and decay.
+    """
+    is_compiled = max(shape) >= MIN_WIDTH
+    known = tuple(shape) if is_compiled else (None,) * len(shape)
+    _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
+
+
+@functools.cache
+def _traced_adamw(is_compiled, shape, options):
+    """Return the traced update for a shape; one per rank if it is not compiled."""
+    specs = [tf.TensorSpec([], tf.resource)] * 3
+    specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
+    update = functools.partial(_adamw, shape=shape, **dict(options))
+    return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
+
+
+def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
+    """Update w, m and v through their handles.
+
+    A variable's own assign methods return a copy; raw assignments let XLA write in place.
+    """
+    handles = (weights_at, m_at, v_at)
+    weights, m, v = (
+        tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
+        for handle in handles
+    )
+    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
+    gradient *= factor
+    m = beta_1 * m + (1 - beta_1) * gradient
+    v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
+    step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
+    weights -= learning_rate * (step + decay * weights)
+    for handle, value in zip(handles, (weights, m, v), strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.layout import count_tokens
 from bert_tf.train.optimizer import AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -165,12 +166,10 @@ class TrainStep:
         # An example counts if any of its elements has a weight, such as one masked position.
         of_any = next(iter(weights.values()))
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
-        # Models trained on precomputed features have no tokens.
-        tokens = inputs["row_splits"][-1] if "row_splits" in inputs else inputs.get("input_mask", 0)
         sums = {
             "loss": loss,
             "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),
-            "tokens": tf.reduce_sum(tf.cast(tokens, tf.int32)),
+            "tokens": count_tokens(inputs),
             **{
                 name: mean(output, metric(labels[output], outputs[output]))
                 for name, (output, metric) in self.metrics.items()

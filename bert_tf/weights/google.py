@@ -2,12 +2,10 @@
 
 import pathlib
 
-import numpy as np
-
 from bert_tf.checkpoints import read_bundle
 from bert_tf.config import BertConfig
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import name_map
+from bert_tf.weights.name_map import StoredModel
 
 # Task heads are initialized anew for the current task. Optimizer slots and step counters belong to
 # the training of the release.
@@ -38,24 +36,7 @@ def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     return config, vocabulary
 
 
-def read(path: pathlib.Path) -> tuple[BertConfig, Vocabulary, dict[str, np.ndarray], list[str]]:
-    """Read a model.
-
-    Args:
-        path: Directory.
-
-    Returns:
-        Tuple of the configuration, the vocabulary, a dict from our weight names to float32 arrays,
-        and the names of unused tensors.
-
-    Raises:
-        UserError: A tensor is missing, unknown or of the wrong shape.
-    """
-    config, vocabulary = read_config(path)
+def read(path: pathlib.Path) -> StoredModel:
+    """Read a model. Raise `UserError` if a file is invalid."""
     prefix = path / "bert_model.ckpt"
-    tensors = read_bundle(prefix)
-    return (
-        config,
-        vocabulary,
-        *name_map.rename(tensors, config, "google", IGNORED, where=str(prefix)),
-    )
+    return StoredModel(*read_config(path), read_bundle(prefix), "google", IGNORED, str(prefix))

@@ -13,7 +13,7 @@ import safetensors
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import name_map
+from bert_tf.weights.name_map import StoredModel
 
 # Position ids are a constant; task heads are initialized anew for the current task.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
@@ -65,27 +65,13 @@ def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     return config, vocabulary
 
 
-def read(path: pathlib.Path) -> tuple[BertConfig, Vocabulary, dict[str, np.ndarray], list[str]]:
-    """Read a model.
-
-    Args:
-        path: Directory.
-
-    Returns:
-        Tuple of the configuration, the vocabulary, a dict from our weight names to float32 arrays,
-        and the names of unused tensors.
-
-    Raises:
-        UserError: A tensor is missing, unknown or of the wrong shape.
-    """
+def read(path: pathlib.Path) -> StoredModel:
+    """Read a model. Raise `UserError` if a file is invalid."""
     config, vocabulary = read_config(path)
-    weights_path = path / "model.safetensors"
-    tensors = _canonical(read_safetensors(weights_path))
-    _drop_copies(tensors, where=str(weights_path))
-    weights, unused_tensors = name_map.rename(
-        tensors, config, "huggingface", IGNORED, where=str(weights_path)
-    )
-    return config, vocabulary, weights, unused_tensors
+    where = str(path / "model.safetensors")
+    tensors = _canonical(read_safetensors(where))
+    _drop_copies(tensors, where)
+    return StoredModel(config, vocabulary, tensors, "huggingface", IGNORED, where)
 
 
 def _canonical(tensors):

@@ -2,12 +2,10 @@
 
 import pathlib
 
-import numpy as np
-
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import name_map
+from bert_tf.weights.name_map import StoredModel
 
 IGNORED = r".*seed_generator.*"  # State of dropout.
 
@@ -22,9 +20,7 @@ def read_config(preset: pathlib.Path | str) -> None:
     return None
 
 
-def read(
-    preset: pathlib.Path | str,
-) -> tuple[BertConfig, Vocabulary, dict[str, np.ndarray], list[str]]:
+def read(preset: pathlib.Path | str) -> StoredModel:
     """Read a preset.
 
     The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
@@ -32,10 +28,6 @@ def read(
 
     Args:
         preset: Directory, or the name of a published preset.
-
-    Returns:
-        Tuple of the configuration, the vocabulary, a dict from our weight names to float32 arrays,
-        and the names of unused tensors.
 
     Raises:
         UserError: keras-nlp cannot load the preset, or it is not a BERT backbone.
@@ -73,8 +65,4 @@ def read(
     vocabulary = Vocabulary(tokenizer.get_vocabulary(), where=f"the vocabulary of {preset}")
     vocabulary.check_size(config.vocab_size, where=f"the vocabulary of {preset}")
     tensors = {variable.path: variable.numpy() for variable in backbone.variables}
-    return (
-        config,
-        vocabulary,
-        *name_map.rename(tensors, config, "keras", IGNORED, where=str(preset)),
-    )
+    return StoredModel(config, vocabulary, tensors, "keras", IGNORED, str(preset))

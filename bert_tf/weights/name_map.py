@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.text.vocabulary import Vocabulary
 
 HEADS = ("masked_lm", "next_sentence")
 COMPONENTS = ("bert", *HEADS)
@@ -32,6 +33,26 @@ class Names(NamedTuple):
     google: str
     huggingface: str
     keras: str | None  # Presets have no heads.
+
+
+class StoredModel(NamedTuple):
+    """A model as its source stores it.
+
+    Attributes:
+        config: Configuration of the model.
+        vocabulary: Vocabulary of the model.
+        tensors: Arrays by their name in the source.
+        column: Field of `Names` with the source's names.
+        ignored: Regular expression of tensors to ignore if unknown.
+        where: Name of the source, for error messages.
+    """
+
+    config: BertConfig
+    vocabulary: Vocabulary
+    tensors: Mapping[str, np.ndarray]
+    column: str
+    ignored: str
+    where: str
 
 
 # Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
@@ -144,7 +165,7 @@ def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int
         "position_embeddings": config.max_position_embeddings,
         "token_type_embeddings": config.type_vocab_size,
     }
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for row in table(config, part):
         *_, owner, kind = row.ours.split("/")
         if kind in tables:
@@ -163,17 +184,8 @@ def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int
     return result
 
 
-def rename(
-    tensors: Mapping[str, np.ndarray], config: BertConfig, column: str, ignored: str, where: str
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Rename tensors to our names and convert them to our shapes.
-
-    Args:
-        tensors: Arrays by their name in the source.
-        config: Configuration of the model.
-        column: Field of `Names` with the source's names.
-        ignored: Regular expression of tensors to ignore if unknown.
-        where: Name of the source, for error messages.
+def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Rename the tensors of a model to our names and convert them to our shapes.
 
     Returns:
         Tuple of a dict from our names to float32 arrays, and the sorted names of ignored tensors.
@@ -182,6 +194,7 @@ def rename(
         UserError: A tensor is unknown or of the wrong shape, a weight of the encoder is missing, or
             a head is incomplete.
     """
+    config, _, tensors, column, ignored, where = model
     columns = {
         part: {getattr(row, column): row.ours for row in table(config, part)} for part in COMPONENTS
     }
@@ -195,7 +208,8 @@ def rename(
             f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
             f"check num_hidden_layers={config.num_hidden_layers} in the config"
         )
-    ours, expected_shapes = {}, {}
+    ours: dict[str, str] = {}
+    expected_shapes: dict[str, tuple[int, ...]] = {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
         # Heads are optional, but an incomplete one is an error.

@@ -13,6 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import google, huggingface, keras_preset, name_map
+from bert_tf.weights.name_map import StoredModel
 
 if TYPE_CHECKING:
     import keras
@@ -153,12 +154,16 @@ def _read(path):
         run = Run.open(path)
         chosen = run.checkpoints.path(run.checkpoints.best_or_latest_step())
         # Optimizer slots, counters, seeds and task heads are not loaded.
-        weights, _ = name_map.rename(
-            checkpoints.read(chosen), run.config, "ours", ignored=".*", where=str(chosen)
-        )
+        tensors = checkpoints.read(chosen)
+        stored = StoredModel(run.config, run.vocabulary, tensors, "ours", ".*", str(chosen))
+        weights, _ = name_map.rename(stored)
         return PretrainedWeights(run.config, run.vocabulary, weights, f"run {chosen}")
     reader, where, source = _reader_of(path)
-    return _pretrained(reader.read(where), source)
+    stored = reader.read(where)
+    weights, unused_tensors = name_map.rename(stored)
+    return PretrainedWeights(
+        stored.config, stored.vocabulary, weights, source, tuple(unused_tensors)
+    )
 
 
 def _reader_of(path):
@@ -186,9 +191,3 @@ def _reader_of(path):
     if "/" in str(path):
         raise UserError(f"{directory}: no such directory")
     return keras_preset, str(path), f"keras-nlp preset {path}"
-
-
-def _pretrained(read, source):
-    """Return `PretrainedWeights` for the result of a reader."""
-    config, vocabulary, weights, unused_tensors = read
-    return PretrainedWeights(config, vocabulary, weights, source, tuple(unused_tensors))

@@ -1,10 +1,14 @@
 """Calibration of probabilities: expected calibration error and temperature scaling.
 
-Both follow Guo et al. 2017. Shape suffixes: N examples, C classes.
+Both follow Guo et al. 2017.
+
+Shape suffixes: N examples, C classes; R decisions between K classes, which are the examples for
+"softmax" and all logits for "sigmoid".
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
+import scipy.optimize
+import scipy.special
 
 from tasks.metrics.checks import finite, same_shape
 
@@ -13,7 +17,7 @@ KINDS = ("softmax", "sigmoid")
 
 
 def expected_calibration_error(
-    probabilities_NC: ArrayLike, labels_N: ArrayLike, bins: int = 15
+    probabilities_NC: np.ndarray, labels_N: np.ndarray, bins: int = 15
 ) -> float:
     """Return the mean gap between confidence and accuracy over bins of equal width.
 
@@ -42,7 +46,7 @@ def expected_calibration_error(
     return float(np.abs(np.bincount(bin_N, weights=surplus_N)).sum() / len(surplus_N))
 
 
-def fit_temperature(logits_NC: ArrayLike, labels: ArrayLike, kind: str) -> float:
+def fit_temperature(logits_NC: np.ndarray, labels: np.ndarray, kind: str) -> float:
     """Return the temperature T of softmax(logits / T), or sigmoid, with the lowest loss.
 
     Args:
@@ -57,38 +61,27 @@ def fit_temperature(logits_NC: ArrayLike, labels: ArrayLike, kind: str) -> float
     """
     if bound_of_temperature(logits_NC, labels, kind) is not None:
         return 1.0
-    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
-    if not logits_NC.size:
-        return 1.0
-
-    def slope(sharpness):
-        return _slope(sharpness, logits_NC, labels_NC, kind)
-
-    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
-    for _ in range(50):  # Bisects the logarithm of a range of factor 400 to below 1e-14.
-        middle = np.sqrt(low * high)
-        low, high = (low, middle) if slope(middle) >= 0 else (middle, high)
-    temperature = round(float(1 / np.sqrt(low * high)), 6)
-    return (
-        temperature
-        if negative_log_likelihood(logits_NC, labels, kind, temperature)
-        < negative_log_likelihood(logits_NC, labels, kind)
-        else 1.0
+    sharpness = scipy.optimize.brentq(
+        _slope,
+        1 / MAX_TEMPERATURE,
+        1 / MIN_TEMPERATURE,
+        args=_decisions(logits_NC, labels, kind),
+        xtol=1e-15,  # Exact to the decimals of the result also where T is large.
     )
+    temperature = round(1 / sharpness, 6)
+    loss = negative_log_likelihood(logits_NC, labels, kind, temperature)
+    return temperature if loss < negative_log_likelihood(logits_NC, labels, kind) else 1.0
 
 
-def bound_of_temperature(logits_NC: ArrayLike, labels: ArrayLike, kind: str) -> float | None:
+def bound_of_temperature(logits_NC: np.ndarray, labels: np.ndarray, kind: str) -> float | None:
     """Return the bound at or beyond which the best temperature is, or `None`.
 
     MIN_TEMPERATURE: the data contains no error that limits the confidence, so a temperature fitted
     to it would weight every later error far too much. MAX_TEMPERATURE: the logits carry almost no
     information on the labels. Arguments as in `fit_temperature`.
     """
-    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
-    at_min, at_max = (
-        _slope(1 / bound, logits_NC, labels_NC, kind)
-        for bound in (MIN_TEMPERATURE, MAX_TEMPERATURE)
-    )
+    decisions = _decisions(logits_NC, labels, kind)
+    at_min, at_max = (_slope(1 / bound, *decisions) for bound in (MIN_TEMPERATURE, MAX_TEMPERATURE))
     # The slope increases with 1/T: if it is positive at the smallest 1/T, the optimum is beyond it.
     if at_max > 0:
         return MAX_TEMPERATURE
@@ -96,49 +89,44 @@ def bound_of_temperature(logits_NC: ArrayLike, labels: ArrayLike, kind: str) -> 
 
 
 def negative_log_likelihood(
-    logits_NC: ArrayLike, labels: ArrayLike, kind: str, temperature: float = 1.0
+    logits_NC: np.ndarray, labels: np.ndarray, kind: str, temperature: float = 1.0
 ) -> float:
     """Return the mean of -log p(label), over examples or, for "sigmoid", over all logits.
 
     Arguments as in `fit_temperature`; 0 without examples.
     """
-    logits_NC, labels_NC = _logits_and_labels(logits_NC, labels, kind)
-    if not logits_NC.size:
+    scores_RK, labels_R = _decisions(logits_NC, labels, kind)
+    if not len(labels_R):
         return 0.0
-    logits_NC = logits_NC / temperature
-    if kind == "softmax":
-        # Subtracting the maximum avoids overflow and does not change the softmax.
-        logits_NC = logits_NC - logits_NC.max(1, keepdims=True)
-        losses = np.log(np.exp(logits_NC).sum(1)) - (logits_NC * labels_NC).sum(1)
-    else:
-        losses = np.logaddexp(0, np.where(labels_NC == 1, -logits_NC, logits_NC))
-    return float(losses.mean())
+    log_probabilities_RK = scipy.special.log_softmax(scores_RK / temperature, axis=1)
+    return float(-_of_label(log_probabilities_RK, labels_R).mean())
 
 
-def _slope(sharpness, logits_NC, labels_NC, kind):
+def _slope(sharpness: float, scores_RK: np.ndarray, labels_R: np.ndarray) -> float:
     """Return the derivative of the loss with respect to 1/T, which is increasing (convex loss).
 
-    The terms are the logits minus the label's logit, so that the sign is right even where
+    The terms are the scores minus the label's score, so that the sign is right even where
     probabilities round to 0 or 1.
     """
-    if not logits_NC.size:
-        return 0.0
-    if kind == "sigmoid":
-        above_NC = np.where(labels_NC == 1, -logits_NC, logits_NC)
-        # sigmoid(x) by exp, since (1 + tanh(x / 2)) / 2 would round small values to 0.
-        weights_NC = np.exp(-np.logaddexp(0, -sharpness * above_NC))
-    else:
-        above_NC = logits_NC - (logits_NC * labels_NC).sum(1, keepdims=True)
-        scaled_NC = sharpness * (logits_NC - logits_NC.max(1, keepdims=True))
-        weights_NC = np.exp(scaled_NC) / np.exp(scaled_NC).sum(1, keepdims=True)
-    return np.sum(weights_NC * above_NC)
+    above_RK = scores_RK - _of_label(scores_RK, labels_R)
+    return float(np.sum(scipy.special.softmax(sharpness * scores_RK, axis=1) * above_RK))
 
 
-def _logits_and_labels(logits_NC, labels, kind):
-    """Return both as float64 `(N, C)`, labels as 0 and 1."""
+def _decisions(
+    logits_NC: np.ndarray, labels: np.ndarray, kind: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores whose softmax is the probability, float64 `(R, K)`, and label ids, `(R,)`."""
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
-    logits_NC, labels = finite(logits_NC, "logits"), np.asarray(labels)
+    scores_NC, labels = finite(logits_NC, "logits"), np.asarray(labels)
     if kind == "softmax":
-        labels = np.eye(logits_NC.shape[1])[labels.astype(np.int64)]
-    return logits_NC, labels.reshape(logits_NC.shape).astype(np.float64)
+        return scores_NC, labels.astype(np.int64)
+    # sigmoid(x) is the softmax of 0 and x.
+    logits_R = scores_NC.ravel()
+    labels_R = labels.reshape(scores_NC.shape).ravel().astype(np.int64)
+    return np.stack([np.zeros_like(logits_R), logits_R], axis=1), labels_R
+
+
+def _of_label(values_RK: np.ndarray, labels_R: np.ndarray) -> np.ndarray:
+    """Return the values of the labels, `(R, 1)`."""
+    return np.take_along_axis(values_RK, labels_R[:, np.newaxis], axis=1)

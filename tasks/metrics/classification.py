@@ -1,21 +1,80 @@
-"""All metrics of classification: of predicted labels, rankings and probabilities.
+"""Metrics of classification, computed by scikit-learn: of labels, rankings and probabilities.
 
-Metrics are `{name: float}`; tables contain lists in the order of the labels, for reports.
+Metrics are `{name: float}`; tables contain lists in the order of the labels, for reports. Unless
+stated otherwise, a ratio with denominator 0 is 0, and so is the metric of no examples.
 
 Shape suffixes: N examples, C labels, named by `names`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    multilabel_confusion_matrix,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
 
-from tasks.metrics import labels as of_labels
 from tasks.metrics.calibration import expected_calibration_error
-from tasks.metrics.ranking import pr_auc, roc_auc
+from tasks.metrics.checks import finite, same_shape
 
 MAX_NAMED = 20  # With more labels there are no metrics per label, since nobody reads so many.
+
+
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return the fraction of examples with a correct prediction.
+
+    Args:
+        labels: Label ids `(N,)`, or bool `(N, C)`, of which all have to be correct.
+        predictions: As `labels`.
+    """
+    return float(_or_zeros(accuracy_score, *same_shape(labels, predictions)))
+
+
+def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
+    """Return the area under the ROC curve.
+
+    It is the probability that a positive example scores above a negative one; ties count half.
+
+    Args:
+        is_positive_N: bool `(N,)`.
+        scores_N: float `(N,)`.
+
+    Returns:
+        The area; 0.5 without a positive or without a negative example.
+
+    Raises:
+        UserError: At NaN or infinity.
+    """
+    is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
+    if not _differ(is_positive_N):
+        return 0.5
+    return float(roc_auc_score(is_positive_N, scores_N))
+
+
+def pr_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
+    """Return the area under the precision-recall curve in steps, that is, average precision.
+
+    Args:
+        is_positive_N: bool `(N,)`.
+        scores_N: float `(N,)`.
+
+    Returns:
+        The area; 1 without a negative example, 0 without a positive one.
+
+    Raises:
+        UserError: At NaN or infinity.
+    """
+    is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
+    if not is_positive_N.any():
+        return 0.0
+    return float(average_precision_score(is_positive_N, scores_N))
 
 
 def single_label_metrics(
@@ -33,22 +92,24 @@ def single_label_metrics(
         names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
 
     Returns:
-        accuracy, macro_f1, matthews, f1_NAME, ece (expected calibration error), and degenerate: 1
-        if all predictions are equal although the labels are not, otherwise 0.
+        accuracy, macro_f1 (the mean over labels that occur or are predicted), matthews (0 if the
+        labels or the predictions are all equal), f1_NAME, ece (expected calibration error), and
+        degenerate: 1 if all predictions are equal although the labels are not, otherwise 0.
     """
-    f1_C = of_labels.per_class_f1(labels_N, predictions_N, len(names))["f1"]
+    labels_N, predictions_N = same_shape(labels_N, predictions_N)
+    has_spread = _differ(labels_N) and _differ(predictions_N)
     return {
-        "accuracy": of_labels.accuracy(labels_N, predictions_N),
-        "macro_f1": of_labels.macro_f1(labels_N, predictions_N),
-        "matthews": of_labels.matthews_correlation(labels_N, predictions_N),
-        **_named("f1", f1_C, names),
+        "accuracy": accuracy(labels_N, predictions_N),
+        "macro_f1": _f1(labels_N, predictions_N, "macro"),
+        "matthews": float(matthews_corrcoef(labels_N, predictions_N)) if has_spread else 0.0,
+        **_named_f1(labels_N, predictions_N, names),
         "ece": expected_calibration_error(probabilities_NC, labels_N),
         "degenerate": _degenerate(labels_N, predictions_N),
     }
 
 
 def positive_class_metrics(
-    is_positive_N: ArrayLike, is_chosen_N: ArrayLike, scores_N: ArrayLike
+    is_positive_N: np.ndarray, is_chosen_N: np.ndarray, scores_N: np.ndarray
 ) -> dict[str, float]:
     """Return the metrics of one class against all others.
 
@@ -60,16 +121,16 @@ def positive_class_metrics(
     Returns:
         f1, precision, recall, pr_auc and roc_auc.
     """
-    metrics = of_labels.per_class_f1(np.int64(is_positive_N), np.int64(is_chosen_N), 2)
+    of_both = _per_label(is_positive_N, is_chosen_N, 2)
     return {
-        **{name: float(metrics[name][1]) for name in ("f1", "precision", "recall")},
+        **{name: of_both[name][1] for name in ("f1", "precision", "recall")},
         "pr_auc": pr_auc(is_positive_N, scores_N),
         "roc_auc": roc_auc(is_positive_N, scores_N),
     }
 
 
 def multi_label_metrics(
-    labels_NC: ArrayLike,
+    labels_NC: np.ndarray,
     selected_NC: np.ndarray,
     probabilities_NC: np.ndarray,
     names: Sequence[str],
@@ -83,22 +144,23 @@ def multi_label_metrics(
         names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
 
     Returns:
-        micro_f1, macro_f1, exact_match, f1_NAME, degenerate as in `single_label_metrics`, pr_auc,
-        the mean over labels that occur (0 if none does), and ece over all N x C decisions.
+        micro_f1, macro_f1 (the mean over all labels), exact_match, f1_NAME, degenerate as in
+        `single_label_metrics`, pr_auc, the mean over labels that occur, and ece over all N x C
+        decisions.
     """
     labels_NC = np.asarray(labels_NC, bool)
-    pr_auc_C = _pr_auc_of_each(labels_NC, probabilities_NC)
+    # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
+    pr_auc_sum = np.sum(_pr_auc_of_each(labels_NC, probabilities_NC))
     return {
-        "micro_f1": of_labels.multi_label_micro_f1(labels_NC, selected_NC),
-        "macro_f1": of_labels.multi_label_macro_f1(labels_NC, selected_NC),
-        "exact_match": of_labels.exact_match_ratio(labels_NC, selected_NC),
-        # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
-        "pr_auc": float(of_labels.ratio(np.sum(pr_auc_C), labels_NC.any(0).sum())),
-        **_named("f1", multi_label_table(labels_NC, selected_NC, names)["per_label"]["f1"], names),
+        "micro_f1": _f1(labels_NC, selected_NC, "micro"),
+        "macro_f1": _f1(labels_NC, selected_NC, "macro"),
+        "exact_match": accuracy(labels_NC, selected_NC),
+        "pr_auc": float(pr_auc_sum / max(labels_NC.any(0).sum(), 1)),
+        **_named_f1(labels_NC, selected_NC, names),
         "ece": expected_calibration_error(
             # Each of the N x C decisions is a binary example with the classes no and yes.
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
-            np.int64(labels_NC.ravel()),
+            labels_NC.ravel(),
         ),
         "degenerate": _degenerate(labels_NC, selected_NC),
     }
@@ -117,21 +179,20 @@ def single_label_table(
         probability against all others; 0 if the label does not occur). "confusion_matrix": rows
         are labels, columns predictions.
     """
-    metrics = of_labels.per_class_f1(labels_N, predictions_N, len(names))
-    matrix_CC = of_labels.confusion_matrix(labels_N, predictions_N, len(names))
-    pr_auc_C = _pr_auc_of_each(np.eye(len(names), dtype=bool)[labels_N], probabilities_NC)
+    size = len(names)
+    matrix_CC = _or_zeros(
+        confusion_matrix, labels_N, predictions_N, shape=(size, size), labels=range(size)
+    )
+    pr_auc_C = _pr_auc_of_each(np.eye(size, dtype=bool)[labels_N], probabilities_NC)
     return {
         "labels": list(names),
-        "per_label": {
-            **{name: values_C.tolist() for name, values_C in metrics.items()},
-            "pr_auc": pr_auc_C,
-        },
+        "per_label": {**_per_label(labels_N, predictions_N, size), "pr_auc": pr_auc_C},
         "confusion_matrix": matrix_CC.tolist(),
     }
 
 
 def multi_label_table(
-    labels_NC: ArrayLike, selected_NC: np.ndarray, names: Sequence[str]
+    labels_NC: np.ndarray, selected_NC: np.ndarray, names: Sequence[str]
 ) -> dict[str, Any]:
     """Return metrics per label, as lists; arguments as in `multi_label_metrics`.
 
@@ -139,34 +200,69 @@ def multi_label_table(
         As `single_label_table` without pr_auc. "confusion_matrix" has one matrix per label,
         [[neither, selected only], [labelled only, both]].
     """
-    pairs = [
-        (np.int64(labels_N), np.int64(selected_N))
-        for labels_N, selected_N in zip(np.transpose(labels_NC), selected_NC.T, strict=True)
-    ]
-    metrics = [of_labels.per_class_f1(*pair, 2) for pair in pairs]
+    labels_NC = np.asarray(labels_NC, bool)
+    shape = (len(names), 2, 2)
+    matrices_C22 = _or_zeros(multilabel_confusion_matrix, labels_NC, selected_NC, shape=shape)
     return {
         "labels": list(names),
-        "per_label": {
-            name: np.array([of_one[name][1] for of_one in metrics]).tolist() for name in metrics[0]
-        },
-        "confusion_matrix": [of_labels.confusion_matrix(*pair, 2).tolist() for pair in pairs],
+        "per_label": _per_label(labels_NC, selected_NC, len(names)),
+        "confusion_matrix": matrices_C22.tolist(),
     }
 
 
-def _pr_auc_of_each(labels_NC, scores_NC):
-    pairs = zip(labels_NC.T, np.transpose(scores_NC), strict=True)
-    return [pr_auc(labels, scores) if labels.any() else 0.0 for labels, scores in pairs]
+def _or_zeros(
+    metric: Callable[..., Any],
+    labels: np.ndarray,
+    predictions: np.ndarray,
+    /,
+    shape: tuple[int, ...] = (),
+    **options: Any,
+) -> Any:
+    """Return a metric of scikit-learn, which rejects empty arrays; zeros of a shape for these."""
+    return metric(labels, predictions, **options) if len(labels) else np.zeros(shape, np.int64)
 
 
-def _named(metric, values_C, names):
+def _f1(labels: np.ndarray, predictions: np.ndarray, average: str) -> float:
+    return float(_or_zeros(f1_score, labels, predictions, average=average, zero_division=0))
+
+
+def _per_label(
+    labels: np.ndarray, predictions: np.ndarray, num_labels: int
+) -> dict[str, list[float]]:
+    """Return {metric: values in the order of the labels}."""
+    precision_C, recall_C, f1_C, support_C = _or_zeros(
+        precision_recall_fscore_support,
+        labels,
+        predictions,
+        shape=(4, num_labels),
+        labels=range(num_labels),
+        zero_division=0,
+    )
+    return {
+        "precision": precision_C.tolist(),
+        "recall": recall_C.tolist(),
+        "f1": f1_C.tolist(),
+        "support": support_C.astype(int).tolist(),  # scikit-learn's is float if nothing is hit.
+    }
+
+
+def _named_f1(
+    labels: np.ndarray, predictions: np.ndarray, names: Sequence[str]
+) -> dict[str, float]:
     if len(names) > MAX_NAMED:
         return {}
-    return {f"{metric}_{name}": float(value) for name, value in zip(names, values_C, strict=True)}
+    f1_C = _per_label(labels, predictions, len(names))["f1"]
+    return {f"f1_{name}": value for name, value in zip(names, f1_C, strict=True)}
 
 
-def _degenerate(labels, predictions):
+def _pr_auc_of_each(labels_NC: np.ndarray, scores_NC: np.ndarray) -> list[float]:
+    pairs = zip(labels_NC.T, scores_NC.T, strict=True)
+    return [pr_auc(labels_N, scores_N) for labels_N, scores_N in pairs]
+
+
+def _degenerate(labels: np.ndarray, predictions: np.ndarray) -> float:
     return float(_differ(labels) and not _differ(predictions))
 
 
-def _differ(rows):
+def _differ(rows: np.ndarray) -> bool:
     return bool(len(rows)) and bool((rows != rows[:1]).any())

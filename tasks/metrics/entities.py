@@ -6,47 +6,25 @@ default: an I- that continues no entity begins one, as in CoNLL's conlleval.
 strict: it belongs to no entity.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import seqeval.metrics
+from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from seqeval.scheme import IOB2
+
 from bert_tf.errors import UserError
-from tasks.metrics.labels import ratio
-
-
-def entities_of(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
-    """Return the entities of one sentence in order, as (type, start, end) of tags[start:end].
-
-    A bare "B" or "I" has the type "_".
-
-    Raises:
-        UserError: At any other tag.
-    """
-    entities, open_type = [], None
-    for index, tag in enumerate(tags):
-        prefix, kind = _parse(tag)
-        # An I- of the open entity's type extends it; any other tag closes it.
-        if prefix == "I" and kind == open_type:
-            entities[-1] = (kind, entities[-1][1], index + 1)
-        elif prefix == "B" or (prefix == "I" and not strict):
-            entities.append((kind, index, index + 1))
-            open_type = kind
-        else:
-            open_type = None
-    return entities
 
 
 def entity_scores(
-    gold_sentences: Sequence[Sequence[str]],
-    predicted_sentences: Sequence[Sequence[str]],
-    strict: bool = False,
+    gold_sentences: Sequence[Sequence[str]], predicted_sentences: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
     """Return micro-averaged precision, recall and F1 of entities, and those per type.
 
     Args:
-        gold_sentences: Tags per sentence.
+        gold_sentences: Tags per sentence; a bare "B" or "I" has the type "_".
         predicted_sentences: Tags per sentence, as many and as long.
-        strict: Reading of tags that are not IOB2.
 
     Returns:
         {"precision", "recall", "f1", "types": {type: {"precision", "recall", "f1", "support"}}},
@@ -56,41 +34,40 @@ def entity_scores(
         ValueError: If numbers of sentences or tags differ.
         UserError: At an invalid tag.
     """
-    gold, predicted, hits = collections.Counter(), collections.Counter(), collections.Counter()
-    for gold_tags, predicted_tags in zip(gold_sentences, predicted_sentences, strict=True):
-        if len(gold_tags) != len(predicted_tags):
-            raise ValueError(
-                f"expected {len(gold_tags)} tags of a sentence, received {len(predicted_tags)}"
-            )
-        gold_entities = set(entities_of(gold_tags, strict))
-        predicted_entities = set(entities_of(predicted_tags, strict))
-        for counter, entities in (
-            (gold, gold_entities),
-            (predicted, predicted_entities),
-            (hits, gold_entities & predicted_entities),
-        ):
-            counter.update(kind for kind, _, _ in entities)
+    gold, predicted = _as_lists(gold_sentences), _as_lists(predicted_sentences)
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        gold, predicted, average="micro", zero_division=0
+    )
+    of_types = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
+    # The types in seqeval's order: in this reading, every tag but O belongs to an entity.
+    tags = {tag for sentence in gold + predicted for tag in sentence} - {"O"}
+    types = sorted({tag[2:] or "_" for tag in tags})
+    names = ("precision", "recall", "f1", "support")
+    rows = np.transpose(np.array(of_types, object))
     return {
-        **_metrics(hits.total(), gold.total(), predicted.total()),
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
         "types": {
-            kind: {**_metrics(hits[kind], gold[kind], predicted[kind]), "support": gold[kind]}
-            for kind in sorted(gold | predicted)
+            kind: dict(zip(names, row, strict=True))
+            for kind, row in zip(types, rows.tolist(), strict=True)
         },
     }
 
 
-def _parse(tag):
-    if tag == "O":
-        return "O", None
-    prefix, _, kind = tag.partition("-")
-    if prefix not in ("B", "I"):
-        raise UserError(f"tag {tag!r}: expected O, or B- or I- and a type")
-    return prefix, kind or "_"
+def strict_f1(
+    gold_sentences: Sequence[Sequence[str]], predicted_sentences: Sequence[Sequence[str]]
+) -> float:
+    """Return the micro-averaged F1 of the strict reading; arguments as in `entity_scores`."""
+    gold, predicted = _as_lists(gold_sentences), _as_lists(predicted_sentences)
+    return float(
+        seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=IOB2, zero_division=0)
+    )
 
 
-def _metrics(hits, gold, predicted):
-    return {
-        "precision": float(ratio(hits, predicted)),
-        "recall": float(ratio(hits, gold)),
-        "f1": float(ratio(2 * hits, gold + predicted)),
-    }
+def _as_lists(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    for tag in dict.fromkeys(tag for sentence in sentences for tag in sentence):
+        if tag != "O" and tag.partition("-")[0] not in ("B", "I"):
+            raise UserError(f"tag {tag!r}: expected O, or B- or I- and a type")
+    # seqeval rejects data without a sentence; one without a word changes no count.
+    return [*map(list, sentences), []]

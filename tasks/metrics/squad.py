@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import numpy as np
 
 from tasks.metrics.checks import finite
-from tasks.metrics.labels import ratio
 from tasks.metrics.thresholds import cut
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -105,9 +104,9 @@ def best_null_threshold(
     np.add.at(gains_K2, group_N + 1, answered_N2 - unanswered_N2)
     totals_K2 = unanswered_N2.sum(0) + np.cumsum(gains_K2, 0)
     best = int(totals_K2[:, 1].argmax())
-    exact, best_f1 = (float(ratio(total, len(scores_N))) for total in totals_K2[best])
-    # `cut` expects descending scores, hence the negation.
-    return -cut(-ascending_K, best), {"exact_match": exact, "f1": best_f1}
+    threshold = -cut(-ascending_K, best)  # `cut` expects descending scores, hence the negation.
+    exact, best_f1 = (totals_K2[best] / len(scores_N)).tolist()
+    return threshold, {"exact_match": exact, "f1": best_f1}
 
 
 def _f1(words, gold_words, version):
@@ -129,8 +128,5 @@ def _each_question(predictions, golds, version):
 
 
 def _means(prefix, metrics):
-    exact, f1s = np.reshape(list(metrics), (-1, 2)).sum(0)
-    return {
-        f"{prefix}exact_match": float(ratio(exact, len(metrics))),
-        f"{prefix}f1": float(ratio(f1s, len(metrics))),
-    }
+    means_2 = np.reshape(list(metrics), (-1, 2)).sum(0) / max(len(metrics), 1)
+    return dict(zip((f"{prefix}exact_match", f"{prefix}f1"), means_2.tolist(), strict=True))

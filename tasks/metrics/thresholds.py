@@ -7,11 +7,9 @@ Shape suffixes: N examples, K distinct scores.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 from tasks.metrics.checks import finite, same_shape
-from tasks.metrics.labels import ratio
 
 
 def parse_objective(text: str) -> tuple[str, float | None]:
@@ -42,7 +40,7 @@ def parse_objective(text: str) -> tuple[str, float | None]:
 
 
 def best_threshold(
-    is_positive_N: ArrayLike, scores_N: ArrayLike, objective: str
+    is_positive_N: np.ndarray, scores_N: np.ndarray, objective: str
 ) -> tuple[float, dict[str, float | bool]]:
     """Return the threshold that is best for an objective, and its metrics on this data.
 
@@ -62,37 +60,34 @@ def best_threshold(
     Raises:
         UserError: Without scores, or at an unknown objective.
     """
-    name, expected = parse_objective(objective)
+    name, minimum = parse_objective(objective)
     is_positive_N, scores_N = same_shape(is_positive_N, scores_N)
     descending_K, group_N = _descending(scores_N)
     positives = np.count_nonzero(is_positive_N)
+    if not positives:
+        achieved = dict.fromkeys(("precision", "recall", "f1"), 0.0)
+        return cut(descending_K, 0), {**achieved, "reached": False}
     # Entry k is for the threshold that the k + 1 highest distinct scores reach.
     hits_K = np.cumsum(np.bincount(group_N, weights=is_positive_N.astype(bool)))
     chosen_K = np.cumsum(np.bincount(group_N))
     metrics = {
-        "precision": ratio(hits_K, chosen_K),
-        "recall": ratio(hits_K, np.full_like(hits_K, positives)),
-        "f1": ratio(2 * hits_K, chosen_K + positives),
+        "precision": hits_K / chosen_K,
+        "recall": hits_K / positives,
+        # Not from the two above (as of precision_recall_curve), which would round ties apart.
+        "f1": 2 * hits_K / (chosen_K + positives),
     }
-    if not positives:
-        return cut(descending_K, 0), {**dict.fromkeys(metrics, 0.0), "reached": False}
-    allowed_K = np.ones(len(hits_K), bool) if expected is None else metrics[name] >= expected
-    reached = bool(allowed_K.any())
-    if name == "f1":
-        merits = metrics["f1"], -chosen_K
-    elif name == "precision" and reached:
-        merits = metrics["recall"], -chosen_K
-    else:  # recall=R, which a low enough threshold always reaches, or an unreached precision.
-        merits = metrics["precision"], -chosen_K if reached else hits_K
-    # lexsort sorts by its last key first. Fewer chosen examples mean a higher threshold, which wins
-    # ties.
-    candidates = np.flatnonzero(allowed_K | (not reached))
-    best = candidates[np.lexsort([merit_K[candidates] for merit_K in reversed(merits)])[-1]]
+    maximized = {"f1": "f1", "precision": "recall", "recall": "precision"}[name]
+    is_allowed_K = np.ones(len(hits_K), bool) if minimum is None else metrics[name] >= minimum
+    reached = bool(is_allowed_K.any())
+    if not reached:  # Only a precision: a low enough threshold reaches each recall.
+        is_allowed_K = metrics[name] == metrics[name].max()
+    # argmax returns the first, that is, the highest threshold.
+    best = int(np.where(is_allowed_K, metrics[maximized], -1.0).argmax())
     achieved = {metric: float(values_K[best]) for metric, values_K in metrics.items()}
     return cut(descending_K, best + 1), {**achieved, "reached": reached}
 
 
-def threshold_for_false_alarms(normal_scores_N: ArrayLike, rate: float) -> float:
+def threshold_for_false_alarms(normal_scores_N: np.ndarray, rate: float) -> float:
     """Return the lowest threshold that at most a fraction `rate` of the normal scores reach.
 
     Raises:
@@ -103,7 +98,7 @@ def threshold_for_false_alarms(normal_scores_N: ArrayLike, rate: float) -> float
     descending_K, group_N = _descending(normal_scores_N)
     # Entry k counts the examples at or above the k + 1 highest distinct scores.
     alarms_K = np.cumsum(np.bincount(group_N))
-    return cut(descending_K, np.count_nonzero(alarms_K / len(group_N) <= rate))
+    return cut(descending_K, int(np.count_nonzero(alarms_K / len(group_N) <= rate)))
 
 
 def cut(descending_K: np.ndarray, count: int) -> float:
@@ -134,7 +129,7 @@ def cut(descending_K: np.ndarray, count: int) -> float:
     return float(high)
 
 
-def _descending(scores_N):
+def _descending(scores_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return distinct scores, descending float64 `(K,)`, and their index per example `(N,)`."""
     negated_K, group_N = np.unique(-finite(scores_N), return_inverse=True)
     return -negated_K, group_N

@@ -9,16 +9,16 @@ import string
 from collections.abc import Iterator
 
 from bert_tf.errors import UserError
-from tasks.readers.records import (
+from tasks.readers.rows import (
     BadRow,
-    KnownRecordError,
-    RecordError,
+    KnownRowError,
+    RowError,
     as_label,
     check_text,
     checked_path,
-    csv_records,
+    csv_rows,
     good_or_bad,
-    json_records,
+    json_rows,
 )
 from tasks.readers.tables import SUFFIXES, read_rows
 
@@ -90,14 +90,14 @@ def _read_swag(path, labelled):
 def _swag_choice(values, labelled, location):
     for ending in _ENDINGS:
         if not values[ending].strip():
-            raise RecordError(f"column {ending!r}: expected a choice, received an empty string")
+            raise RowError(f"column {ending!r}: expected a choice, received an empty string")
     # Rows of HellaSwag may have an empty sent2, which would leave a leading space.
     choices = [f"{values['sent2']} {values[ending]}".lstrip(" ") for ending in _ENDINGS]
     return _choice(values["sent1"], choices, values["label"] if labelled else None, 0, location)
 
 
 def _read_arc(path, labelled):
-    for number, fields in csv_records(path):
+    for number, fields in csv_rows(path):
         if not fields:
             continue
         yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
@@ -105,7 +105,7 @@ def _read_arc(path, labelled):
 
 def _arc_choice(fields, labelled, location):
     if len(fields) < 4:
-        raise RecordError(
+        raise RowError(
             f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
         )
     prompt, *choices, answer = fields
@@ -113,21 +113,21 @@ def _arc_choice(fields, labelled, location):
     while choices and not choices[-1].strip():
         choices.pop()
     if labelled and not choices:
-        raise KnownRecordError("expected at least two choices, received none")
+        raise KnownRowError("expected at least two choices, received none")
     row = _choice(prompt, choices, None, 1, location)
     if labelled:
         try:
             row = dataclasses.replace(row, label=_choice_index(answer, len(choices), 1))
-        except RecordError as error:
+        except RowError as error:
             # A letter beyond the last choice occurs in published files; all else is a user error.
             is_known = as_label(answer) in tuple(string.ascii_uppercase)
-            raise (KnownRecordError if is_known else RecordError)(str(error)) from None
+            raise (KnownRowError if is_known else RowError)(str(error)) from None
     return row
 
 
 def _read_rows(path, labelled):
-    for number, record in json_records(path):
-        yield good_or_bad(f"{path}:{number}", record, _json_choice, labelled)
+    for number, row in json_rows(path):
+        yield good_or_bad(f"{path}:{number}", row, _json_choice, labelled)
 
 
 def _json_choice(values, labelled, location):
@@ -136,20 +136,18 @@ def _json_choice(values, labelled, location):
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
-        raise RecordError(f"expected 'prompt' or 'question', received {', '.join(values):.200}")
+        raise RowError(f"expected 'prompt' or 'question', received {', '.join(values):.200}")
     if not isinstance(choices, list):
-        raise RecordError(f"'choices': expected a list of texts, received {choices!r:.80}")
+        raise RowError(f"'choices': expected a list of texts, received {choices!r:.80}")
     choices = [_text(choice, index) for index, choice in enumerate(choices)]
     if not labelled:
         return _choice(prompt, choices, None, 0, location)
     keys = [key for key in ("label", "answerKey") if key in values]
     if len(keys) != 1:
-        raise RecordError(
-            f"expected either 'label' or 'answerKey', received {', '.join(values):.200}"
-        )
+        raise RowError(f"expected either 'label' or 'answerKey', received {', '.join(values):.200}")
     answer = values[keys[0]]
     if not isinstance(answer, str | int) or isinstance(answer, bool):
-        raise RecordError(f"{keys[0]!r}: expected a letter or an integer, received {answer!r:.80}")
+        raise RowError(f"{keys[0]!r}: expected a letter or an integer, received {answer!r:.80}")
     return _choice(prompt, choices, str(answer), int(keys[0] == "answerKey"), location)
 
 
@@ -163,7 +161,7 @@ def _text(choice, index):
     label = choice.get("label")
     names = (string.ascii_uppercase[index : index + 1], str(index + 1))
     if not isinstance(label, str) or as_label(label) not in names:
-        raise RecordError(
+        raise RowError(
             f"choice {index + 1}: expected the labels A, B, ... in order, received {label!r:.80}"
         )
     return choice.get("text")
@@ -172,14 +170,14 @@ def _text(choice, index):
 def _choice(prompt, choices, answer, first_number, location):
     """Create a Choice; numbers count the choices from `first_number`."""
     if len(choices) < 2:
-        raise RecordError(f"expected at least two choices, received {len(choices)}")
+        raise RowError(f"expected at least two choices, received {len(choices)}")
     named = {"the prompt": prompt}
     named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
     for what, text in named.items():
         if not isinstance(text, str):
-            raise RecordError(f"{what}: expected text, received {text!r:.80}")
+            raise RowError(f"{what}: expected text, received {text!r:.80}")
         if not text.strip():
-            raise RecordError(f"{what}: expected text, received an empty string")
+            raise RowError(f"{what}: expected text, received an empty string")
         check_text(text, what)
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
     return Choice(prompt, choices, label, location)
@@ -196,7 +194,7 @@ def _choice_index(answer, count, first_number):
     else:
         index = -1
     if not 0 <= index < count:
-        raise RecordError(
+        raise RowError(
             f"the answer {answer!r:.80}: expected one of the {count} choices, as a letter from A "
             f"or a number from {first_number}"
         )

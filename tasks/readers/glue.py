@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bert_tf.errors import UserError
-from tasks.readers.records import (
+from tasks.readers.rows import (
     BadRow,
-    KnownRecordError,
-    RecordError,
+    KnownRowError,
+    RowError,
     as_label,
     check_text,
     checked_path,
     good_or_bad,
-    tsv_records,
+    tsv_rows,
 )
 from tasks.readers.tables import Row
 
@@ -129,9 +129,9 @@ class GlueRows:
         self.path = checked_path(path, (".tsv", ".txt"))
 
     def __iter__(self) -> Iterator[Row | BadRow]:
-        header = None
+        header: Sequence[str] | None = None
         is_empty = True
-        for number, fields in tsv_records(self.path):
+        for number, fields in tsv_rows(self.path):
             if not fields:
                 continue
             if header is None:
@@ -143,13 +143,7 @@ class GlueRows:
                 if header is fields:
                     continue
             is_empty = False
-            if self._is_malformed(fields, header):
-                is_known = self.task.has_malformed and self.labelled
-                fields = (KnownRecordError if is_known else RecordError)(
-                    f"expected {len(header)} fields, received {len(fields)}. Columns: "
-                    f"{', '.join(header):.200}"
-                )
-            yield good_or_bad(f"{self.path}:{number}", fields, self._row, columns)
+            yield good_or_bad(f"{self.path}:{number}", fields, self._row, header, columns)
         if is_empty:
             raise UserError(f"{self.path}: expected at least one row, received none")
 
@@ -181,7 +175,13 @@ class GlueRows:
             return len(fields) < len(self.task.columns) + (self.task.label_column in header)
         return len(fields) != len(header)
 
-    def _row(self, fields, columns, location):
+    def _row(self, fields, header, columns, location):
+        if self._is_malformed(fields, header):
+            is_known = self.task.has_malformed and self.labelled
+            raise (KnownRowError if is_known else RowError)(
+                f"expected {len(header)} fields, received {len(fields)}. Columns: "
+                f"{', '.join(header):.200}"
+            )
         values = {key: fields[column] for key, column in columns.items()}
         for key, text in values.items():
             check_text(text, f"column {key!r}")
@@ -223,11 +223,10 @@ def submission_lines(name: str, predictions: Iterable[tuple[str, str | float]]) 
     yield "index\tprediction"
     for index, prediction in predictions:
         if GLUE[name].kind == "regression":
-            if not math.isfinite(prediction):
-                raise UserError(
-                    f"{name}: row {index}: expected a finite number, received {prediction}"
-                )
-            prediction = f"{min(max(prediction, 0.0), _HIGHEST_SCORE):.3f}"
+            score = float(prediction)
+            if not math.isfinite(score):
+                raise UserError(f"{name}: row {index}: expected a finite number, received {score}")
+            prediction = f"{min(max(score, 0.0), _HIGHEST_SCORE):.3f}"
         elif prediction not in GLUE[name].labels:
             raise UserError(
                 f"{name}: row {index}: expected one of {', '.join(GLUE[name].labels)}, received "
@@ -240,13 +239,11 @@ def _check_label(name, label):
     labels = GLUE[name].labels
     if labels:
         if label not in labels:
-            raise RecordError(
-                f"label {label!r:.80}: expected a label of {name}: {', '.join(labels)}"
-            )
+            raise RowError(f"label {label!r:.80}: expected a label of {name}: {', '.join(labels)}")
         return
     try:
         is_score = 0 <= float(label) <= _HIGHEST_SCORE
     except ValueError:
         is_score = False
     if not is_score:
-        raise RecordError(f"label {label!r:.80}: expected a number from 0 to {_HIGHEST_SCORE:g}")
+        raise RowError(f"label {label!r:.80}: expected a number from 0 to {_HIGHEST_SCORE:g}")

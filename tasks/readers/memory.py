@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_tf.errors import UserError
-from tasks.readers.records import RecordError, check_text
+from tasks.readers.rows import RowError, check_text
 
 
 def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) -> dict[str, list]:
@@ -91,6 +91,6 @@ def _text(value, where):
         )
     try:
         check_text(value, where)
-    except RecordError as error:
+    except RowError as error:
         raise UserError(str(error)) from None
     return value

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
-from tasks.readers.records import BadRow, RecordError, check_text, checked_path, good_or_bad
+from tasks.readers.rows import BadRow, RowError, check_text, checked_path, good_or_bad
 from tasks.readers.tables import SUFFIXES, read_rows
 
 
@@ -148,7 +148,7 @@ def _row_question(values, labelled, location):
         try:
             answers = [(answer, int(start) if start else context.find(answer))]
         except ValueError:
-            raise RecordError(
+            raise RowError(
                 f"column 'answer_start': expected an integer, received {start!r:.80}"
             ) from None
     question = Question(
@@ -168,10 +168,10 @@ def _checked(question, labelled, location):
         check_text(getattr(question, name), f'"{name}"')
     for text, _ in question.answers:
         if not text:
-            raise RecordError("an answer: expected text, received an empty string")
+            raise RowError("an answer: expected text, received an empty string")
         check_text(text, "an answer")
     if labelled and not question.answers and not question.is_impossible:
-        raise RecordError('expected an answer, or "is_impossible": true')
+        raise RowError('expected an answer, or "is_impossible": true')
     if question.answers and question.is_impossible:
-        raise RecordError('expected no answers, since "is_impossible" is true')
+        raise RowError('expected no answers, since "is_impossible" is true')
     return question

@@ -9,15 +9,15 @@ import pathlib
 from collections.abc import Collection, Iterator, Sequence
 
 from bert_tf.errors import UserError
-from tasks.readers.records import (
+from tasks.readers.rows import (
     BadRow,
-    RecordError,
+    RowError,
     check_text,
     checked_path,
-    csv_records,
+    csv_rows,
     good_or_bad,
-    json_records,
-    tsv_records,
+    json_rows,
+    tsv_rows,
 )
 
 
@@ -62,9 +62,9 @@ def read_rows(
     """
     path = checked_path(path, SUFFIXES)
     is_empty = True
-    for number, record in _records(path, columns):
+    for number, row in _rows(path, columns):
         is_empty = False
-        yield good_or_bad(f"{path}:{number}", record, _row, columns, unescape_html, lists, optional)
+        yield good_or_bad(f"{path}:{number}", row, _row, columns, unescape_html, lists, optional)
     if is_empty:
         raise UserError(f"{path}: expected at least one row, received none")
 
@@ -73,21 +73,21 @@ def header_of(path: pathlib.Path) -> list[str]:
     """Return the column names of a .csv or .tsv file, [] if it is empty."""
     for _, fields in _TABLES[path.suffix](path):
         if fields:
-            return [] if isinstance(fields, RecordError) else fields
+            return [] if isinstance(fields, RowError) else fields
     return []
 
 
-def _records(path, columns):
-    """Yield (line number, {column: value} or RecordError)."""
+def _rows(path, columns):
+    """Yield (line number, {column: value} or RowError)."""
     if path.suffix == ".jsonl":
         # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
-        return json_records(path, parse_int=str, parse_float=str)
+        return json_rows(path, parse_int=str, parse_float=str)
     return _table(path, _TABLES[path.suffix](path), columns)
 
 
-def _table(path, records, columns):
+def _table(path, rows, columns):
     header = None
-    for number, fields in records:
+    for number, fields in rows:
         if not fields:
             # A blank line is an empty text if there is one column, otherwise no row.
             if header is None or len(header) > 1:
@@ -95,7 +95,7 @@ def _table(path, records, columns):
             fields = [""]
         if header is None:
             header = fields
-            if isinstance(header, RecordError):
+            if isinstance(header, RowError):
                 raise UserError(f"{path}:{number}: {header}")
             if len(set(header)) < len(header):
                 raise UserError(
@@ -105,21 +105,19 @@ def _table(path, records, columns):
         for column in columns:
             if column not in header:
                 raise UserError(f"{path}:{number}: {_no_column(column, header)}")
-        yield number, fields if isinstance(fields, RecordError) else _named(header, fields)
+        yield number, fields if isinstance(fields, RowError) else _named(header, fields)
 
 
 def _named(header, fields):
-    """Return {column: field}, or a RecordError if the numbers differ.
+    """Return {column: field}, or a RowError if the numbers differ.
 
     All columns are checked, not only the requested ones: an unescaped line end in a text splits a
     row into two short ones, and neither may be used.
     """
     if len(fields) > len(header):
-        return RecordError(
-            f"expected {len(header)} fields as in the header, received {len(fields)}"
-        )
+        return RowError(f"expected {len(header)} fields as in the header, received {len(fields)}")
     if len(fields) < len(header):
-        return RecordError(
+        return RowError(
             f"expected {len(header)} fields as in the header, received {len(fields)}; the first "
             f"missing column is {header[len(fields)]!r:.80}"
         )
@@ -131,12 +129,12 @@ def _row(values, columns, unescape_html, lists, optional, location):
     row = {}
     for column in (*columns, *present):
         if column not in values:
-            raise RecordError(_no_column(column, values))
+            raise RowError(_no_column(column, values))
         value = values[column]
         texts = value if column in lists and isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             expected = "text or a list of texts" if column in lists else "text"
-            raise RecordError(f"column {column!r}: expected {expected}, received {value!r:.80}")
+            raise RowError(f"column {column!r}: expected {expected}, received {value!r:.80}")
         for text in texts:
             check_text(text, f"column {column!r}")
         if unescape_html and column not in lists:
@@ -149,5 +147,5 @@ def _no_column(column, columns):
     return f"no column {column!r}; the columns are {', '.join(columns):.200}"
 
 
-_TABLES = {".csv": csv_records, ".tsv": tsv_records}
+_TABLES = {".csv": csv_rows, ".tsv": tsv_rows}
 SUFFIXES = (*_TABLES, ".jsonl")

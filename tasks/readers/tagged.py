@@ -25,14 +25,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_tf.errors import UserError
-from tasks.readers.records import (
+from tasks.readers.rows import (
     BadRow,
-    RecordError,
+    RowError,
     as_label,
     check_text,
     checked_path,
     good_or_bad,
-    json_records,
+    json_rows,
     raise_bad_rows,
     read_lines,
 )
@@ -102,7 +102,7 @@ def to_bio(tags: Iterable[str]) -> list[str]:
     """Convert the tags of one sentence from any of the schemes to BIO.
 
     Raises:
-        RecordError: At a string that is not a tag.
+        RowError: At a string that is not a tag.
     """
     result, before, type_before = [], "O", ""
     for tag in tags:
@@ -185,7 +185,7 @@ def _sentence(path, block, width, labelled, convert):
     for number, columns in block:
         try:
             _check_columns(columns, width, labelled)
-        except RecordError as error:
+        except RowError as error:
             return BadRow(f"{path}:{number}", str(error))
     words = [columns[0] for _, columns in block]
     tags = convert([columns[-1] for _, columns in block]) if labelled else None
@@ -194,7 +194,7 @@ def _sentence(path, block, width, labelled, convert):
 
 def _check_columns(columns, width, labelled):
     if len(columns) != width:
-        raise RecordError(f"expected {width} columns as in the first line, received {len(columns)}")
+        raise RowError(f"expected {width} columns as in the first line, received {len(columns)}")
     check_text(columns[0], "the first column")
     if labelled:
         _split(columns[-1])
@@ -205,7 +205,7 @@ def _split(tag):
     tag = as_label(tag)
     prefix, _, kind = tag.partition("-")
     if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
-        raise RecordError(
+        raise RowError(
             f"tag {tag!r:.80}: expected O, or one of B-, I-, E-, S-, L-, U- and a type without a "
             "comma"
         )
@@ -214,8 +214,8 @@ def _split(tag):
 
 
 def _tagged_texts(path, text_column):
-    for number, record in json_records(path):
-        yield good_or_bad(f"{path}:{number}", record, tagged_text, text_column)
+    for number, row in json_rows(path):
+        yield good_or_bad(f"{path}:{number}", row, tagged_text, text_column)
 
 
 def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> TaggedText:
@@ -227,34 +227,34 @@ def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> T
         location: Position for messages.
 
     Raises:
-        RecordError: If the text or an entity is malformed, or entities overlap.
+        RowError: If the text or an entity is malformed, or entities overlap.
     """
     text, entities = values.get(text_column), values.get("entities")
     if not isinstance(text, str):
-        raise RecordError(f"column {text_column!r}: expected text, received {text!r:.80}")
+        raise RowError(f"column {text_column!r}: expected text, received {text!r:.80}")
     check_text(text, f"column {text_column!r}")
     if not isinstance(entities, list):
-        raise RecordError(f"column 'entities': expected a list, received {entities!r:.80}")
+        raise RowError(f"column 'entities': expected a list, received {entities!r:.80}")
     spans = sorted(_span(entity, len(text)) for entity in entities)
     # Spans are sorted, so any overlap is one of neighbors.
     for span, following in itertools.pairwise(spans):
         if following[0] < span[1]:
-            raise RecordError(f"entities {span} and {following}: expected no overlap")
+            raise RowError(f"entities {span} and {following}: expected no overlap")
     return TaggedText(text, spans, location)
 
 
 def _span(entity, length):
     if not isinstance(entity, dict):
-        raise RecordError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
+        raise RowError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
     start, end, kind = (entity.get(key) for key in ("start", "end", "type"))
     # Not isinstance: true and false would count as integers.
     if type(start) is not int or type(end) is not int:
-        raise RecordError(f"entity {entity!r:.80}: expected integers as start and end")
+        raise RowError(f"entity {entity!r:.80}: expected integers as start and end")
     if not isinstance(kind, str) or not as_label(kind):
-        raise RecordError(f"entity {entity!r:.80}: expected a name as type")
+        raise RowError(f"entity {entity!r:.80}: expected a name as type")
     check_text(kind, "the entity's type")
     if not 0 <= start < end <= length:
-        raise RecordError(
+        raise RowError(
             f"entity {start}..{end} {kind}: expected 0 <= start < end <= {length}, the text length"
         )
     return start, end, as_label(kind)

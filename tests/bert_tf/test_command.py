@@ -152,6 +152,36 @@ def test_flags_become_settings():
         command.parse(Settings, ["x"])
 
 
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+    count: int | None = command.flag("how many", None, bounds={">=": 1})
+    rate: float = command.flag("how fast", 1.0, bounds={">": 0, "<=": 1})
+    from_: float = command.flag("from where", 0.0, bounds={"<": 1}, unit="metre")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": 0}, "--count=0: expected an integer >= 1"),
+        ({"rate": 0.0}, "--rate=0.0: expected a number > 0 and <= 1"),
+        ({"rate": 1.5}, "--rate=1.5: expected a number > 0 and <= 1"),
+        ({"rate": float("nan")}, "--rate=nan: expected a number > 0 and <= 1"),
+        ({"from_": 1.0}, "--from=1.0: expected a number < 1"),
+    ],
+)
+def test_numbers_are_checked_against_the_bounds_of_their_flags(values, message):
+    command.check_bounds(Bounded())
+    command.check_bounds(Bounded(count=1, rate=0.5))
+    with pytest.raises(UserError) as raised:
+        command.check_bounds(Bounded(**values))
+    assert str(raised.value) == message
+
+
+def test_a_flag_keeps_the_metadata_of_the_settings_class():
+    *_, field = dataclasses.fields(Bounded)
+    assert field.metadata["unit"] == "metre"
+
+
 def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell():
     code = (
         "from bert_tf import command; import dataclasses, time\n"

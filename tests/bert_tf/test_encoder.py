@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.model.layout import PaddedLayout
+from bert_tf.layout import PaddedLayout
 from bert_tf.weights import name_map
 from tests import reference, small
 
@@ -61,7 +61,7 @@ def test_erf_and_tanh_differ(config, inputs_BL):
     assert 1e-6 < np.abs(pooled[0] - pooled[1]).max() < 1e-2
 
 
-def test_equals_keras_nlp_with_the_same_weights():
+def test_equals_keras_nlp_with_the_same_weights(vocabulary):
     keras_nlp = pytest.importorskip("keras_nlp")
     backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=50,
@@ -89,12 +89,11 @@ def test_equals_keras_nlp_with_the_same_weights():
         intermediate_size=40,
         max_position_embeddings=16,
     )
+    tensors = {variable.path: variable.numpy() for variable in backbone.variables}
     weights, _ = name_map.rename(
-        {variable.path: variable.numpy() for variable in backbone.variables},
-        config,
-        "keras",
-        r".*seed_generator.*",
-        "backbone",
+        name_map.StoredModel(
+            config, vocabulary, tensors, "keras", r".*seed_generator.*", "backbone"
+        )
     )
     ids, lengths = rng.integers(0, 50, (5, 11)), np.array([11, 1, 7, 4, 10])
     inputs = {

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from bert_tf import AdamW
 from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
-from bert_tf.model.layout import FlatLayout
-from bert_tf.text.packing import Packed, to_flat, to_padded
+from bert_tf.layout import FlatLayout, to_flat, to_padded
+from bert_tf.text.packing import Packed
 from bert_tf.train.distribution import choose_layout, distribute
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification

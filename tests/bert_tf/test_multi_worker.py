@@ -75,7 +75,7 @@ def test_two_workers_equal_one_process(flags, tmp_path, run_command, recompute):
     # Adam divides by small numbers: a difference of 1.3e-5 was measured on one CPU type.
     for name in one:
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5, err_msg=name)
-    lines = [Run(tmp_path / name).metrics() for name in ("one", "two")]
+    lines = [Run.open(tmp_path / name).metrics() for name in ("one", "two")]
     for first, second in zip(*lines, strict=True):
         for name in set(first) - {"tokens_per_second"}:
             assert first[name] == pytest.approx(second[name], rel=1e-4), name

@@ -149,7 +149,7 @@ def test_a_run_killed_anywhere_stops_at_the_same_step(train, monkeypatch, owner,
         kill_at(context, owner, name, step, after)
         with pytest.raises(Killed):
             train("killed")
-    killed = Run(complete.path.replace("whole", "killed"))
+    killed = Run.open(complete.path.replace("whole", "killed"))
     # Nothing remains to be done only if the last evaluation was recorded.
     assert killed.is_finished(LAST, True, 3) == (step == 10 and name == "annotate")
     run, said = train("killed")

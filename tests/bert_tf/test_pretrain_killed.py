@@ -120,7 +120,7 @@ def test_killed_at_twenty_moments_only_time_is_lost(flags, tmp_path, run_command
         process.communicate()
         directory = tmp_path / "run" / "checkpoints"
         inside += any(not (path / "checkpoint.json").exists() for path in directory.iterdir())
-        reached = max([line["step"] for line in Run(tmp_path / "run").metrics()], default=0)
+        reached = max([line["step"] for line in Run.open(tmp_path / "run").metrics()], default=0)
         assert reached < 400
     print(f"{inside} of 20 kills were inside of a save; step {reached} reached")
     done = run_command("bert_tf.pretrain", *arguments(flags, tmp_path / "run", **changes))

@@ -222,7 +222,7 @@ def many(config, count):
 @pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
 @pytest.mark.parametrize("size", [pytest.param(12, marks=pytest.mark.slow), 10])
 def test_accumulated_batches_equal_one_large_batch(layout, size):
-    """Check a last accumulation window of fewer batches as well."""
+    """Check a last accumulated step of fewer batches as well."""
     config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     found = many(config, 2 * size)
     found["next_sentence_labels"] = found["next_sentence_labels"][:, np.newaxis]
@@ -232,11 +232,11 @@ def test_accumulated_batches_equal_one_large_batch(layout, size):
         return rows.batch(size).map(lambda batch: to_batch(layout(batch)))
 
     # Ten rows are 3 + 3 + 3 + 1.
-    windows = [batches(rows.skip(begin).take(size), 3).ragged_batch(4) for begin in (0, size)]
+    steps = [batches(rows.skip(begin).take(size), 3).ragged_batch(4) for begin in (0, size)]
     results = []
     for data, accumulation_steps in (
         (batches(rows, size), 1),
-        (windows[0].concatenate(windows[1]), 4),
+        (steps[0].concatenate(steps[1]), 4),
     ):
         model, _ = make_model(config)
         optimizer = AdamW(1e-2, clip_norm=0.05)

@@ -59,7 +59,7 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("content", DAMAGE, ids=range(len(DAMAGE)))
-def test_damaged_files_of_a_run_are_reported(tmp_path, content):
+def test_damaged_files_of_a_run_are_reported(tmp_path, config, vocabulary, content):
     manifest, state, metrics = (
         tmp_path / name for name in ("manifest.json", "step-00000001", "metrics.jsonl")
     )
@@ -69,7 +69,7 @@ def test_damaged_files_of_a_run_are_reported(tmp_path, content):
     metrics.write_bytes(content + b"\n")
     cases = (
         (lambda: Manifest.load(tmp_path), "manifest.json"),
-        (Run(tmp_path, is_writer=False).metrics, "metrics.jsonl"),
+        (Run(tmp_path, config, vocabulary, {}).metrics, "metrics.jsonl"),
         (lambda: CheckpointManager(tmp_path).info(1), "checkpoint.json"),
     )
     rejected = 0
@@ -93,9 +93,9 @@ def test_a_score_that_is_nan_is_not_the_best(tmp_path):
     assert CheckpointManager(tmp_path).best_step() == 2
 
 
-def test_a_partial_line_of_a_killed_process_is_ignored(tmp_path):
+def test_a_partial_line_of_a_killed_process_is_ignored(tmp_path, config, vocabulary):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": Infinity}\n{"step": 2, "lo')
-    run = Run(tmp_path)
+    run = Run(tmp_path, config, vocabulary, {})
     assert run.metrics() == [{"step": 1, "loss": float("inf")}]
     run.forget_metrics_after(1)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": Infinity}\n'

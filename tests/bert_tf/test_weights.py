@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import BertConfig, Encoder, UserError, Vocabulary, read_pretrained
 from bert_tf.checkpoints import model_variables
 from bert_tf.run import Run
-from bert_tf.weights import google, huggingface, name_map
+from bert_tf.weights import google, name_map
 from tests import reference, small
 from tests.conftest import WORDS
 
@@ -223,12 +223,10 @@ def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_reporte
     reader = tf.train.load_checkpoint(str(directory / "bert_model.ckpt"))
     config = BertConfig.load(directory / "bert_config.json")
     shapes = reader.get_variable_to_shape_map()
+    zeros = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+    vocabulary = Vocabulary.load(tmp_path / "vocab.txt")
     weights, unused_tensors = name_map.rename(
-        {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()},
-        config,
-        "google",
-        google.IGNORED,
-        "release",
+        name_map.StoredModel(config, vocabulary, zeros, "google", google.IGNORED, "release")
     )
     assert unused_tensors == []
     assert len(weights) == len(shapes) == 206
@@ -238,12 +236,13 @@ def test_the_name_table_covers_a_real_release_and_a_missing_data_file_is_reporte
 
 
 def test_the_real_small_bert_is_read_completely(pretrained_dir):
-    config, vocabulary, weights, unused_tensors = huggingface.read(pretrained_dir)
+    pretrained = read_pretrained(pretrained_dir)
+    config, vocabulary = pretrained.config, pretrained.vocabulary
     assert (config.num_hidden_layers, config.hidden_size, config.hidden_act, len(vocabulary)) == (
         6,
         384,
         "gelu",
         30522,
     )
-    assert unused_tensors == ["embeddings.position_ids"]
-    assert sum(array.size for array in weights.values()) == 22_713_216
+    assert pretrained.unused_tensors == ("embeddings.position_ids",)
+    assert sum(array.size for array in pretrained.weights.values()) == 22_713_216

@@ -45,7 +45,7 @@ def test_killed_and_stopped_it_resumes_with_the_missing_shards(corpus, tmp_path,
         output = process.communicate(timeout=60)[1]
         if signum == signal.SIGTERM:
             assert process.returncode == 143 and "rerun the command to resume" in output
-        if not Manifest.load(directory).values["complete"]:
+        if not Manifest.load(directory).is_complete:
             with pytest.raises(UserError, match="manifest.json: not complete"):
                 Manifest.load(directory).check_files()
     there = contents(directory)
@@ -175,21 +175,21 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     vocabulary = Vocabulary(ENTRIES)
     plan = Manifest.plan(settings.output_dir, settings, vocabulary, {}, {})
     (tmp_path / "shards").mkdir()
-    writing.begin(plan, vocabulary, {})
+    plan.begin(vocabulary, {})
     write_here(settings, "another plan")
     (tmp_path / "shards" / f".examples-00000.{'0' * 32}").write_text("left by a killed process")
-    assert writing.finished_entries(plan, 3) == {}
+    assert writing.finished_entries(plan) == {}
     assert {path.name[:9] for path in (tmp_path / "shards").glob(".*")} == set()
     write_here(settings, plan.plan_sha256)
-    assert sorted(writing.finished_entries(plan, 3)) == [0, 1, 2]
+    assert sorted(writing.finished_entries(plan)) == [0, 1, 2]
     shard = tmp_path / "shards" / "examples-00001-of-00003.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert sorted(writing.finished_entries(plan, 3)) == [0, 2]
+    assert sorted(writing.finished_entries(plan)) == [0, 2]
     old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
     old["versions"]["numpy"] = "0.0.1"
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
     with pytest.raises(UserError, match="created with numpy 0.0.1, now"):
-        writing.finished_entries(plan, 3)
+        writing.finished_entries(plan)
     (tmp_path / "shards" / "manifest.json").unlink()
     with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
@@ -197,9 +197,9 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
 
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
-    def runner(settings, vocabulary, tokenizer, plan_sha256, num_tasks):
+    def runner(arguments, num_tasks):
         def make(tasks):
-            write_here(settings, plan_sha256)
+            write_here(arguments.settings, arguments.plan_sha256)
             pathlib.Path(corpus["input"]).write_text("other text")
             yield from tasks
 
@@ -208,7 +208,7 @@ def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_runner", lambda name: runner)
     with pytest.raises(UserError, match="corpus.txt: was changed while it was read"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards"))
-    assert not Manifest.load(tmp_path / "shards").values["complete"]
+    assert not Manifest.load(tmp_path / "shards").is_complete
 
 
 @pytest.mark.slow

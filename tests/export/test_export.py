@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
+from bert_tf.layout import to_flat
 from bert_tf.model import fused_ops
 from bert_tf.run import Run
-from bert_tf.text.packing import to_flat
-from export import parity, saved_model
+from export import parity_cases, saved_model
 from export.local_client import LocalClient
 from export.publishing import publish, versions
 from export.request import RequestSettings
@@ -264,7 +264,7 @@ def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
 
 
 def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
-    words = parity._vocabulary_words(trained.run.vocabulary)
+    words = parity_cases.vocabulary_words(trained.run.vocabulary)
     ids = trained.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
     special_tokens = {
         trained.run.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")

@@ -5,9 +5,11 @@ import json
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
 import types
 
+import jinja2
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,17 +18,18 @@ from google.protobuf import text_format
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from bert_tf import Vocabulary, read_pretrained
-from export import package, parity, tf_serving_config, warmup
+from export import documents, isolated_runner, package, parity, tf_serving_config, warmup
 from export.model_card import without_paths
 from export.saved_model import write_saved_model
 from export.signature_defs import SignatureInfo, Tensor, read_signatures
 from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
+from tasks.registry import TASK_TYPES
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
 from tasks.trained_model import TrainedModel
 from tests import small
-from tests.conftest import WORDS
+from tests.conftest import ROOT, WORDS
 from tests.export import c_engine, rest_json
 
 NAME = 'a "name"\\ of\n ünusual kind: #1'
@@ -101,7 +104,7 @@ def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
     with pytest.raises(RuntimeError, match="asked"):
         parity.check(version.directory, trained)
     records = [
-        {"signature": signature, "inputs": {"text": parity._encoded(inputs["text"])}}
+        {"signature": signature, "inputs": isolated_runner.encoded(inputs)}
         for signature, inputs in warmup.read(version.directory)
     ]
     assert len(records) > 10 and seen[-len(records) :] == records
@@ -179,6 +182,25 @@ def test_batching_parameters_are_valid_for_servers(version):
 def blocks(text, language):
     found = re.findall(r"```(\w*)\n(.*?)\n```\n", text, re.DOTALL)
     return [content for name, content in found if name == language]
+
+
+def test_every_task_type_and_signature_is_described(version):
+    assert set(documents.DESCRIPTIONS["tasks"]) == {*TASK_TYPES, "pretrained"}
+    described = {"serving_default", *documents.DESCRIPTIONS["signatures"]}
+    assert described >= set(version.served)
+
+
+def test_a_template_rejects_a_missing_value():
+    with pytest.raises(jinja2.UndefinedError, match="'escaped_name' is undefined"):
+        documents.render("models.config", name="a")
+
+
+def test_an_installation_has_the_templates(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    installed = {path.name for path in (tmp_path / "export" / "templates").iterdir()}
+    assert installed == {path.name for path in (ROOT / "export" / "templates").iterdir()}
+    assert "MODEL_CARD.md.j2" in installed
 
 
 def test_the_signature_page_shows_predictions_of_this_model(version):

@@ -263,7 +263,7 @@ def test_the_session_of_servers_answers_every_warm_up_record(exported_twice, tmp
     cases = [
         {
             "signature": signature,
-            "inputs": {name: parity._encoded(values) for name, values in inputs.items()},
+            "inputs": isolated_runner.encoded(inputs),
         }
         for signature, inputs in warmup.read(exported_twice[0])
     ]

@@ -68,6 +68,7 @@ def stranger():
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            pages["sent"] = self.headers
             status, kind, body = pages.get(self.path, (404, "text/html", b"<h1>Not found</h1>"))
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -244,6 +245,23 @@ def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
     pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
     with pytest.raises(UserError, match="not a TensorFlow Serving API: HTTP status 200"):
         RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
+
+
+def test_the_client_uses_neither_all_proxy_nor_netrc(stranger, closed_port, tmp_path, monkeypatch):
+    address, pages = stranger
+    path = tmp_path / "netrc"
+    path.write_text("default login ann password secret")
+    monkeypatch.setenv("NETRC", str(path))
+    monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{closed_port}")
+    with pytest.raises(UserError, match="not a TensorFlow Serving API: HTTP status 404, text/html"):
+        RestClient(f"http://{address}/v1/models/echo")
+    assert pages["sent"]["Host"] == address and "Authorization" not in pages["sent"]
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed_port}")
+    with pytest.raises(UserError, match="no response from a server: Connection refused"):
+        RestClient(f"http://{address}/v1/models/echo")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(UserError, match="HTTP status 404"):
+        RestClient(f"http://{address}/v1/models/echo")
 
 
 def test_a_missing_package_is_reported(monkeypatch):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.checkpoints import read
-from bert_tf.text.packing import to_flat
+from bert_tf.layout import to_flat
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained

@@ -8,12 +8,13 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.text.packing import pack, to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
+from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.anomaly import Anomaly
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples, FeatureExamples
+from tasks.evaluation import Evaluator, FeatureExamples
+from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
 from tests import small
 

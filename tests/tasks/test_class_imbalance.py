@@ -11,7 +11,8 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.text.packing import Packed, to_flat
+from bert_tf.layout import to_flat
+from bert_tf.text.packing import Packed
 from bert_tf.train import losses
 from tasks.classification import Classification
 from tasks.examples import EncodedExamples, Examples

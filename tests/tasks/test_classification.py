@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
-from bert_tf.text.packing import to_padded
+from bert_tf.layout import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator

@@ -14,7 +14,8 @@ import tensorflow as tf
 from bert_tf import UserError, Vocabulary
 from bert_tf.checkpoints import read
 from bert_tf.config import read_json_object
-from bert_tf.model import encoder, layout
+from bert_tf.layout import infer_layout
+from bert_tf.model import encoder
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
@@ -78,7 +79,7 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
 
     def spy(inputs):
         is_flat.append("row_splits" in inputs)
-        return layout.infer_layout(inputs)
+        return infer_layout(inputs)
 
     monkeypatch.setattr(encoder, "infer_layout", spy)
     run = finetune(dataclasses.replace(settings, epochs=1))

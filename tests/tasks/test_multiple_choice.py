@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import MASKED_SCORE, to_flat, to_padded
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
 from tasks import span_qa
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples

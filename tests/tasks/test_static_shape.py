@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.text.packing import to_padded
+from bert_tf.layout import to_padded
 from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator

@@ -19,8 +19,8 @@ from bert_tf.train.signals import Interrupted
 from tasks import sweep as sweep_module
 from tasks.classification import Classification
 from tasks.finetuning import finetune
-from tasks.settings import SweepSettings
 from tasks.sweep import sweep
+from tasks.sweep_settings import SweepSettings
 from tests import small
 
 

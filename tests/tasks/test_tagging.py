@@ -1,4 +1,4 @@
-"""Tagging: targets over windows by hand, metrics against seqeval, predictions in any batch."""
+"""Tagging: targets over windows by hand, metrics by their definitions, predictions in any batch."""
 
 import dataclasses
 import json
@@ -8,13 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
-from tasks.metrics.entities import entities_of
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
@@ -22,6 +21,7 @@ from tasks.tagging import Tagging
 from tasks.trained_model import TrainedModel
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
+from tests.tasks.metrics import brute_force
 
 FIELDS = ("entity_text", "entity_type", "entity_start", "entity_end", "entity_score")
 # A word and its tag; sentences of different lengths, of one or more windows of 6 tokens.
@@ -209,11 +209,8 @@ def test_metrics_by_hand(tmp_path, encoded_of):
 
 
 @pytest.mark.parametrize("form", ["columns", "spans"])
-def test_metrics_agree_with_seqeval_and_with_the_predictions(tmp_path, encoded_of, form):
+def test_metrics_agree_with_their_definitions_and_with_the_predictions(tmp_path, encoded_of, form):
     """Draw any labels, on sentences of one-token words; entities never span sentences."""
-    seqeval = pytest.importorskip("seqeval.metrics")
-    from seqeval.scheme import IOB2
-
     rng = np.random.default_rng(3)
     sentences = [["paris"] * size for size in rng.integers(1, 12, 60)]
     valid = ["O", "B-PER", "B-LOC"]
@@ -223,7 +220,10 @@ def test_metrics_agree_with_seqeval_and_with_the_predictions(tmp_path, encoded_o
         path = write_columns(tmp_path / "a.conll", rows)
     else:
         rows = [
-            (" ".join(words), [(6 * a, 6 * b - 1, kind) for kind, a, b in entities_of(tags)])
+            (
+                " ".join(words),
+                [(6 * a, 6 * b - 1, kind) for kind, a, b in brute_force.entities_of(tags)],
+            )
             for words, tags in zip(sentences, gold, strict=True)
         ]
         path = write_spans(tmp_path / "a.jsonl", rows)
@@ -233,22 +233,25 @@ def test_metrics_agree_with_seqeval_and_with_the_predictions(tmp_path, encoded_o
     outputs = {"tag": logits_of(data.windows, np.array(ids, np.int32), 5)}
 
     metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
-    for name in ("precision", "recall", "f1"):
-        theirs = getattr(seqeval, f"{name}_score")(gold, predicted, zero_division=0)
-        assert metrics[name] == pytest.approx(theirs)
-    strict = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
-    assert metrics["strict_f1"] == pytest.approx(seqeval.f1_score(gold, predicted, **strict))
+    both = [brute_force.entities_of_all(sentences) for sentences in (gold, predicted)]
+    expected = brute_force.precision_recall_f1(*both)
+    assert [metrics[name] for name in ("precision", "recall", "f1")] == pytest.approx(expected)
+    strict = [brute_force.entities_of_all(tags, strict=True) for tags in (gold, predicted)]
+    assert metrics["strict_f1"] == pytest.approx(brute_force.precision_recall_f1(*strict)[2])
     assert metrics["strict_f1"] != metrics["f1"]
-    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
-    report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    assert metrics["accuracy"] == pytest.approx(
+        np.mean(np.concatenate(gold) == np.concatenate(predicted))
+    )
     for name in ("PER", "LOC"):
-        assert metrics[f"f1_{name}"] == pytest.approx(report[name]["f1-score"])
+        of_type = [{entity for entity in entities if entity[1] == name} for entities in both]
+        expected = brute_force.precision_recall_f1(*of_type)[2]
+        assert metrics[f"f1_{name}"] == pytest.approx(expected)
 
     texts = {"text": tf.constant(data.examples.texts["text"])}
     prediction = found(pipeline.task.serving_outputs(texts, data.windows, outputs))
     assert [
         [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in prediction
-    ] == [entities_of(tags) for tags in predicted]
+    ] == [brute_force.entities_of(tags) for tags in predicted]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.text.packing import to_flat, to_padded
+from bert_tf.layout import to_flat, to_padded
 from tasks.evaluation import Evaluator
 from tasks.tagging import Tagging
 from tests.tasks import test_tagging

@@ -4,13 +4,10 @@ import json
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tasks
-from bert_tf import UserError
 from tests.conftest import ROOT
 from tests.small import TEXTS
 
@@ -71,7 +68,7 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     code = (
         "import sys, json, tasks\n"
         f"model = tasks.load_model({str(tmp_path / 'm.keras')!r})\n"
-        f"assert model.compiled and model.task == tasks.load_model({str(tmp_path / 'm.keras')!r}).task\n"
+        "assert model.compiled\n"
         f"print(json.dumps(model.predict_rows({x!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.optimize
-import scipy.special
 
 from bert_tf import UserError
 from tasks.metrics.calibration import (
@@ -45,23 +43,31 @@ def test_calibration_error_at_the_edges():
         expected_calibration_error(np.ones((3, 1)), np.zeros((3, 1), int))
 
 
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+
+def sigmoid(logits):
+    return 1 / (1 + np.exp(-logits))
+
+
 def drawn(kind, rng, temperature, examples=400):
     """Return logits, and labels drawn from their probabilities at that temperature."""
     if kind == "softmax":
         logits = rng.normal(0, 3, (examples, 4))
-        probabilities = scipy.special.softmax(logits / temperature, 1)
+        probabilities = softmax(logits / temperature)
         return logits, np.array([rng.choice(4, p=row) for row in probabilities])
     logits = rng.normal(0, 3, (examples, 1 if kind == "one sigmoid" else 3))
-    labels = rng.random(logits.shape) < scipy.special.expit(logits / temperature)
+    labels = rng.random(logits.shape) < sigmoid(logits / temperature)
     return logits, labels[:, 0].astype(np.int32) if kind == "one sigmoid" else labels
 
 
 def plain_loss(logits, labels, kind, temperature):
     if kind == "softmax":
-        probabilities = scipy.special.softmax(logits / temperature, 1)
+        probabilities = softmax(logits / temperature)
         return -np.log(probabilities[np.arange(len(labels)), labels]).mean()
     signs = np.where(np.reshape(labels, logits.shape), 1, -1)
-    return -np.log(scipy.special.expit(signs * logits / temperature)).mean()
+    return -np.log(sigmoid(signs * logits / temperature)).mean()
 
 
 @pytest.mark.parametrize("kind", ["softmax", "one sigmoid", "multi-label"])
@@ -71,18 +77,35 @@ def test_the_temperature_minimizes_the_loss(kind):
     for true in (0.4, 1.0, 2.5, 6.0):
         logits, labels = drawn(kind, rng, true)
         found = fit_temperature(logits.astype(np.float32), labels, mode)
-        best = scipy.optimize.minimize_scalar(
-            lambda t, logits=logits, labels=labels: plain_loss(logits, labels, kind, t),
-            bounds=(MIN_TEMPERATURE, MAX_TEMPERATURE),
-            method="bounded",
-            options={"xatol": 1e-9},
-        ).x
+        # Thirds of the range around the minimum of a loss that has only one.
+        low, high = MIN_TEMPERATURE, MAX_TEMPERATURE
+        while high - low > 1e-6:
+            first, second = low + (high - low) / 3, high - (high - low) / 3
+            if plain_loss(logits, labels, kind, first) < plain_loss(logits, labels, kind, second):
+                high = second
+            else:
+                low = first
+        best = (low + high) / 2
         assert found == pytest.approx(best, rel=1e-4)
         assert found == pytest.approx(true, rel=0.3)
         for temperature in (1.0, found):
             assert negative_log_likelihood(logits, labels, mode, temperature) == pytest.approx(
                 plain_loss(logits, labels, kind, temperature)
             )
+
+
+def test_the_temperature_by_hand():
+    # Three of four right at a logit of 2: sigmoid(2 / T) = 3 / 4, that is, 2 / T = log(3).
+    logits, labels = np.full((4, 1), 2.0), np.array([1, 1, 1, 0])
+    two = np.concatenate([np.zeros((4, 1)), logits], axis=1)
+    for found in (
+        fit_temperature(logits, labels, "sigmoid"),
+        fit_temperature(two, labels, "softmax"),
+    ):
+        assert found == pytest.approx(2 / np.log(3), abs=5e-7)
+    entropy = -(3 * np.log(3 / 4) + np.log(1 / 4)) / 4
+    loss = negative_log_likelihood(logits, labels, "sigmoid", 2 / np.log(3))
+    assert loss == pytest.approx(entropy, rel=1e-12)
 
 
 def test_the_temperature_is_never_worse_than_1():

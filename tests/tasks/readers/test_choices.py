@@ -6,7 +6,7 @@ import pytest
 
 from bert_tf import UserError
 from tasks.readers.choices import Choice, read_choices
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 
 
 def read_json(path, *values, labelled=True):

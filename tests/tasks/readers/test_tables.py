@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from bert_tf import UserError
-from tasks.readers import records
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 from tests.conftest import ROOT
 
@@ -210,7 +209,7 @@ def test_bytes_that_are_no_utf_8_are_reported_with_their_line(tmp_path):
 
 
 def test_a_file_without_line_ends_is_not_loaded_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MAX_LINE_LENGTH", 100)
+    monkeypatch.setattr("tasks.readers.rows.MAX_LINE_LENGTH", 100)
     (tmp_path / "a.tsv").write_text("text\n" + "a" * 101)
     with pytest.raises(UserError, match="a.tsv:2: expected a line of at most 100 characters"):
         read(tmp_path / "a.tsv", ("text",))

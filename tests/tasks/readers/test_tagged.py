@@ -7,7 +7,7 @@ import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from bert_tf import UserError
-from tasks.readers.records import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, scheme_of, to_bio
 
 
@@ -121,16 +121,16 @@ def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
 
 def test_spans_are_sorted(tmp_path):
     path = tmp_path / "a.jsonl"
-    record = {
+    row = {
         "text": "\U0001f600 Ann met Bob",
         "entities": [
             {"start": 10, "end": 13, "type": "PER", "note": 1},
             {"start": 2, "end": 5, "type": "PER"},
         ],
     }
-    path.write_text(json.dumps(record) + '\n{"text": "", "entities": []}\n')
+    path.write_text(json.dumps(row) + '\n{"text": "", "entities": []}\n')
     (first, second) = raise_bad_rows(read_tagged(path))
-    assert first == TaggedText(record["text"], [(2, 5, "PER"), (10, 13, "PER")], f"{path}:1")
+    assert first == TaggedText(row["text"], [(2, 5, "PER"), (10, 13, "PER")], f"{path}:1")
     assert [first.text[start:end] for start, end, _ in first.entities] == ["Ann", "Bob"]
     assert second.entities == [] and second.location == f"{path}:2"
     assert [item.entities for item in read_tagged(path, labelled=False)] == [None, None]

@@ -1,45 +1,125 @@
-"""Batch layouts: which of the flattened tokens `(T, H)` form a sequence.
+"""Padded and flat layout: how the encoder's inputs are made and read.
 
-`PaddedLayout` and `FlatLayout` have the same methods and the attribute `key_bias_B11L`. In both,
-attention runs on a `(B, L)` grid and everything else on flattened tokens.
+`to_padded`, `to_flat` and `padded_to_flat` make them. `PaddedLayout` and `FlatLayout` tell the
+encoder which of the flattened tokens `(T, H)` form a sequence. These two have the same methods and
+the attribute `key_bias_B11L`. In both, attention runs on a `(B, L)` grid and everything else on
+flattened tokens.
 
-Shape suffixes: B sequences, L tokens of the longest sequence, possibly rounded up, T flattened
-tokens, N heads, D head size, H hidden size (N * D), P positions.
+Shape suffixes: B sequences, L tokens of the longest sequence, possibly rounded up, (L) of each
+sequence (ragged), T flattened tokens, N heads, D head size, H hidden size (N * D), P positions.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
+from bert_tf.text.packing import Packed
+from bert_tf.text.vocabulary import Vocabulary
 
 # Added to the attention scores of padding keys; their float32 softmax is exactly 0.
 MASKED_SCORE = -1e9
 TOO_LONG = (
     "a sequence is longer than max_position_embeddings; truncate it with pack(..., max_seq_length)"
 )
-
 WRONG_SPLITS = (
     "row_splits: expected to start at 0, to increase strictly and to end within input_ids"
 )
 
 
-def infer_layout(inputs: Mapping[str, tf.Tensor]) -> "FlatLayout | PaddedLayout":
-    """Return the layout of a batch, inferred from its keys.
+def to_padded(
+    packed: Packed, vocabulary: Vocabulary, length: int | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the padded layout.
 
     Args:
-        inputs: Encoder inputs. `row_splits` marks the flat layout, otherwise `input_mask` is
-            required.
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        length: L. Defaults to the length of the longest sequence.
 
     Returns:
-        `FlatLayout` or `PaddedLayout`.
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
     """
-    return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])
+    shape = [None, length]
+    return {
+        "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
+        "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
+        "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
+    }
 
 
-def split_cls_heads(vectors_BH: tf.Tensor, num_heads: int) -> tf.Tensor:
-    """Split [CLS] vectors `(B, H)` into heads `(B, N, 1, D)`, as `split_heads` does."""
-    return tf.reshape(vectors_BH, [-1, num_heads, 1, vectors_BH.shape[-1] // num_heads])
+def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the flat layout.
+
+    T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+
+    Returns:
+        Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
+    """
+    return _flat(
+        packed.input_ids.flat_values,
+        packed.segment_ids.flat_values,
+        tf.cast(packed.input_ids.row_splits, tf.int32),
+        vocabulary["[PAD]"],
+    )
+
+
+def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Convert the padded layout to the flat one.
+
+    Args:
+        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+
+    Returns:
+        Dict as of `to_flat`, with 0 instead of [PAD] in the tail.
+    """
+    is_token_BL = inputs["input_mask"] > 0
+    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
+    return _flat(
+        tf.boolean_mask(inputs["input_ids"], is_token_BL),
+        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
+        tf.concat([[0], tf.cumsum(lengths_B)], axis=0),
+        pad_id=0,
+    )
+
+
+def _flat(input_ids, segment_ids, row_splits, pad_id):
+    """Return the flat layout of tokens without padding, completed to a bucket size."""
+    count = tf.size(input_ids)
+    tail = [[0, round_up_to_bucket(count) - count]]
+    return {
+        "input_ids": tf.pad(input_ids, tail, constant_values=pad_id),
+        "segment_ids": tf.pad(segment_ids, tail),
+        "row_splits": row_splits,
+    }
+
+
+def to_dense_like(values: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
+    """Pad per-token values with 0 to the shape of the inputs.
+
+    Args:
+        values: Ragged `(B, (L))`. Any other value is returned unchanged.
+        inputs: Encoder inputs in either layout.
+
+    Returns:
+        `(B, L)`; L is that of padded inputs, or the longest sequence of flat ones.
+    """
+    if not isinstance(values, tf.RaggedTensor):
+        return values
+    # If L is not static, values and inputs have the same longest sequence.
+    length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
+    return values.to_tensor(0, shape=[None, length])
+
+
+def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Return the number of tokens without padding, int32; 0 for inputs that are not tokens."""
+    counts = inputs["row_splits"][-1] if "row_splits" in inputs else inputs.get("input_mask", 0)
+    return tf.reduce_sum(tf.cast(counts, tf.int32))
 
 
 class PaddedLayout:
@@ -94,8 +174,7 @@ class PaddedLayout:
 
     def merge_heads(self, context_BNLD: tf.Tensor) -> tf.Tensor:
         """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
-        hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
-        return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden])
+        return _merge_heads(context_BNLD)
 
     def cls_vectors(self, hidden_TH: tf.Tensor) -> tf.Tensor:
         """Return the [CLS] vector of each sequence, `(B, H)`."""
@@ -159,13 +238,7 @@ class FlatLayout:
         return tf.gather(values_T, self._row_T)
 
     def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
-        """Return the position embedding of each token.
-
-        Args:
-            table_PH: `(P, H)`, the position embeddings.
-
-        Returns:
-            `(T, H)`, in the dtype of the table.
+        """Return the position embedding of each token, as `PaddedLayout.positions`.
 
         Raises:
             tf.errors.InvalidArgumentError: A sequence has more than P tokens.
@@ -194,9 +267,8 @@ class FlatLayout:
 
     def merge_heads(self, context_BNLD: tf.Tensor) -> tf.Tensor:
         """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
-        hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
         return _gather(
-            tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden]),
+            _merge_heads(context_BNLD),
             self._text_T * self.length + self._position_T,
             self._row_BL,
             self._is_token_BL[:, :, tf.newaxis],
@@ -212,9 +284,23 @@ class FlatLayout:
         return hidden_TH
 
 
+Layout = PaddedLayout | FlatLayout
+
+
+def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
+    """Return the layout of encoder inputs: flat with `row_splits`, else padded, by `input_mask`."""
+    return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])
+
+
 def _key_bias(is_token_BL):
     """Return the additive attention mask, float32 `(B, 1, 1, L)`."""
     return tf.where(is_token_BL, 0.0, MASKED_SCORE)[:, tf.newaxis, tf.newaxis, :]
+
+
+def _merge_heads(context_BNLD):
+    """Merge heads `(B, N, L, D)` into the vectors `(B * L, H)` of the grid."""
+    hidden = context_BNLD.shape[1] * context_BNLD.shape[3]
+    return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [-1, hidden])
 
 
 def _gather(values, index, inverse, has_source):

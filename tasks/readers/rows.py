@@ -1,9 +1,9 @@
-"""Records of text files (.csv, .tsv, .jsonl) with their line numbers.
+"""Rows of text files (.csv, .tsv, .jsonl) with their line numbers.
 
-A reader yields a `BadRow` for a record that cannot be used and continues; a `UserError` stops it.
+A reader yields a `BadRow` for a row that cannot be used and continues; a `UserError` stops it.
 A line ends at LF or CR LF, in .csv also at CR. A byte order mark is ignored. An empty line of .csv
 or .tsv has no fields: if a text is the only column, it is an empty text, so that rows keep the
-order of lines; otherwise, and in .jsonl, it is not a record.
+order of lines; otherwise, and in .jsonl, it is not a row.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
-MAX_LINE_LENGTH = (
-    2**27
-)  # Characters. Longer lines come from missing line ends or an unclosed quote.
+# In characters. Longer lines come from missing line ends or an unclosed quote.
+MAX_LINE_LENGTH = 2**27
 
 _Item = TypeVar("_Item")
 
@@ -45,11 +44,11 @@ class BadRow:
         return f"{self.location}: {self.message}"
 
 
-class RecordError(Exception):
-    """Error in one record; its reader turns it into a `BadRow`."""
+class RowError(Exception):
+    """Error in one row; its reader turns it into a `BadRow`."""
 
 
-class KnownRecordError(RecordError):
+class KnownRowError(RowError):
     """Error that a published dataset is known to contain."""
 
 
@@ -67,18 +66,18 @@ def raise_bad_rows(items: Iterable[_Item | BadRow]) -> Iterator[_Item]:
 
 
 def good_or_bad(
-    location: str, record: Any, make: Callable[..., _Item], *arguments: Any
+    location: str, row: Any, make: Callable[..., _Item], *arguments: Any
 ) -> _Item | BadRow:
-    """Return make(record, *arguments, location), or a `BadRow` if there is a `RecordError`.
+    """Return make(row, *arguments, location), or a `BadRow` if there is a `RowError`.
 
-    The error may be the record itself, or raised by `make`.
+    The error may be the row itself, or raised by `make`.
     """
     try:
-        if isinstance(record, RecordError):
-            raise record
-        return make(record, *arguments, location)
-    except RecordError as error:
-        return BadRow(location, str(error), isinstance(error, KnownRecordError))
+        if isinstance(row, RowError):
+            raise row
+        return make(row, *arguments, location)
+    except RowError as error:
+        return BadRow(location, str(error), isinstance(error, KnownRowError))
 
 
 def checked_path(path: str | os.PathLike, suffixes: Collection[str] | None = None) -> pathlib.Path:
@@ -114,12 +113,12 @@ def check_text(text: str, what: str) -> None:
         what: Name of the text for the message, such as "column 'text'".
 
     Raises:
-        RecordError: If it does.
+        RowError: If it does.
     """
     if "\0" in text:
-        raise RecordError(f"{what}: expected text, received a NUL character")
+        raise RowError(f"{what}: expected text, received a NUL character")
     if _surrogate_at(text) is not None:
-        raise RecordError(f"{what}: expected text, received half of a surrogate pair")
+        raise RowError(f"{what}: expected text, received half of a surrogate pair")
 
 
 def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[int, str]]:
@@ -150,10 +149,10 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
             yield number, line
 
 
-def csv_records(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RecordError]]:
+def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowError]]:
     """Yield (number of the first line, fields) of .csv.
 
-    Fields are [] for an empty line, and a `RecordError` if quotes are misplaced.
+    Fields are [] for an empty line, and a `RowError` if quotes are misplaced.
 
     Raises:
         UserError: If the last quote is not closed.
@@ -163,28 +162,27 @@ def csv_records(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | Reco
     while True:
         number = reader.line_num + 1
         try:
-            fields = next(reader)
+            yield number, next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             # Text after a closing quote breaks one row only; an unclosed quote consumes the file.
             if "expected after" not in str(error):
                 raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
-            fields = RecordError(f"{error}; a quote in a quoted field has to be doubled")
-        yield number, fields
+            yield number, RowError(f"{error}; a quote in a quoted field has to be doubled")
 
 
-def tsv_records(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+def tsv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, fields) of .tsv, [] for an empty line. Quotes are data."""
     for number, line in read_lines(path):
         line = line.removesuffix("\n").removesuffix("\r")
         yield number, line.split("\t") if line else []
 
 
-def json_records(
+def json_rows(
     path: str | os.PathLike, **parsers: Callable[[str], Any]
-) -> Iterator[tuple[int, dict[str, Any] | RecordError]]:
-    """Yield (line number, object or `RecordError`) of JSON lines.
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yield (line number, object or `RowError`) of JSON lines.
 
     Args:
         path: The file.
@@ -199,11 +197,11 @@ def _json_object(line, parsers):
     try:
         values = strict_json.parse(line, **parsers)
     except json.JSONDecodeError as error:
-        return RecordError(f"not JSON: {error.msg} at character {error.pos + 1}")
+        return RowError(f"not JSON: {error.msg} at character {error.pos + 1}")
     except ValueError as error:
-        return RecordError(f"not JSON: {error}")
+        return RowError(f"not JSON: {error}")
     if not isinstance(values, dict):
-        return RecordError(f"expected a JSON object, received a {type(values).__name__}")
+        return RowError(f"expected a JSON object, received a {type(values).__name__}")
     return values
 
 

@@ -1,0 +1,57 @@
+"""The fused update of AdamW against its plain formulation in numpy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf.model.fused_ops import MIN_WIDTH
+from bert_tf.train.optimizer import adamw_update
+
+
+@pytest.mark.parametrize("width", [3, MIN_WIDTH + 1])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_adamw_by_numpy(decay, width):
+    rng = np.random.default_rng(0)
+    weights, m, gradient = (rng.normal(size=[7, width]).astype(np.float32) for _ in range(3))
+    v = np.square(rng.normal(size=[7, width])).astype(np.float32)
+    variables = [tf.Variable(value) for value in (weights, m, v)]
+    adamw_update(
+        [variable.handle for variable in variables],
+        [7, width],
+        tf.constant(gradient),
+        tf.constant([0.5, 0.02, 0.3, 0.2]),
+        beta_1=0.9,
+        beta_2=0.99,
+        epsilon=1e-3,
+        decay=decay,
+    )
+    m = 0.9 * m + 0.1 * (0.5 * gradient)
+    v = 0.99 * v + 0.01 * (0.5 * gradient) ** 2
+    weights = weights - 0.02 * (m / 0.3 / (np.sqrt(v / 0.2) + 1e-3) + decay * weights)
+    for variable, expected in zip(variables, (weights, m, v), strict=True):
+        np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_reads_before_an_update_keep_their_value():
+    """Check a value read earlier, because the kernel updates the variable in place."""
+    variables = [tf.Variable(tf.ones([512, 64])) for _ in range(3)]
+
+    @tf.function
+    def step():
+        before = variables[0].read_value()
+        with tf.control_dependencies([before]):
+            adamw_update(
+                [variable.handle for variable in variables],
+                [512, 64],
+                tf.ones([512, 64]),
+                tf.constant([1.0, 0.1, 1.0, 1.0]),
+                beta_1=0.9,
+                beta_2=0.99,
+                epsilon=1e-6,
+                decay=0.0,
+            )
+        return before
+
+    before = step()
+    np.testing.assert_array_equal(before, np.ones([512, 64]))
+    assert np.all(variables[0].numpy() < 0.95)
