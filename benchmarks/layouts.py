@@ -74,7 +74,9 @@ def training(kind, layout, task, path, pretrained, batch):
     pretrained.assign_to(model)
     optimizer = AdamW(1e-4)
     optimizer.build(model.trainable_variables)
-    pipeline = Pipeline(task, Tokenizer(pretrained.vocabulary, True), model)
+    pipeline = Pipeline(
+        task, Tokenizer.from_config(pretrained.config, pretrained.vocabulary), model
+    )
     encoded = EncodedExamples.encode(task.load_examples(path), pipeline, LAYOUTS[layout])
     batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
     step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
@@ -99,7 +101,9 @@ def serving(kind, layout, task, path, pretrained, batch):
     keras.utils.set_random_seed(0)
     config = dataclasses.replace(MODEL_SIZES["base"], vocab_size=pretrained.config.vocab_size)
     model = task.build_model(config)
-    pipeline = PIPELINES[layout](task, Tokenizer(pretrained.vocabulary, True), model)
+    pipeline = PIPELINES[layout](
+        task, Tokenizer.from_config(pretrained.config, pretrained.vocabulary), model
+    )
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
     module.functions = {"serving_default": pipeline.signatures()["serving_default"]}

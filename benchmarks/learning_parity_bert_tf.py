@@ -42,7 +42,7 @@ def measure(backend, directory, recipe, trainings, output, keeps_losses):
         str(directory / "train.csv"), max_seq_length=recipe["max_seq_length"]
     )
     model = task.build_model(source.config)
-    tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
+    tokenizer = Tokenizer.from_config(source.config, source.vocabulary)
     pipeline = Pipeline(task, tokenizer, model)
     train, test = (
         EncodedExamples.encode(task.load_examples(str(directory / name)), pipeline, to_flat)

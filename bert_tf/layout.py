@@ -287,6 +287,16 @@ class FlatLayout:
 Layout = PaddedLayout | FlatLayout
 
 
+def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.Tensor]:
+    """Complete the inputs of the encoder: all are tokens, of segment 0, unless given."""
+    if not isinstance(inputs, Mapping):
+        inputs = {"input_ids": inputs}
+    defaults = {"segment_ids": tf.zeros_like(inputs["input_ids"])}
+    if "row_splits" not in inputs:
+        defaults["input_mask"] = tf.ones_like(inputs["input_ids"])
+    return {**defaults, **inputs}
+
+
 def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
     """Return the layout of encoder inputs: flat with `row_splits`, else padded, by `input_mask`."""
     return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])

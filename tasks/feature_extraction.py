@@ -76,7 +76,7 @@ class FeatureExtractor:
                 raise UserError(
                     f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
                 )
-        self.tokenizer = Tokenizer(self.vocabulary, config.do_lower_case, config.strip_accents)
+        self.tokenizer = Tokenizer.from_config(config, self.vocabulary)
         self.encoder = Encoder(config, dtype=use_precision("float32"))
         self.encoder.build()
         pretrained.assign_to(self.encoder)

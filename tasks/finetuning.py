@@ -115,7 +115,7 @@ def _finetune(settings, log, strategy):
         model.encoder.freeze(settings.frozen_layers)
 
     # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
-    tokenizer = Tokenizer(vocabulary, config.do_lower_case, config.strip_accents)
+    tokenizer = Tokenizer.from_config(config, vocabulary)
     pipeline = Pipeline(task, tokenizer, model)
     layout = choose_layout(strategy)
     # Padded batches get one static shape, because they are compiled by XLA.

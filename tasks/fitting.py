@@ -219,6 +219,7 @@ class FitData:
 
     def validation_metrics(self, model: TaskModel) -> dict[str, float]:
         """Return the metrics on the validation rows."""
+        assert self.dev is not None  # Keras validates only with validation data.
         if self._evaluator is None:  # Its graph is built once per fit.
             self._evaluator = Evaluator(model.task, model.network, model.distribute_strategy)
         return self._evaluator.metrics(self.dev)

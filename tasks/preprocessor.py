@@ -58,7 +58,8 @@ class Preprocessor(keras.layers.Layer):
         super().__init__(**kwargs)
         self.task = task_from_dict(task) if isinstance(task, Mapping) else task
         self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
-        self.tokenizer = None
+        # Not an attribute of Keras, which would track the tables of a tf.Module as its own.
+        object.__setattr__(self, "_tokenizer", None)
         if vocabulary is not None:
             self._set_vocabulary(vocabulary)
         self.built = True
@@ -69,22 +70,26 @@ class Preprocessor(keras.layers.Layer):
         return cls(task, config.do_lower_case, config.strip_accents, vocabulary)
 
     def _set_vocabulary(self, vocabulary):
-        # Keras would track a tf.Module's resources as the layer's own state.
         tokenizer = Tokenizer(vocabulary, self.do_lower_case, self.strip_accents)
-        object.__setattr__(self, "tokenizer", tokenizer)
+        object.__setattr__(self, "_tokenizer", tokenizer)
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary.
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
 
         Raises:
             UserError: If the layer was created from its config alone, as by clone_model of Keras.
         """
-        if self.tokenizer is None:
+        if self._tokenizer is None:
             raise UserError(
                 "preprocessor: has no vocabulary, since it was copied without its assets; copy "
                 "the model with save and load_model"
             )
+        return self._tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary; raises UserError as `tokenizer`."""
         return self.tokenizer.vocabulary
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
@@ -109,13 +114,9 @@ class Preprocessor(keras.layers.Layer):
                 f"preprocessor: a row of {self.task.kind} becomes several sequences; pass strings "
                 "to fit, predict and evaluate of the model"
             )
-        tokenize, vocabulary = self._tokenizer().tokenize, self.vocabulary
+        tokenize, vocabulary = self.tokenizer.tokenize, self.vocabulary
         texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
         return to_padded(self.task.encode(texts, tokenize, vocabulary).packed, vocabulary)
-
-    def _tokenizer(self):
-        self.vocabulary  # noqa: B018  Raises if there is none.
-        return self.tokenizer
 
     def save_assets(self, path: str) -> None:
         """Write the vocabulary; called by Keras when a model is saved."""

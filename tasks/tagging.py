@@ -107,16 +107,24 @@ class Tagging(Task):
 
     @classmethod
     def from_options(
-        cls, *, max_seq_length: int, labels: Sequence[str], doc_stride: int | None = None
+        cls,
+        *,
+        max_seq_length: int,
+        labels: Sequence[str] = (),
+        doc_stride: int | None = None,
+        **options: Any,
     ) -> Self:
         """Create the task from entity types, or from BIO tags with O."""
         labels = tuple(map(as_label, labels))
+        if not labels:
+            raise UserError("labels: expected entity types, in a list, received none")
         # With O the labels are complete BIO tags, otherwise entity types.
         bio = BioLabels(labels, "labels") if "O" in labels else BioLabels.of_types(labels)
         return cls(
             max_seq_length=max_seq_length,
             labels=bio.labels,
             doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
+            **options,
         )
 
     def columns(self, x: Any) -> dict[str, list]:

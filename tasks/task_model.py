@@ -189,7 +189,6 @@ class TaskModel(keras.Model):
         """The pipeline from strings to predictions that `predict` runs and `export` writes."""
         # A new task, as after tuning, has other thresholds in its graph.
         if "pipeline" not in self._functions or self._functions["pipeline"].task is not self.task:
-            self.vocabulary  # noqa: B018  Raises if the vocabulary is missing.
             pipeline = self.pipeline_class(self.task, self.preprocessor.tokenizer, self.network)
             self._functions.clear()
             self._functions["pipeline"] = pipeline

@@ -88,7 +88,7 @@ class TrainedModel:
             directory,
             ignore=checkpoints.OPTIMIZER_STATE,
         )
-        tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case, run.config.strip_accents)
+        tokenizer = Tokenizer.from_config(run.config, run.vocabulary)
         return cls(run, task, pipeline(task, tokenizer, model), directory, tuned)
 
     @classmethod

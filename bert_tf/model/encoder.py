@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.layout import infer_layout
+from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
 
 
@@ -34,11 +34,13 @@ class Encoder(keras.layers.Layer):
             outputs.
 
             - Padded: `input_ids`, `input_mask` and `segment_ids`, each `(B, L)`. A mask of 1 marks
-              a token, 0 padding. Padding affects no token.
+              a token, 0 padding. Padding affects no token. Without `input_mask` all are tokens.
             - Flat: `input_ids` and `segment_ids` `(T,)`, and `row_splits` `(B + 1,)`. Sequence b is
               `row_splits[b]:row_splits[b + 1]` and has at least one token. Tokens after
               `row_splits[-1]` are padding and are ignored. This layout supports neither XLA nor
               `fit`, which takes axis 0 for the batch.
+
+            `segment_ids` default to 0. A tensor `(B, L)` instead of a dict is taken as `input_ids`.
         training: Turns dropout on. Defaults to `False`.
         seed: int64 `(2,)`, the dropout seed; equal seeds draw equal masks. Defaults to the layer's
             own `SeedGenerator` combined with the replica id, as under Keras `fit`.
@@ -127,7 +129,7 @@ class Encoder(keras.layers.Layer):
 
     def call(
         self,
-        inputs: Mapping[str, tf.Tensor],
+        inputs: Mapping[str, tf.Tensor] | tf.Tensor,
         training: bool = False,
         seed: tf.Tensor | None = None,
         output_hidden_states: bool = False,
@@ -140,6 +142,7 @@ class Encoder(keras.layers.Layer):
                 "only [CLS] in the last layer; set one of them"
             )
         seed = self.dropout_seed(training, seed)
+        inputs = with_defaults(inputs)
         # From here on everything is computed on flattened tokens.
         layout = infer_layout(inputs)
         # Keras' symbolic build under a strategy passes floats, hence the casts.

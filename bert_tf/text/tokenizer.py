@@ -7,11 +7,12 @@ Shape suffixes: B texts, (T) tokens per text (ragged), V vocabulary size.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.normalizer import MAX_WORD_CHARACTERS, NEVER, Normalizer, after_marks
 from bert_tf.text.vocabulary import Vocabulary
@@ -85,6 +86,11 @@ class Tokenizer(tf.Module):
             )
             for with_offsets in (False, True)
         )
+
+    @classmethod
+    def from_config(cls, config: BertConfig, vocabulary: Vocabulary) -> Self:
+        """Create the tokenizer of a model, with its lower-casing and accent stripping."""
+        return cls(vocabulary, config.do_lower_case, config.strip_accents)
 
     def tokenize(self, texts: tf.Tensor) -> Tokens:
         """Return the `Tokens` of texts, string `(B,)`, without offsets."""
