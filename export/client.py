@@ -1,36 +1,21 @@
 """Common base of the clients of published models, with the checks of requests."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """TensorFlow's name of a tensor's dtype, and its rank. The rank is `None` if it is unknown."""
-
-    dtype: str
-    rank: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientSignature:
-    """Inputs and outputs of a signature by name."""
-
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
+from export.signatures import Signature
 
 
 class ModelClient:
-    """Base class of clients. Subclasses set `signatures` and implement `_predict`.
+    """Base class of clients. Subclasses implement `_predict`.
 
     Attributes:
         signatures: Signatures of the model by name.
     """
 
-    signatures: dict[str, ClientSignature]
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        self.signatures = {signature.name: signature for signature in signatures}
 
     def predict(
         self, inputs: Mapping[str, Sequence], signature: str = "serving_default"
@@ -52,30 +37,26 @@ class ModelClient:
             raise UserError(
                 f"--signature={signature}: expected one of {', '.join(sorted(self.signatures))}"
             )
-        inputs = _checked(inputs, signature, self.signatures[signature].inputs)
-        outputs = self._predict(inputs, signature)
+        called = self.signatures[signature]
+        outputs = self._predict(_checked(inputs, called), called)
         return {name: outputs[name] for name in sorted(outputs)}
 
-    def _predict(self, inputs, signature):
+    def _predict(self, inputs: dict[str, list], signature: Signature) -> dict[str, Any]:
         """Return the outputs for checked inputs, whose strings are bytes."""
         raise NotImplementedError
 
 
-def is_public_signature(signature_name: str) -> bool:
-    """Whether clients can call a signature; SavedModels store their initialization as one too."""
-    return not signature_name.startswith("__saved_model_")
-
-
-def _checked(inputs, signature, specs):
+def _checked(inputs, signature):
+    specs = signature.inputs
     if sorted(inputs) != sorted(specs):
         raise UserError(
-            f"--input: signature {signature}: expected {', '.join(sorted(specs))}; received "
+            f"--input: signature {signature.name}: expected {', '.join(sorted(specs))}; received "
             f"{', '.join(sorted(inputs)) or 'none'}"
         )
     for name, spec in specs.items():
         if spec.dtype != "string" or spec.rank not in (None, 1, 2):
             raise UserError(
-                f"--signature={signature}: {name} is {spec.dtype} of rank {spec.rank}; only "
+                f"--signature={signature.name}: {name} is {spec.dtype} of rank {spec.rank}; only "
                 "strings and lists of strings are supported"
             )
     inputs = {

@@ -6,7 +6,8 @@ import re
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from export.client import ClientSignature, ModelClient, TensorSpec, is_public_signature
+from export.client import ModelClient
+from export.signature_defs import from_definitions
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
@@ -53,17 +54,13 @@ class GrpcClient(ModelClient):
         response = self._called(self._service.GetModelMetadata, request)
         found = get_model_metadata_pb2.SignatureDefMap()
         response.metadata["signature_def"].Unpack(found)
-        self.signatures = {
-            name: ClientSignature(_specs(definition.inputs), _specs(definition.outputs))
-            for name, definition in found.signature_def.items()
-            if is_public_signature(name)
-        }
+        super().__init__(from_definitions(found.signature_def))
 
     def _predict(self, inputs, signature):
         request = self._predict_pb2.PredictRequest()
-        request.model_spec.name, request.model_spec.signature_name = self.model, signature
+        request.model_spec.name, request.model_spec.signature_name = self.model, signature.name
         for name, values in inputs.items():
-            tensor = as_tensor(values, self.signatures[signature].inputs[name].rank)
+            tensor = as_tensor(values, signature.inputs[name].rank)
             request.inputs[name].CopyFrom(tf.make_tensor_proto(tensor.numpy()))
         response = self._called(self._service.Predict, request)
         return {name: jsonable(tf.make_ndarray(proto)) for name, proto in response.outputs.items()}
@@ -80,13 +77,3 @@ class GrpcClient(ModelClient):
         elif code == self._grpc.StatusCode.UNIMPLEMENTED:
             message = f"not a TensorFlow Serving API: {message}"
         raise UserError(f"--grpc={self.address}: {message}")
-
-
-def _specs(infos):
-    return {
-        name: TensorSpec(
-            tf.as_dtype(info.dtype).name,
-            None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim),
-        )
-        for name, info in infos.items()
-    }

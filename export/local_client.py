@@ -7,8 +7,9 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf.errors import UserError
-from export.client import ClientSignature, ModelClient, TensorSpec
+from export.client import ModelClient
 from export.publishing import versions
+from export.signature_defs import read_signatures
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
 
@@ -38,25 +39,16 @@ class LocalClient(ModelClient):
             )
         try:
             self._model = tf.saved_model.load(str(self.path))
+            super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
-        self.signatures = {
-            name: ClientSignature(
-                _specs(function.structured_input_signature[1]), _specs(function.structured_outputs)
-            )
-            for name, function in self._model.signatures.items()
-        }
 
     def _predict(self, inputs, signature):
-        specs = self.signatures[signature].inputs
+        specs = signature.inputs
         try:
-            outputs = self._model.signatures[signature](
+            outputs = self._model.signatures[signature.name](
                 **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()}
             )
         except tf.errors.OpError as error:
             raise UserError(f"{self.path}: {error.message}") from None
         return {name: jsonable(values) for name, values in outputs.items()}
-
-
-def _specs(specs):
-    return {name: TensorSpec(spec.dtype.name, spec.shape.rank) for name, spec in specs.items()}

@@ -19,8 +19,9 @@ from tensorflow.core.protobuf import fingerprint_pb2
 
 from export import warmup
 from export.model_card import model_card
-from export.signature_defs import SignatureInfo, read_signatures
+from export.signature_defs import read_signatures
 from export.signature_page import signature_page
+from export.signatures import Signature
 from export.tf_serving_config import BATCHING, batching_parameters, models_config
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def prepare(
     directory: os.PathLike | str,
     trained: TrainedModel,
     log: Callable[[str], None] = lambda line: None,
-) -> tuple[SignatureInfo, ...]:
+) -> tuple[Signature, ...]:
     """Add the files that a server reads to a SavedModel.
 
     Args:
@@ -55,7 +56,7 @@ def write_documents(
     name: str,
     trained: TrainedModel,
     precision: str,
-    signatures: Sequence[SignatureInfo],
+    signatures: Sequence[Signature],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
 ) -> None:
     """Add the documentation and the server configurations to a SavedModel.

@@ -11,7 +11,8 @@ import urllib3
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
-from export.client import ClientSignature, ModelClient, TensorSpec, is_public_signature
+from export.client import ModelClient
+from export.signatures import Signature, Tensor, is_public_signature, to_shape
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
 MAX_RESPONSE_BYTES = 256 << 20  # About 10,000 vectors of 768 numbers as JSON.
@@ -38,17 +39,18 @@ class RestClient(ModelClient):
         if not MODEL_URL.fullmatch(url.rstrip("/")):
             raise UserError(f"--url={url}: expected http://HOST:PORT/v1/models/NAME")
         self.url, self.timeout = url.rstrip("/"), timeout
-        self.signatures = self._read("/metadata", None, _signatures)
+        super().__init__(self._read("/metadata", None, _signatures))
 
     def _predict(self, inputs, signature):
-        specs = self.signatures[signature]
         columns = {
             name: [_as_json(value) for value in _filled_up(values)]
             for name, values in inputs.items()
         }
         # The column form; the row form allows neither zero rows nor lists of different lengths.
-        request = {"signature_name": signature, "inputs": columns}
-        return self._read(":predict", request, lambda response: _outputs(response, specs.outputs))
+        request = {"signature_name": signature.name, "inputs": columns}
+        return self._read(
+            ":predict", request, lambda response: _outputs(response, signature.outputs)
+        )
 
     def _read(self, path, request, read):
         """Return `read(response)` of the server's JSON. Raises UserError for other responses."""
@@ -106,18 +108,23 @@ def _problem(error, timeout):
 
 
 def _signatures(response):
-    return {
-        name: ClientSignature(_specs(definition["inputs"]), _specs(definition["outputs"]))
+    return [
+        Signature(name, _tensors(definition["inputs"]), _tensors(definition["outputs"]))
         for name, definition in response["metadata"]["signature_def"]["signature_def"].items()
         if is_public_signature(name)
-    }
+    ]
 
 
-def _specs(infos):
+def _tensors(infos):
     return {
-        name: TensorSpec(
+        name: Tensor(
+            name,
             _DTYPES.get(info["dtype"]) or info["dtype"].removeprefix("DT_").lower(),
-            None if info["tensor_shape"]["unknown_rank"] else len(info["tensor_shape"]["dim"]),
+            to_shape(
+                # An int64 is a string in JSON; a number is invalid.
+                [int(dim["size"], 10) for dim in info["tensor_shape"]["dim"]],
+                info["tensor_shape"]["unknown_rank"],
+            ),
         )
         for name, info in infos.items()
     }

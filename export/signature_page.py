@@ -1,19 +1,14 @@
 """Reference page of a model's signatures (SIGNATURES.md), with requests and responses."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from export import documents
-
-if TYPE_CHECKING:
-    from export.signature_defs import SignatureInfo
+from export.signatures import Signature
 
 SHOWN = 4  # Number of entries shown of a list that is longer than twice that.
 DIGITS = 4  # Significant digits of numbers.
@@ -21,7 +16,7 @@ DIGITS = 4  # Significant digits of numbers.
 
 def signature_page(
     name: str,
-    signatures: Sequence[SignatureInfo],
+    signatures: Sequence[Signature],
     kind: str,
     predictions: Mapping[str, Mapping[str, np.ndarray]],
 ) -> str:
@@ -52,15 +47,15 @@ def _described(signature, kind, prediction):
     described = by_name.get(signature.name) or documents.DESCRIPTIONS["tasks"].get(kind, {})
     known = described.get("outputs", {})
     order = {output: number for number, output in enumerate(known)}
-    given = sorted(signature.outputs, key=lambda output: order.get(output.name, len(order)))
+    given = sorted(signature.outputs, key=lambda output: order.get(output, len(order)))
     inputs = signature.example()
-    outputs = {output.name: _shown(prediction[output.name].tolist()) for output in given}
+    outputs = {output: _shown(prediction[output].tolist()) for output in given}
     named = {} if signature.name == "serving_default" else {"signature_name": signature.name}
     return {
         "name": signature.name,
         "description": described.get("description"),
-        "inputs": _table(signature.inputs, documents.DESCRIPTIONS["inputs"]),
-        "outputs": _table(given, known),
+        "inputs": _table(signature.inputs.values(), documents.DESCRIPTIONS["inputs"]),
+        "outputs": _table([signature.outputs[output] for output in given], known),
         "rows": {
             "request": _as_argument({**named, "instances": _unnamed(inputs) or _rows(inputs)}),
             "response": _json("predictions", _unnamed(outputs) or _rows(outputs)),
@@ -78,7 +73,7 @@ def _table(tensors, known):
         {
             "name": tensor.name,
             "dtype": tensor.dtype,
-            "shape": ["B", *("*" if size is None else size for size in tensor.shape[1:])],
+            "shape": ["B", *("*" if size is None else size for size in (tensor.shape or ())[1:])],
             "description": known.get(tensor.name, ""),
         }
         for tensor in tensors

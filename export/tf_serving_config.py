@@ -1,22 +1,17 @@
 """Configuration files of TensorFlow Serving, with a comment for each setting."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from google.protobuf import text_encoding
 
 from export import documents
-
-if TYPE_CHECKING:
-    from export.signature_defs import SignatureInfo
+from export.signatures import Signature
 
 MAX_BATCH_SIZE = 32
 BATCHING = "batching_params.pbtxt"  # TensorFlow Serving expects this name in a version.
 
 
-def batching_parameters(signatures: Sequence[SignatureInfo]) -> str | None:
+def batching_parameters(signatures: Sequence[Signature]) -> str | None:
     """Return the content of batching_params.pbtxt.
 
     Args:
@@ -27,7 +22,7 @@ def batching_parameters(signatures: Sequence[SignatureInfo]) -> str | None:
         row, such as choices: TensorFlow Serving fails all requests of a batch unless their lists
         have the same length.
     """
-    if any(len(tensor.shape) > 1 for signature in signatures for tensor in signature.inputs):
+    if any(tensor.rank == 2 for signature in signatures for tensor in signature.inputs.values()):
         return None
     return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE)
 

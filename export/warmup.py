@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from export.signatures import Signature
+
 if TYPE_CHECKING:
-    from export.signature_defs import SignatureInfo
     from tasks.trained_model import TrainedModel
 
 # The path is fixed by TensorFlow Serving.
@@ -31,7 +32,7 @@ BUDGET = 7e11
 
 def write(
     directory: os.PathLike | str,
-    signatures: Sequence[SignatureInfo],
+    signatures: Sequence[Signature],
     trained: TrainedModel,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -87,7 +88,7 @@ def read(directory: os.PathLike | str) -> list[tuple[str, dict[str, list]]]:
 
 
 def requests(
-    signatures: Sequence[SignatureInfo], trained: TrainedModel
+    signatures: Sequence[Signature], trained: TrainedModel
 ) -> list[tuple[str, dict[str, list]]]:
     """Return the requests of the warm-up records.
 
@@ -112,17 +113,16 @@ def requests(
     for signature in signatures:
         tokens_left = BUDGET / weights_per_token / len(signatures)
         found.append((signature.name, signature.example()))
-        ranks = [len(tensor.shape) for tensor in signature.inputs]
+        has_lists = any(tensor.rank == 2 for tensor in signature.inputs.values())
         for size, length in itertools.product(BATCH_SIZES, lengths):
-            tokens = size * (length + 3) * (NUM_CHOICES if 2 in ranks else 1)
+            tokens = size * (length + 3) * (NUM_CHOICES if has_lists else 1)
             if tokens > tokens_left:
                 continue
             tokens_left -= tokens
-            text = " ".join(itertools.islice(words, math.ceil(length / len(ranks))))
-            values: dict[int, list] = {1: [text] * size, 2: [[text] * NUM_CHOICES] * size}
+            text = " ".join(itertools.islice(words, math.ceil(length / len(signature.inputs))))
             inputs = {
-                tensor.name: values[rank]
-                for tensor, rank in zip(signature.inputs, ranks, strict=True)
+                name: [[text] * NUM_CHOICES if tensor.rank == 2 else text] * size
+                for name, tensor in signature.inputs.items()
             }
             found.append((signature.name, inputs))
     return found

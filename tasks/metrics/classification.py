@@ -181,7 +181,7 @@ def single_label_table(
     """
     size = len(names)
     matrix_CC = _or_zeros(
-        confusion_matrix, labels_N, predictions_N, shape=(size, size), labels=range(size)
+        confusion_matrix, labels_N, predictions_N, shape=(size, size), dtype=int, labels=range(size)
     )
     pr_auc_C = _pr_auc_of_each(np.eye(size, dtype=bool)[labels_N], probabilities_NC)
     return {
@@ -202,7 +202,9 @@ def multi_label_table(
     """
     labels_NC = np.asarray(labels_NC, bool)
     shape = (len(names), 2, 2)
-    matrices_C22 = _or_zeros(multilabel_confusion_matrix, labels_NC, selected_NC, shape=shape)
+    matrices_C22 = _or_zeros(
+        multilabel_confusion_matrix, labels_NC, selected_NC, shape=shape, dtype=int
+    )
     return {
         "labels": list(names),
         "per_label": _per_label(labels_NC, selected_NC, len(names)),
@@ -216,10 +218,11 @@ def _or_zeros(
     predictions: np.ndarray,
     /,
     shape: tuple[int, ...] = (),
+    dtype: type = float,
     **options: Any,
 ) -> Any:
     """Return a metric of scikit-learn, which rejects empty arrays; zeros of a shape for these."""
-    return metric(labels, predictions, **options) if len(labels) else np.zeros(shape, np.int64)
+    return metric(labels, predictions, **options) if len(labels) else np.zeros(shape, dtype)
 
 
 def _f1(labels: np.ndarray, predictions: np.ndarray, average: str) -> float:

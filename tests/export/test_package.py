@@ -21,7 +21,8 @@ from bert_tf import Vocabulary, read_pretrained
 from export import documents, isolated_runner, package, parity, tf_serving_config, warmup
 from export.model_card import without_paths
 from export.saved_model import write_saved_model
-from export.signature_defs import SignatureInfo, Tensor, read_signatures
+from export.signature_defs import read_signatures
+from export.signatures import Signature, Tensor
 from tasks.classification import Classification
 from tasks.multiple_choice import MultipleChoice
 from tasks.registry import TASK_TYPES
@@ -134,10 +135,11 @@ def test_the_records_are_limited_by_the_cost_of_the_model(layers, hidden, rank):
         run=types.SimpleNamespace(config=config, vocabulary=Vocabulary(WORDS)),
         task=types.SimpleNamespace(max_seq_length=512),
     )
-    inputs = (Tensor("prompt", "string", (None,)), Tensor("choices", "string", (None,) * rank))
-    signatures = [
-        SignatureInfo(name, inputs, ()) for name in ("serving_default", "tokenize", "embed")
-    ]
+    inputs = {
+        "prompt": Tensor("prompt", "string", (None,)),
+        "choices": Tensor("choices", "string", (None,) * rank),
+    }
+    signatures = [Signature(name, inputs, {}) for name in ("serving_default", "tokenize", "embed")]
     found = warmup.requests(signatures, trained)
     texts = [
         np.ravel(values)
@@ -175,7 +177,8 @@ def test_batching_parameters_are_valid_for_servers(version):
         ("batch_timeout_micros", "0"),
         ("max_enqueued_batches", "100"),
     ]
-    lists = SignatureInfo("serving_default", (Tensor("choices", "string", (None, None)),), ())
+    choices = Tensor("choices", "string", (None, None))
+    lists = Signature("serving_default", {"choices": choices}, {})
     assert tf_serving_config.batching_parameters([lists]) is None
 
 

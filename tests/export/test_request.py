@@ -18,6 +18,7 @@ from export.grpc_client import GrpcClient
 from export.local_client import LocalClient
 from export.request import RequestSettings
 from export.rest_client import RestClient
+from export.signatures import Tensor, to_shape
 from tests.conftest import ROOT
 from tests.export.server import serving
 from tests.export.test_optimized_graph import write_model
@@ -120,6 +121,14 @@ def test_signatures_are_the_same(targets):
     directory, *others = (model.signatures for model in targets.values())
     assert others == [directory, directory]
     assert "twice" in directory and not [name for name in directory if name.startswith("_")]
+
+
+def test_sizes_and_ranks_of_a_signature_may_be_unknown(targets):
+    for model in targets.values():
+        assert model.signatures["twice"].inputs == {"x": Tensor("x", "float32", (None, 2))}
+        assert model.signatures["single"].outputs["rows"].shape == ()
+    assert to_shape([], unknown_rank=True) is None
+    assert Tensor("x", "float32", None).rank is None
 
 
 @pytest.mark.parametrize(
