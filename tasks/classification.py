@@ -6,10 +6,9 @@ number of labels, or none: one sigmoid logit per label.
 Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 """
 
-import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -27,6 +26,7 @@ from bert_tf.train.losses import (
     softmax_cross_entropy,
 )
 from tasks import class_imbalance
+from tasks.class_labels import ClassLabels
 from tasks.decisions import Decision, decide_each, decide_one
 from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
@@ -34,132 +34,18 @@ from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.readers.glue import GLUE
-from tasks.readers.memory import as_list
-from tasks.readers.rows import as_label, raise_bad_rows
 from tasks.task_model import TaskModel
-from tasks.text_task import LabelledTextTask
 from tasks.windows import Windows
 
-BETWEEN_LABELS = "|"
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(LabelledTextTask):
-    """Classification into `labels`, whose order defines the label ids.
-
-    Attributes:
-        class_weights: Loss weight per label; () weights all examples equally.
-        balanced_sampling: Draw all classes equally often in training.
-        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
-        prior_bias: Start the head at the label frequencies.
-        rare_label: Predicted if its probability >= its threshold, else the best other label is.
-        threshold_objective: "f1", "precision=P", "recall=R", or None for no tuning.
-        calibrate: Fit `temperature`, by which logits are divided, on dev.
-        thresholds: Tuned on dev: for the second of two labels, for the rare label, or for each
-            label with `multi_label`. None means 0.5, or argmax for a rare label.
-    """
-
-    labels: tuple[str, ...]
-    multi_label: bool = False
-    class_weights: tuple[float, ...] = ()
-    balanced_sampling: bool = False
-    focal_gamma: float = 0.0
-    prior_bias: bool = False
-    rare_label: str | None = None
-    threshold_objective: str | None = None
-    calibrate: bool = False
-    temperature: float | None = None
-    thresholds: tuple[float, ...] | None = None
+class Classification(ClassLabels):
+    """Classification into labels; the fields are those of `ClassLabels`."""
 
     kind = "classification"
     accuracies = ("label",)
-
-    @classmethod
-    def from_data(
-        cls,
-        path: str,
-        *,
-        labels: Sequence[str] = (),
-        class_weights: Sequence[str] = (),
-        **options: Any,
-    ) -> Self:
-        """Create the task from options and a training file, by default with the file's labels.
-
-        `class_weights` are strings of numbers, or ("balanced",). Raises UserError on unfit options.
-        """
-        class_imbalance.check_options(class_weights=class_weights, **options)
-        if options.get("rare_label") is not None:
-            options["rare_label"] = as_label(options["rare_label"])
-        task = cls(labels=tuple(map(as_label, labels)), **options)
-        if task.multi_label and task.file_format in GLUE:
-            raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
-        counts: collections.Counter[str] = collections.Counter()
-        for row in raise_bad_rows(task.rows(path, labelled=True)):
-            try:
-                counts.update(task._names_in(row.values[task.label_column]))
-            except ValueError as error:
-                raise UserError(f"{row.location}: {error}") from None
-        if len(counts) < 2:
-            only = repr(min(counts)) if counts else "none"
-            only += " or none" if counts and task.multi_label else ""
-            raise UserError(f"{path}: expected two or more labels. Received: {only}")
-        published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
-        labels = task.labels or published or _in_order(counts)
-        objective = task.threshold_objective or (None if task.rare_label is None else "f1")
-        weights = class_imbalance.class_weights_of(
-            class_weights, labels, [counts[label] for label in labels]
-        )
-        class_imbalance.check_thresholds(labels, task.multi_label, task.rare_label, objective)
-        return dataclasses.replace(
-            task, labels=labels, class_weights=weights, threshold_objective=objective
-        )
-
-    @classmethod
-    def from_options(
-        cls,
-        *,
-        max_seq_length: int,
-        labels: Sequence[str] = (),
-        class_weights: Sequence[float] | Mapping[str, float] = (),
-        **options: Any,
-    ) -> Self:
-        """Create the task from the options of `TextClassifier.from_pretrained`."""
-        names = tuple(as_label(str(label)) for label in labels)
-        if isinstance(labels, str) or len(names) < 2 or len(set(names)) < len(names):
-            raise UserError(
-                f"labels={labels!r:.80}: expected at least two different names, in a list"
-            )
-        if isinstance(class_weights, Mapping):
-            class_weights = [class_weights.get(name, 1.0) for name in names]
-        class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
-        task = super().from_options(
-            max_seq_length=max_seq_length,
-            labels=names,
-            class_weights=tuple(map(float, class_weights)),
-            **options,
-        )
-        class_imbalance.check_thresholds(
-            names, task.multi_label, task.rare_label, task.threshold_objective
-        )
-        return task
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether there is one sigmoid logit."""
-        return len(self.labels) == 2 and not self.multi_label
-
-    @property
-    def positive(self) -> int | None:
-        """Id of the one label with a threshold, or None."""
-        if self.is_binary:
-            return 1
-        return None if self.rare_label is None else self.labels.index(self.rare_label)
-
-    @property
-    def list_columns(self) -> tuple[str, ...]:
-        """Columns that may hold JSON lists."""
-        return (self.label_column,) if self.multi_label else ()
 
     @property
     def losses(self) -> dict[str, Loss]:
@@ -192,63 +78,6 @@ class Classification(LabelledTextTask):
         """Fields fitted on dev after training."""
         enabled = {"temperature": self.calibrate, "thresholds": self.threshold_objective}
         return tuple(name for name, is_enabled in enabled.items() if is_enabled)
-
-    def description(self) -> str:
-        """Return labels and class weights for the log."""
-        weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
-        return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
-
-    def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
-        """Return the id of a row's label, or the ids with `multi_label`."""
-        names = self._names_in(value)
-        known = [as_label(label) for label in self.labels]  # Earlier versions saved them as read.
-        for name in names:
-            if name not in known:
-                labels = ", ".join(self.labels)
-                raise ValueError(f"label {name!r:.80}: expected one of {labels}")
-        numbers = tuple(known.index(name) for name in names)
-        return numbers if self.multi_label else numbers[0]
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
-        """Return the id of a name, or of an id; with `multi_label` of each in a list."""
-        if self.multi_label:
-            values = as_list(value, "expected a list of labels") if value is not None else []
-            return tuple(self._id_of(name) for name in values)
-        return self._id_of(value)
-
-    def _id_of(self, value):
-        is_id = isinstance(value, int) and not isinstance(value, bool)
-        # Labels may be numbers too; a name has precedence over an id.
-        if is_id and str(value) not in self.labels:
-            if not 0 <= value < len(self.labels):
-                raise ValueError(
-                    f"label {value}: expected an id from 0 to {len(self.labels) - 1}, or a name"
-                )
-            return value
-        name = as_label(str(value))
-        if name not in self.labels:
-            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(self.labels)}")
-        return self.labels.index(name)
-
-    def decode_label(self, label: int | tuple[int, ...]) -> str | list[str]:
-        """Return the name of an id, or the names of several."""
-        if self.multi_label:
-            return [self.labels[number] for number in label]
-        return self.labels[label]
-
-    def _names_in(self, value):
-        if not self.multi_label:
-            names = [value]
-        elif isinstance(value, list):
-            names = value
-        else:
-            names = value.split(BETWEEN_LABELS) if value.strip() else []
-        names = [as_label(name) for name in names]
-        if not all(names):
-            several = f", or several separated by {BETWEEN_LABELS}" if self.multi_label else ""
-            empty = "contains an empty label" if self.multi_label else "is empty"
-            raise ValueError(f"column {self.label_column!r} {empty}; expected a label{several}")
-        return names
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels, int32 `(N,)`, multi-hot `(N, C)` with `multi_label`, and weights of 1."""
@@ -435,14 +264,6 @@ class Classification(LabelledTextTask):
         if self.multi_label:
             return [f"{name}_{label}" for label in self.labels]
         return [f"{self._prefix}{name}"]
-
-
-def _in_order(labels):
-    """Sort labels as numbers if all are integers, else as strings."""
-    try:
-        return tuple(sorted(labels, key=lambda label: (int(label), label)))
-    except ValueError:
-        return tuple(sorted(labels))
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -247,7 +247,7 @@ class _StartOfFit(keras.callbacks.Callback):
 
 def _encode(model, examples):
     return EncodedExamples.encode(
-        examples, model.pipeline, to_padded, static_shape=bool(model.jit_compile)
+        examples, model.serving.pipeline, to_padded, static_shape=bool(model.jit_compile)
     )
 
 

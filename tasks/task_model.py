@@ -22,26 +22,21 @@ import tensorflow as tf
 from bert_tf import checkpoints
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.layout import to_padded
 from bert_tf.run import Run
-from bert_tf.text.packing import Packed
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
 from tasks import compiling, fitting
 from tasks.evaluation import Evaluator
-from tasks.examples import Examples
 from tasks.pipeline import Pipeline
-from tasks.prediction import jsonable
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
+from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.task import Task
-
-ROWS_PER_CALL = 1024  # Rows per call of the serving function; bounds memory.
 
 
 class TaskModel(keras.Model):
@@ -91,7 +86,7 @@ class TaskModel(keras.Model):
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
-        object.__setattr__(self, "_functions", {})
+        object.__setattr__(self, "_serving", None)
         object.__setattr__(self, "_data", None)
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
@@ -185,21 +180,14 @@ class TaskModel(keras.Model):
         return getattr(self.task, "labels", None)
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline from strings to predictions that `predict` runs and `export` writes."""
+    def serving(self) -> ServingFunctions:
+        """The traced functions from strings to predictions, as they are exported."""
         # A new task, as after tuning, has other thresholds in its graph.
-        if "pipeline" not in self._functions or self._functions["pipeline"].task is not self.task:
-            pipeline = self.pipeline_class(self.task, self.preprocessor.tokenizer, self.network)
-            self._functions.clear()
-            self._functions["pipeline"] = pipeline
-        return self._functions["pipeline"]
-
-    def serving_function(self, signature: str = "serving_default") -> Any:
-        """Return the traced function of a signature, as it is exported."""
-        pipeline = self.pipeline
-        if signature not in self._functions:
-            self._functions.update(pipeline.signatures())
-        return self._functions[signature]
+        if self._serving is None or self._serving.task is not self.task:
+            tokenizer = self.preprocessor.tokenizer
+            serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
+            object.__setattr__(self, "_serving", serving)
+        return self._serving
 
     # Calls.
 
@@ -248,7 +236,7 @@ class TaskModel(keras.Model):
         """
         if _is_batch(x, self.task):
             return super().predict(x, batch_size, **kwargs)
-        return self._run_signature("serving_default", self._columns(x), batch_size)
+        return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
@@ -258,11 +246,11 @@ class TaskModel(keras.Model):
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
-        return self._run_signature("tokenize", self._columns(x))
+        return self.serving.call("tokenize", self._columns(x))
 
     def embed(self, texts: Any) -> dict[str, np.ndarray]:
         """Return vectors of texts: "pooled" and "mean" over all tokens, float32 `(N, H)`."""
-        return self._run_signature("embed", columns_of(texts, ("text",)))
+        return self.serving.call("embed", columns_of(texts, ("text",)))
 
     def attention(self, x: Any) -> list[tuple[list[str], np.ndarray]]:
         """Return the attention maps of each sequence.
@@ -271,33 +259,10 @@ class TaskModel(keras.Model):
             Per sequence its tokens, and the attention probabilities, float32 `(layers, heads, L,
             L)`. A long text of a task with windows has several sequences.
         """
-        maps = []
-        for texts in Examples(self._columns(x), []).slices():
-            packed = self.pipeline.encode(**texts).packed
-            for row in range(int(packed.input_ids.nrows())):
-                one = Packed(*(ragged[row : row + 1] for ragged in packed[:2]))
-                inputs = to_padded(one, self.vocabulary)
-                probabilities = self._attention_maps(inputs)
-                ids = inputs["input_ids"][0].numpy()
-                tokens = [self.vocabulary.entries[number] for number in ids]
-                maps.append((tokens, probabilities.numpy()))
-        return maps
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _attention_maps(self, inputs):
-        outputs = self.encoder(inputs, output_hidden_states=True)
-        return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+        return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
         return self.task.columns(x.x if isinstance(x, fitting.Rows) else x)
-
-    def _run_signature(self, signature, columns, batch_size=ROWS_PER_CALL):
-        function = self.serving_function(signature)
-        parts = [
-            {name: _python_strings(values.numpy()) for name, values in function(*texts).items()}
-            for texts in (list(of.values()) for of in Examples(columns, []).slices(batch_size))
-        ]
-        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     # Training.
 
@@ -398,22 +363,3 @@ def _is_batch(x, task):
         spec = x.element_spec
         x = spec[0] if isinstance(spec, tuple) else spec
     return isinstance(x, Mapping) and "input_ids" in x
-
-
-def _python_strings(values):
-    """Return an array with `str` for bytes."""
-    if values.dtype != object:
-        return values
-    return np.array(jsonable(values), object).reshape(values.shape)
-
-
-def _joined(parts):
-    """Concatenate arrays along axis 0, padded to the largest of each other axis."""
-    shape = np.max([part.shape for part in parts], axis=0)
-    filler = "" if parts[0].dtype == object else -1
-
-    def padded(part):
-        missing = (shape - part.shape)[1:]
-        return np.pad(part, [(0, 0), *((0, size) for size in missing)], constant_values=filler)
-
-    return np.concatenate([padded(part) for part in parts])

@@ -38,14 +38,8 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Return the learning rate at a step, a float32 scalar."""
-        step = tf.cast(step, tf.float32)
-        num_train_steps, warmup_steps = (
-            tf.cast(steps, tf.float32) for steps in (self.num_train_steps, self.warmup_steps)
-        )
-        warming = step / tf.maximum(warmup_steps, 1)
-        decay_steps = num_train_steps - warmup_steps * self.continuous
-        decaying = tf.maximum(0.0, (num_train_steps - step) / tf.maximum(decay_steps, 1))
-        return self.peak * tf.where(step < warmup_steps, warming, decaying)
+        rate = _warmup_linear_decay(step, self.num_train_steps, self.warmup_steps, self.continuous)
+        return self.peak * rate
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
@@ -58,10 +52,10 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @keras.saving.register_keras_serializable("bert_tf")
-class FitSchedule(WarmupLinearDecay):
-    """`WarmupLinearDecay` that takes its number of steps from `fit`.
+class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """The rates of `WarmupLinearDecay` over the steps of each `fit` of a `TaskModel`.
 
-    Every `fit` of a `TaskModel` warms up anew, without tracing the train step again.
+    `fit` sets the number of steps. A second `fit` warms up anew, without tracing the step again.
 
     Args:
         peak: Peak learning rate.
@@ -79,22 +73,27 @@ class FitSchedule(WarmupLinearDecay):
         first_step: int = 0,
         num_train_steps: int = 0,
     ) -> None:
-        self.warmup_proportion = warmup_proportion
+        self.peak, self.warmup_proportion = peak, warmup_proportion
+        self.continuous = continuous
         # Variables, so that a traced step reads their values.
-        steps = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)]
-        self.first_step, *of_fit = steps
-        super().__init__(peak, *of_fit, continuous)
+        self._first_step, self._num_train_steps, self._warmup_steps = (
+            tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)
+        )
         self.set_steps(first_step, num_train_steps)
 
     def set_steps(self, first_step: int, num_train_steps: int) -> None:
         """Set the first iteration and the number of steps of a `fit`."""
-        self.first_step.assign(first_step)
-        self.num_train_steps.assign(num_train_steps)
-        self.warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
+        self._first_step.assign(first_step)
+        self._num_train_steps.assign(num_train_steps)
+        self._warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Return the learning rate at an iteration of the optimizer, a float32 scalar."""
-        return super().__call__(tf.cast(step, tf.int64) - self.first_step)
+        step = tf.cast(step, tf.int64) - self._first_step
+        rate = _warmup_linear_decay(
+            step, self._num_train_steps, self._warmup_steps, self.continuous
+        )
+        return self.peak * rate
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config, with the steps of the last `fit`."""
@@ -102,9 +101,20 @@ class FitSchedule(WarmupLinearDecay):
             "peak": self.peak,
             "warmup_proportion": self.warmup_proportion,
             "continuous": self.continuous,
-            "first_step": int(self.first_step.numpy()),
-            "num_train_steps": int(self.num_train_steps.numpy()),
+            "first_step": int(self._first_step.numpy()),
+            "num_train_steps": int(self._num_train_steps.numpy()),
         }
+
+
+def _warmup_linear_decay(step, num_train_steps, warmup_steps, continuous):
+    """Return the fraction of the peak learning rate at a step, a float32 scalar."""
+    step, num_train_steps, warmup_steps = (
+        tf.cast(number, tf.float32) for number in (step, num_train_steps, warmup_steps)
+    )
+    warming = step / tf.maximum(warmup_steps, 1)
+    decay_steps = num_train_steps - warmup_steps * continuous
+    decaying = tf.maximum(0.0, (num_train_steps - step) / tf.maximum(decay_steps, 1))
+    return tf.where(step < warmup_steps, warming, decaying)
 
 
 class AdamBase(keras.optimizers.Optimizer):

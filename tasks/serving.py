@@ -1,0 +1,91 @@
+"""Traced functions from strings to predictions, called with Python strings.
+
+Shape suffixes: N rows, L tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.layout import to_padded
+from bert_tf.text.packing import Packed
+from tasks.examples import Examples
+from tasks.pipeline import Pipeline
+from tasks.prediction import jsonable
+
+ROWS_PER_CALL = 1024  # Bounds memory.
+
+
+class ServingFunctions:
+    """The signatures of a pipeline, each traced once.
+
+    Args:
+        pipeline: The pipeline.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline, self.task = pipeline, pipeline.task
+        self._signatures: dict[str, Callable[..., dict[str, tf.Tensor]]] = {}
+
+    def call(
+        self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
+    ) -> dict[str, np.ndarray]:
+        """Call a signature.
+
+        Args:
+            signature: Its name.
+            columns: N strings, or lists of strings, by input name.
+            batch_size: Rows per call.
+
+        Returns:
+            `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
+            with "" and -1.
+        """
+        self._signatures = self._signatures or self.pipeline.signatures()
+        function = self._signatures[signature]
+        parts = [
+            {name: _with_str(values.numpy()) for name, values in function(*texts.values()).items()}
+            for texts in Examples(dict(columns), []).slices(batch_size)
+        ]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
+        """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
+        entries = self.pipeline.vocabulary.entries
+        maps = []
+        for texts in Examples(dict(columns), []).slices():
+            packed = self.pipeline.encode(**texts).packed
+            for row in range(int(packed.input_ids.nrows())):
+                one = Packed(*(ragged[row : row + 1] for ragged in packed[:2]))
+                inputs = to_padded(one, self.pipeline.vocabulary)
+                tokens = [entries[number] for number in inputs["input_ids"][0].numpy()]
+                maps.append((tokens, self._attention(inputs).numpy()))
+        return maps
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _attention(self, inputs: dict[str, tf.Tensor]) -> Any:
+        outputs = self.pipeline.model.encoder(inputs, output_hidden_states=True)
+        return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+
+
+def _with_str(values):
+    """Return an array with `str` for bytes."""
+    if values.dtype != object:
+        return values
+    return np.array(jsonable(values), object).reshape(values.shape)
+
+
+def _joined(parts):
+    """Concatenate arrays along axis 0, padded to the largest of each other axis."""
+    shape = np.max([part.shape for part in parts], axis=0)
+    filler = "" if parts[0].dtype == object else -1
+
+    def padded(part):
+        missing = (shape - part.shape)[1:]
+        return np.pad(part, [(0, 0), *((0, size) for size in missing)], constant_values=filler)
+
+    return np.concatenate([padded(part) for part in parts])
