@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -20,6 +19,7 @@ from bert_tf.layout import to_padded
 from bert_tf.train.optimizer import FitSchedule
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
+from tasks.prediction import jsonable
 from tasks.readers.memory import as_list
 from tasks.registry import task_class
 
@@ -343,7 +343,7 @@ def _read_dataset(dataset):
             return {name: joined([value[name] for value in values]) for name in values[0]}
         if isinstance(values[0], tuple):
             return tuple(map(joined, zip(*values, strict=True)))
-        return [row for value in values for row in np.asarray(value).tolist()]
+        return [row for value in values for row in jsonable(value)]
 
     x, y, weight = (*map(joined, zip(*parts, strict=True)), None, None)[:3]
     return x, y, weight

@@ -118,6 +118,13 @@ class Preprocessor(keras.layers.Layer):
         texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
         return to_padded(self.task.encode(texts, tokenize, vocabulary).packed, vocabulary)
 
+    def compute_output_spec(self, inputs: Any) -> dict[str, keras.KerasTensor]:
+        """Return the symbolic outputs; Keras asks for them before it loads the vocabulary."""
+        return {
+            name: keras.KerasTensor((None, None), "int32")
+            for name in ("input_ids", "input_mask", "segment_ids")
+        }
+
     def save_assets(self, path: str) -> None:
         """Write the vocabulary; called by Keras when a model is saved."""
         self.vocabulary.save(os.path.join(path, VOCABULARY_NAME))
