@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from tasks.examples import EncodedExamples, Examples
 from tasks.prediction import jsonable
 from tasks.readers.memory import as_list
 from tasks.registry import task_class
+from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from tasks.task_model import TaskModel
@@ -34,26 +36,25 @@ class Rows:
     Attributes:
         x: N strings, or lists of strings, by input name.
         y: N labels: names, numbers, entities or answers; empty if unlabelled.
+        labels: The distinct labels in the order of a task's ids; empty if the task has none.
         source: The file.
     """
 
     x: dict[str, list]
     y: list
+    labels: tuple[str, ...]
     source: str
 
     def __len__(self) -> int:
         return len(next(iter(self.x.values())))
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The distinct labels, sorted; numbers in numerical order."""
-        return self._task_labels
-
-    _task_labels: tuple[str, ...] = ()
-
 
 def read_examples(
-    path: str, task_type: str = "classification", *, labelled: bool = True, **options: Any
+    path: str | os.PathLike[str],
+    task_type: str = "classification",
+    *,
+    labelled: bool = True,
+    **options: Any,
 ) -> Rows:
     """Read a file in a format of a task type.
 
@@ -66,11 +67,13 @@ def read_examples(
     Raises:
         UserError: At the first bad row.
     """
-    options = {"max_seq_length": 512, **options}
-    task = task_class(task_type).from_data(path, **options)
-    examples = task.load_examples(path, labelled)
+    max_seq_length = task_defaults(task_type)["max_seq_length"]
+    task = task_class(task_type).from_data(
+        os.fspath(path), max_seq_length=max_seq_length, **options
+    )
+    examples = task.load_examples(os.fspath(path), labelled)
     y = [task.decode_label(label) for label in examples.labels]
-    return Rows(examples.texts, y, str(path), tuple(getattr(task, "labels", ())))
+    return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
 
 
 def encode(model: TaskModel, x: Any, y: Any, sample_weight: Any = None) -> EncodedExamples:

@@ -176,7 +176,7 @@ def test_all_forms_of_rows_train_alike(no_dropout_dir):
     expected = fit(ROWS, NAMES)
     ids = [LABELS.index(name) for name in NAMES]
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)
-    rows = fitting.Rows({"text": ROWS}, NAMES, "rows.csv")
+    rows = fitting.Rows({"text": ROWS}, NAMES, LABELS, "rows.csv")
     for given in (
         (tuple(ROWS), np.array(ids)),
         (np.array(ROWS), np.array(NAMES)),
