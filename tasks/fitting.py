@@ -139,10 +139,10 @@ def fit(
     Raises:
         UserError: If a column, label, type or length is wrong.
     """
-    defaults = model.fit_defaults
-    batch_size = defaults["global_batch_size"] if batch_size is None else batch_size
-    epochs = defaults["epochs"] if epochs is None else epochs
-    strategy = model.distribute_strategy
+    defaults, strategy = model.fit_defaults, model.distribute_strategy
+    if batch_size is None:
+        is_dataset = isinstance(x, tf.data.Dataset)
+        batch_size = _batch_size_of(x) if is_dataset else defaults["global_batch_size"]
     if batch_size < 1 or batch_size % strategy.num_replicas_in_sync:
         raise UserError(
             f"batch_size={batch_size}: expected a positive multiple of the "
@@ -150,30 +150,28 @@ def fit(
         )
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
-    train = _examples(model, x, y, sample_weight, class_weight)
-    dev = None
+    train, dev = _examples(model, x, y, sample_weight, class_weight), None
     if validation_data is not None:
         dev = _examples(model, *_pair(validation_data))
     elif validation_split:
         train, dev = _split(train, validation_split)
-    train = _encode(model, _selected(model, train))
-    dev = None if dev is None else _encode(model, dev)
-    if model.task.trains_on_vectors:
-        evaluator = Evaluator(model.task, model.network, strategy)
-        train, dev = (
-            None if data is None else FeatureExamples(data, evaluator, lambda line: None)
-            for data in (train, dev)
-        )
-    if steps_per_epoch is None:
-        steps_per_epoch = math.ceil(len(train) / batch_size)
+    encoded, encoded_dev = _encode_both(model, train, dev)
     if int(model.optimizer.iterations.numpy()) == 0:
-        model.task.init_head(model.network, train)
-    data = FitData(train, dev, batch_size, epochs, steps_per_epoch, model.seed, shuffle)
+        model.task.init_head(model.network, encoded)
+    data = FitData(
+        encoded,
+        encoded_dev,
+        batch_size,
+        defaults["epochs"] if epochs is None else epochs,
+        steps_per_epoch or math.ceil(len(encoded) / batch_size),
+        model.seed,
+        shuffle,
+    )
     object.__setattr__(model, "_data", data)
     try:
         history = keras_fit(
             data.batches(strategy.num_replicas_in_sync),
-            epochs=epochs,
+            epochs=data.epochs,
             verbose=verbose,
             # Last, since BackupAndRestore restores weights and epoch in the same event.
             callbacks=[*(callbacks or ()), _StartOfFit(data, initial_epoch)],
@@ -181,14 +179,27 @@ def fit(
             validation_data=None if dev is None else tf.data.Dataset.from_tensors(0),
             validation_freq=validation_freq,
             initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=data.steps_per_epoch,
             shuffle=False,  # The dataset is shuffled already.
         )
     finally:
         object.__setattr__(model, "_data", None)
-    if dev is not None and model.task.tunable_fields:
-        model._tune(dev)
+    if encoded_dev is not None and model.task.tunable_fields:
+        model.tune_on(encoded_dev)
     return history
+
+
+def _encode_both(model, train, dev):
+    """Return the encoded training and validation rows."""
+    train = _encode(model, _selected(model, train))
+    dev = None if dev is None else _encode(model, dev)
+    if not model.task.trains_on_vectors:
+        return train, dev
+    evaluator = Evaluator(model.task, model.network, model.distribute_strategy)
+    return tuple(
+        None if data is None else FeatureExamples(data, evaluator, lambda line: None)
+        for data in (train, dev)
+    )
 
 
 @dataclasses.dataclass
@@ -331,6 +342,11 @@ def _split(examples, fraction):
             f"validation_split={fraction}: of {len(examples)} rows, one part would be empty"
         )
     return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
+
+
+def _batch_size_of(dataset):
+    """Return the number of rows in the first batch of a dataset."""
+    return len(tf.nest.flatten(next(iter(dataset)))[0])
 
 
 def _read_dataset(dataset):

@@ -307,10 +307,11 @@ class TaskModel(keras.Model):
 
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
-        self._tune(fitting.encode(self, x, y))
+        self.tune_on(fitting.encode(self, x, y))
         return self
 
-    def _tune(self, encoded):
+    def tune_on(self, encoded: EncodedExamples) -> None:
+        """Fit thresholds and temperature to encoded dev rows."""
         self.preprocessor.task = self.task.tune(encoded, self._evaluator().outputs(encoded))
 
     def _evaluator(self, batch_size=64):
