@@ -36,6 +36,7 @@ from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
+    from tasks.examples import EncodedExamples
     from tasks.task import Task
 
 
