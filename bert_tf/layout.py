@@ -288,13 +288,22 @@ Layout = PaddedLayout | FlatLayout
 
 
 def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.Tensor]:
-    """Complete the inputs of the encoder: all are tokens, of segment 0, unless given."""
-    if not isinstance(inputs, Mapping):
-        inputs = {"input_ids": inputs}
-    defaults = {"segment_ids": tf.zeros_like(inputs["input_ids"])}
-    if "row_splits" not in inputs:
-        defaults["input_mask"] = tf.ones_like(inputs["input_ids"])
-    return {**defaults, **inputs}
+    """Complete encoder inputs: without `segment_ids` all are 0, without `input_mask` all are 1.
+
+    Inputs that are given add no operation to the graph.
+
+    Args:
+        inputs: Encoder inputs in either layout, or `input_ids` `(B, L)` alone.
+
+    Returns:
+        Dict of the inputs with `segment_ids` and, in the padded layout, `input_mask`.
+    """
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+    if "segment_ids" not in inputs:
+        inputs["segment_ids"] = tf.zeros_like(inputs["input_ids"])
+    if "row_splits" not in inputs and "input_mask" not in inputs:
+        inputs["input_mask"] = tf.ones_like(inputs["input_ids"])
+    return inputs
 
 
 def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:

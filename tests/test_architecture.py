@@ -26,10 +26,10 @@ LAYERS = (
     {"bert_tf.text"},
     {"bert_tf.layout"},
     {"bert_tf.data"},
-    {"bert_tf.model"},
     {"bert_tf.checkpoints", "bert_tf.event_files"},
     {"bert_tf.run"},
     {"bert_tf.weights"},
+    {"bert_tf.model"},
     {"bert_tf.train"},
     {"bert_tf.pretraining"},
 )

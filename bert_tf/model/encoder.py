@@ -5,8 +5,9 @@ attention heads.
 """
 
 import functools
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
+from bert_tf.weights.sources import read_pretrained
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -76,6 +78,35 @@ class Encoder(keras.layers.Layer):
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
         self.frozen_layers: int | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        do_lower_case: bool | None = None,
+        dtype: str = "float32",
+        name: str = "bert",
+    ) -> Self:
+        """Create an encoder with pretrained weights.
+
+        Args:
+            path: Run, Hugging Face directory, Google release or keras-nlp preset.
+            do_lower_case: Overrides the setting of the source in `config`.
+            dtype: Keras policy, "float32" or "mixed_bfloat16".
+            name: Layer name.
+
+        Returns:
+            The encoder, built. Heads of the source are not used.
+
+        Raises:
+            UserError: There is no model, or a tensor is missing, unknown or of the wrong shape.
+        """
+        pretrained = read_pretrained(path, do_lower_case)
+        encoder = cls(pretrained.config, name=name, dtype=dtype)
+        encoder.build()
+        pretrained.assign_to(encoder)
+        return encoder
 
     def build(self, inputs_shape: Any = None) -> None:
         """Create all weights; their shapes depend on the config only."""

@@ -102,11 +102,12 @@ class NextSentenceHead(keras.layers.Layer):
         return logits_B2 + tf.convert_to_tensor(self.output_bias_2)
 
 
+@keras.saving.register_keras_serializable("bert_tf")
 class PretrainingModel(keras.Model):
     """Encoder with both pretraining heads, built on construction.
 
     Args:
-        config: `BertConfig`.
+        config: `BertConfig`, or its dict form as stored in a Keras config.
         dtype: Keras dtype policy of encoder and masked language model head.
         recompute: Gradient checkpointing in the encoder.
         name: Model name.
@@ -114,12 +115,13 @@ class PretrainingModel(keras.Model):
 
     def __init__(
         self,
-        config: BertConfig,
+        config: BertConfig | Mapping[str, Any],
         dtype: str = "float32",
         recompute: bool = False,
         name: str = "pretraining",
     ) -> None:
         super().__init__(name=name)
+        config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.config = config
         self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)
         self.masked_lm = MaskedLmHead(config, name="masked_lm", dtype=dtype)
@@ -160,6 +162,15 @@ class PretrainingModel(keras.Model):
         return {
             "masked_lm": tf.reshape(logits_NV, shape),
             "next_sentence": self.next_sentence(outputs["pooled"]),
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, with the `BertConfig` as a dict."""
+        return {
+            "config": self.config.to_dict(),
+            "dtype": self.encoder.dtype_policy.name,
+            "recompute": self.encoder.recompute,
+            "name": self.name,
         }
 
 

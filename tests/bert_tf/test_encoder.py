@@ -11,6 +11,7 @@ import tensorflow as tf
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.layout import PaddedLayout
+from bert_tf.model import encoder as encoder_module
 from bert_tf.weights import name_map
 from tests import reference, small
 
@@ -148,6 +149,52 @@ def test_equals_the_activations_of_the_real_bert_tiny(data_dir):
     reference.assert_equal(pooled_BH[0], expected["pooler_output"], 2)
     logits = pooled_BH[0].numpy() @ theirs["classifier.weight"].T + theirs["classifier.bias"]
     reference.assert_equal(logits, expected["logits"], 2)
+
+
+FLAT = {
+    "input_ids": np.array([2, 5, 6, 7, 3, 2, 9, 3], np.int32),
+    "segment_ids": np.array([0, 0, 1, 1, 1, 0, 1, 1], np.int32),
+    "row_splits": np.array([0, 5, 8], np.int32),
+}
+DEFAULTS = {"segment_ids": np.zeros_like, "input_mask": np.ones_like}
+
+
+def assert_same_outputs(actual, expected):
+    for name in ("sequence", "pooled"):
+        np.testing.assert_array_equal(actual[name], expected[name])
+
+
+@pytest.mark.parametrize("missing", [["segment_ids"], ["input_mask"], list(DEFAULTS)])
+def test_missing_inputs_are_one_segment_without_padding(config, inputs_BL, missing):
+    encoder = make_encoder(config, small.random_weights(config))
+    ids_BL = inputs_BL["input_ids"]
+    explicit = {**inputs_BL, **{name: DEFAULTS[name](ids_BL) for name in missing}}
+    given = {name: values for name, values in inputs_BL.items() if name not in missing}
+    assert_same_outputs(encoder(given), encoder(explicit))
+    if len(missing) == 2:
+        assert_same_outputs(encoder(ids_BL), encoder(explicit))
+
+
+def test_flat_inputs_without_segments_are_one_segment(config):
+    encoder = make_encoder(config, small.random_weights(config))
+    given = {name: values for name, values in FLAT.items() if name != "segment_ids"}
+    explicit = {**FLAT, "segment_ids": np.zeros_like(FLAT["input_ids"])}
+    assert_same_outputs(encoder(given), encoder(explicit))
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_defaults_add_no_operation_for_given_inputs(config, inputs_BL, layout, monkeypatch):
+    encoder = make_encoder(config, small.random_weights(config))
+    inputs = {"padded": inputs_BL, "flat": FLAT}[layout]
+
+    def operations(inputs):
+        tensors = {name: tf.constant(values) for name, values in inputs.items()}
+        graph = tf.function(lambda given: encoder(given)).get_concrete_function(tensors).graph
+        return [operation.type for operation in graph.get_operations()]
+
+    actual = operations(inputs)
+    monkeypatch.setattr(encoder_module, "with_defaults", lambda inputs: inputs)
+    assert actual == operations(inputs)
 
 
 def test_content_of_padding_does_not_affect_tokens(config, inputs_BL):

@@ -1,0 +1,86 @@
+"""Token ids in training and in the exported model, for each setting of case and accents."""
+
+import dataclasses
+import json
+
+import pytest
+import tensorflow as tf
+
+from bert_tf import Vocabulary
+from export.saved_model import write_saved_model
+from tasks import TextClassifier, fitting
+from tasks.trained_model import TrainedModel
+from tests import small
+from tests.conftest import WORDS
+
+# Each word in every form that a setting gives it; WORDS has "cafe".
+FORMS = ("Été", "Ete", "été", "ete", "Café", "Cafe", "café", "ÉCOLE", "ECOLE", "école", "ecole")
+# The last text has decomposed characters.
+TEXTS = ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "Cafe\u0301"]
+UNCASED = ["ete", "cafe bill", "ecole cafe my", "my bill is high", "cafe"]
+# Tokens by (do_lower_case, strip_accents).
+EXPECTED = {
+    (True, None): UNCASED,
+    (True, True): UNCASED,
+    (True, False): ["été", "café bill", "école cafe my", "my bill is high", "[UNK]"],
+    (False, None): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]"],
+    (False, False): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]"],
+    (False, True): ["Ete", "Cafe bill", "ECOLE Cafe my", "my bill is high", "Cafe"],
+}
+
+
+def unpadded(inputs):
+    rows = zip(inputs["input_ids"].numpy(), inputs["input_mask"].numpy(), strict=True)
+    return [ids[mask == 1].tolist() for ids, mask in rows]
+
+
+def create_model(directory, config, do_lower_case, strip_accents):
+    """Return a classifier with new weights, and the expected token ids of TEXTS."""
+    vocabulary = Vocabulary([*WORDS, *FORMS])
+    config = dataclasses.replace(config, vocab_size=len(vocabulary))
+    weights = small.write_huggingface(directory / "weights", config, vocabulary)
+    (weights / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": do_lower_case, "strip_accents": strip_accents})
+    )
+    model = TextClassifier.from_pretrained(weights, labels=["a", "b"], max_seq_length=8)
+    expected = [
+        [vocabulary[token] for token in ("[CLS]", *tokens.split(), "[SEP]")]
+        for tokens in EXPECTED[do_lower_case, strip_accents]
+    ]
+    return model, expected
+
+
+def ids_in_fit(model):
+    """Return the token ids of the batches that Keras receives in `fit`."""
+    model.compile()
+    batches = []
+    fitting.fit(
+        model,
+        lambda dataset, **options: batches.extend(dataset),
+        TEXTS,
+        ["a", "b", "a", "b", "a"],
+        batch_size=len(TEXTS),
+        epochs=1,
+        shuffle=False,
+    )
+    return [ids for inputs, *_ in batches for ids in unpadded(inputs)]
+
+
+@pytest.mark.parametrize(("do_lower_case", "strip_accents"), EXPECTED)
+def test_preprocessor_training_and_signature_have_equal_token_ids(
+    config, tmp_path, do_lower_case, strip_accents
+):
+    model, expected = create_model(tmp_path, config, do_lower_case, strip_accents)
+    assert unpadded(model.preprocessor(TEXTS)) == expected
+    assert ids_in_fit(model) == expected
+    trained = TrainedModel.open(model.save_run(tmp_path / "run").path)
+    tokenize = trained.pipeline.signatures()["tokenize"]
+    assert unpadded(tokenize(tf.constant(TEXTS))) == expected
+
+
+def test_a_saved_model_strips_accents_from_cased_text(config, tmp_path):
+    model, expected = create_model(tmp_path, config, do_lower_case=False, strip_accents=True)
+    trained = TrainedModel.open(model.save_run(tmp_path / "run").path)
+    write_saved_model(trained, tmp_path / "saved")
+    tokenize = tf.saved_model.load(str(tmp_path / "saved")).signatures["tokenize"]
+    assert unpadded(tokenize(text=tf.constant(TEXTS))) == expected
