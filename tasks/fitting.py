@@ -148,6 +148,12 @@ def fit(
             f"batch_size={batch_size}: expected a positive multiple of the "
             f"{strategy.num_replicas_in_sync} replicas"
         )
+    if strategy.num_replicas_in_sync > 1 and model.task.INPUT_RANKS:
+        # Keras splits token ids and labels by their first axis, here of different sizes.
+        raise UserError(
+            f"fit of {type(model).__name__}: expected one replica, received "
+            f"{strategy.num_replicas_in_sync}; run tasks.finetune --strategy=mirrored"
+        )
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
     train, dev = _examples(model, x, y, sample_weight, class_weight), None
