@@ -173,7 +173,10 @@ def fit(
             epochs=epochs,
             verbose=verbose,
             # Last, since BackupAndRestore restores weights and epoch in the same event.
-            callbacks=[*(callbacks or ()), _StartOfFit(data, initial_epoch)],
+            callbacks=[
+                *(callbacks or ()),
+                _StartOfFit(steps_per_epoch, epochs, initial_epoch, data.first_step),
+            ],
             # Keras requires a dataset; `evaluate` reads the encoded rows instead.
             validation_data=None if dev is None else tf.data.Dataset.from_tensors(0),
             validation_freq=validation_freq,
@@ -186,6 +189,51 @@ def fit(
     if dev is not None and model.task.tunable_fields:
         model._tune(dev)
     return history
+
+
+def fit_batches(
+    model: TaskModel,
+    keras_fit: Callable[..., keras.callbacks.History],
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    **kwargs: Any,
+) -> keras.callbacks.History:
+    """Train on token ids, which go to Keras untouched.
+
+    Args:
+        model: The compiled model.
+        keras_fit: keras.Model.fit of the model. The other arguments are passed to it.
+        x: Dict of token ids, or a dataset of batches (x, y) or (x, y, sample_weight).
+        y: Labels by output name; none for a dataset.
+        steps_per_epoch: Steps per epoch; required for a dataset of unknown or infinite length.
+
+    Raises:
+        UserError: If the number of steps is unknown.
+    """
+    steps = steps_per_epoch
+    if isinstance(x, tf.data.Dataset):
+        kwargs["shuffle"] = False  # Keras warns otherwise.
+        steps = int(x.cardinality().numpy()) if steps is None else steps
+        if steps < 0:
+            raise UserError("steps_per_epoch: expected a number for a dataset of unknown length")
+    elif steps is None:
+        steps = math.ceil(len(x["input_ids"]) / (batch_size or 32))  # The default of Keras.
+    return keras_fit(
+        x,
+        y,
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=[*(callbacks or ()), _StartOfFit(steps, epochs, initial_epoch)],
+        initial_epoch=initial_epoch,
+        steps_per_epoch=steps_per_epoch,
+        **kwargs,
+    )
 
 
 @dataclasses.dataclass
@@ -231,18 +279,19 @@ class _StartOfFit(keras.callbacks.Callback):
     BackupAndRestore sets that epoch after Keras has received dataset and optimizer.
     """
 
-    def __init__(self, data, initial_epoch):
+    def __init__(self, steps_per_epoch, epochs, initial_epoch, first_step=None):
         super().__init__()
-        self.data, self.initial_epoch = data, initial_epoch
+        self.steps_per_epoch, self.epochs = steps_per_epoch, epochs
+        self.initial_epoch, self.first_step = initial_epoch, first_step
 
     def on_train_begin(self, logs=None):
-        steps_per_epoch = self.data.steps_per_epoch
-        first_step = (self.model._initial_epoch or self.initial_epoch) * steps_per_epoch
-        self.data.first_step.assign(first_step)
+        first_step = (self.model._initial_epoch or self.initial_epoch) * self.steps_per_epoch
+        if self.first_step is not None:
+            self.first_step.assign(first_step)
         schedule = self.model.optimizer._learning_rate
         if isinstance(schedule, FitSchedule):
             iterations = int(self.model.optimizer.iterations.numpy())
-            schedule.set_steps(iterations - first_step, steps_per_epoch * self.data.epochs)
+            schedule.set_steps(iterations - first_step, self.steps_per_epoch * self.epochs)
 
 
 def _encode(model, examples):
