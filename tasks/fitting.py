@@ -197,10 +197,6 @@ def fit_batches(
     x: Any,
     y: Any = None,
     *,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    callbacks: Sequence[keras.callbacks.Callback] | None = None,
-    initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     **kwargs: Any,
 ) -> keras.callbacks.History:
@@ -208,10 +204,11 @@ def fit_batches(
 
     Args:
         model: The compiled model.
-        keras_fit: keras.Model.fit of the model. The other arguments are passed to it.
+        keras_fit: keras.Model.fit of the model.
         x: Dict of token ids, or a dataset of batches (x, y) or (x, y, sample_weight).
         y: Labels by output name; none for a dataset.
         steps_per_epoch: Steps per epoch; required for a dataset of unknown or infinite length.
+        **kwargs: Other arguments of keras.Model.fit.
 
     Raises:
         UserError: If the number of steps is unknown.
@@ -223,17 +220,11 @@ def fit_batches(
         if steps < 0:
             raise UserError("steps_per_epoch: expected a number for a dataset of unknown length")
     elif steps is None:
-        steps = math.ceil(len(x["input_ids"]) / (batch_size or 32))  # The default of Keras.
-    return keras_fit(
-        x,
-        y,
-        batch_size=batch_size,
-        epochs=epochs,
-        callbacks=[*(callbacks or ()), _StartOfFit(steps, epochs, initial_epoch)],
-        initial_epoch=initial_epoch,
-        steps_per_epoch=steps_per_epoch,
-        **kwargs,
-    )
+        # The batch size is the default of Keras.
+        steps = math.ceil(len(x["input_ids"]) / (kwargs.get("batch_size") or 32))
+    start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
+    kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
+    return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
 
 
 @dataclasses.dataclass
