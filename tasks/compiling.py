@@ -62,7 +62,8 @@ def resolve(
         loss = {outputs[0]: loss}
     if weighted_metrics == "auto":
         weighted_metrics = {
-            name: [LabelAccuracy(name=f"{name}_accuracy" if len(outputs) > 1 else "accuracy")]
+            # Of several outputs, Keras puts the output's name before the metric's.
+            name: [LabelAccuracy()]
             for name in model.task.accuracies
         } or None
     return {

@@ -73,10 +73,10 @@ def main(settings: ExtractSettings) -> None:
     """Write the output file."""
     from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
-    from tasks.feature_extraction import FeatureExtractor, extract
+    from tasks.feature_extraction import create_embedder, extract
 
     with sole_output(settings.output, settings.overwrite):
-        extractor = FeatureExtractor(
+        embedder = create_embedder(
             read_pretrained(settings.model, settings.do_lower_case),
             settings.layers,
             settings.pooling,
@@ -84,7 +84,7 @@ def main(settings: ExtractSettings) -> None:
             len(settings.columns),
         )
         count, bad = extract(
-            extractor,
+            embedder,
             settings.input,
             settings.columns,
             settings.output,
@@ -93,7 +93,7 @@ def main(settings: ExtractSettings) -> None:
             command.log,
         )
     errors = f", {bad} bad rows with an error instead" if bad else ""
-    command.log(f"{settings.output}: {count} rows of {extractor.vector_size} numbers{errors}")
+    command.log(f"{settings.output}: {count} rows of {embedder.vector_size} numbers{errors}")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,10 @@ def fit(
             epochs=data.epochs,
             verbose=verbose,
             # Last, since BackupAndRestore restores weights and epoch in the same event.
-            callbacks=[*(callbacks or ()), _StartOfFit(data, initial_epoch)],
+            callbacks=[
+                *(callbacks or ()),
+                _StartOfFit(data.steps_per_epoch, data.epochs, initial_epoch, data.first_step),
+            ],
             # Keras requires a dataset; `evaluate` reads the encoded rows instead.
             validation_data=None if dev is None else tf.data.Dataset.from_tensors(0),
             validation_freq=validation_freq,
@@ -206,6 +209,42 @@ def _encode_both(model, train, dev):
         None if data is None else FeatureExamples(data, evaluator, lambda line: None)
         for data in (train, dev)
     )
+
+
+def fit_batches(
+    model: TaskModel,
+    keras_fit: Callable[..., keras.callbacks.History],
+    x: Any,
+    y: Any = None,
+    *,
+    steps_per_epoch: int | None = None,
+    **kwargs: Any,
+) -> keras.callbacks.History:
+    """Train on token ids, which go to Keras untouched.
+
+    Args:
+        model: The compiled model.
+        keras_fit: keras.Model.fit of the model.
+        x: Dict of token ids, or a dataset of batches (x, y) or (x, y, sample_weight).
+        y: Labels by output name; none for a dataset.
+        steps_per_epoch: Steps per epoch; required for a dataset of unknown or infinite length.
+        **kwargs: Other arguments of keras.Model.fit.
+
+    Raises:
+        UserError: If the number of steps is unknown.
+    """
+    steps = steps_per_epoch
+    if isinstance(x, tf.data.Dataset):
+        kwargs["shuffle"] = False  # Keras warns otherwise.
+        steps = int(x.cardinality().numpy()) if steps is None else steps
+        if steps < 0:
+            raise UserError("steps_per_epoch: expected a number for a dataset of unknown length")
+    elif steps is None:
+        # The batch size is the default of Keras.
+        steps = math.ceil(len(x["input_ids"]) / (kwargs.get("batch_size") or 32))
+    start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
+    kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
+    return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
 
 
 @dataclasses.dataclass
@@ -251,18 +290,19 @@ class _StartOfFit(keras.callbacks.Callback):
     BackupAndRestore sets that epoch after Keras has received dataset and optimizer.
     """
 
-    def __init__(self, data, initial_epoch):
+    def __init__(self, steps_per_epoch, epochs, initial_epoch, first_step=None):
         super().__init__()
-        self.data, self.initial_epoch = data, initial_epoch
+        self.steps_per_epoch, self.epochs = steps_per_epoch, epochs
+        self.initial_epoch, self.first_step = initial_epoch, first_step
 
     def on_train_begin(self, logs=None):
-        steps_per_epoch = self.data.steps_per_epoch
-        first_step = (self.model._initial_epoch or self.initial_epoch) * steps_per_epoch
-        self.data.first_step.assign(first_step)
+        first_step = (self.model._initial_epoch or self.initial_epoch) * self.steps_per_epoch
+        if self.first_step is not None:
+            self.first_step.assign(first_step)
         schedule = self.model.optimizer._learning_rate
         if isinstance(schedule, FitSchedule):
             iterations = int(self.model.optimizer.iterations.numpy())
-            schedule.set_steps(iterations - first_step, steps_per_epoch * self.data.epochs)
+            schedule.set_steps(iterations - first_step, self.steps_per_epoch * self.epochs)
 
 
 def _encode(model, examples):

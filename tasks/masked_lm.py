@@ -6,8 +6,10 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
@@ -18,10 +20,12 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights.sources import PretrainedWeights
 from tasks.decisions import top2_gap
 from tasks.examples import Example, Tensors
 from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
+from tasks.readers.memory import columns_of
 from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.task import Task
@@ -73,6 +77,12 @@ class MaskedLm(Task):
     ) -> dict[str, tf.Tensor]:
         """Return the pipeline's outputs unchanged."""
         return dict(outputs)
+
+    def default_labels(self, count: int) -> NoReturn:
+        """Raise UserError, since texts are not masked here."""
+        raise UserError(
+            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
+        )
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
@@ -145,8 +155,45 @@ class MaskedLmPipeline(Pipeline):
 class MaskedLanguageModel(TaskModel):
     """Masked language model: the most probable tokens at the first [MASK] of a text.
 
-    `fit` trains both pretraining heads, on batches of bert_tf.pretraining.model.to_batch.
+    `fit` and `evaluate` take datasets of `bert_tf.pretraining.model.to_batch`, for both pretraining
+    heads. A run directory records no `max_seq_length`: `load_model` takes all positions.
     """
 
     task_class = MaskedLm
     pipeline_class = MaskedLmPipeline
+
+    @classmethod
+    def from_weights(
+        cls, pretrained: PretrainedWeights, task: Task, *, seed: int = 0, **kwargs: Any
+    ) -> Self:
+        """Create a model with pretrained weights; see `TaskModel.from_weights`.
+
+        Raises:
+            UserError: If they have no masked language model head.
+        """
+        if "masked_lm" not in pretrained.heads:
+            raise UserError(
+                f"{pretrained.origin}: expected weights with a masked language model head, "
+                f"received {', '.join(pretrained.heads) or 'no head'}; use a pretraining "
+                "checkpoint, such as BertForPreTraining or BertForMaskedLM"
+            )
+        return super().from_weights(pretrained, task, seed=seed, **kwargs)
+
+    @classmethod
+    def _max_seq_length_default(cls) -> int:
+        return 512
+
+    def predict_next_sentence(self, text_a: Any, text_b: Any) -> np.ndarray:
+        """Return the probability that each text_b follows its text_a, float32 `(N,)`.
+
+        Without a next sentence head in the pretrained weights, it is random before `fit`.
+
+        Args:
+            text_a: N strings.
+            text_b: N strings.
+        """
+        columns = columns_of((text_a, text_b), ("text_a", "text_b"))
+        return self.serving.call("next_sentence", columns)["is_next"]
+
+    def _task_of_run(self) -> None:
+        """Return `None`: a pretrained run has no task.json."""

@@ -39,6 +39,11 @@ TASK_TYPES = {
     "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoiceTask"),
     "anomaly": TaskType("tasks.anomaly:Anomaly", needs_dev=True),
 }
+# Task types without labelled rows; tasks.finetune does not offer them.
+UNLABELLED_TASK_TYPES = {
+    "embedding": TaskType("tasks.embedding:Embedding"),
+    "pretrained": TaskType("tasks.masked_lm:MaskedLm"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +76,16 @@ NAMES = (*TASK_TYPES, *DATASETS)
 
 
 def task_class(kind: str) -> type[Task]:
-    """Import and return the class of a task type.
+    """Import and return the class of a task type that is trained on labelled rows.
 
     Raises:
         UserError: If the task type is unknown.
     """
-    if kind not in TASK_TYPES:
-        raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")
-    module, name = TASK_TYPES[kind].class_path.split(":")
-    return getattr(importlib.import_module(module), name)
+    return _import_class(kind, TASK_TYPES)
 
 
 def task_from_dict(values: Mapping[str, Any]) -> Task:
-    """Create the task described by the values of a run's task.json.
+    """Create the task of any type from the values of a run's task.json.
 
     Raises:
         UserError: If a value is missing, unknown or of a wrong type.
@@ -91,4 +93,11 @@ def task_from_dict(values: Mapping[str, Any]) -> Task:
     values = dict(values)
     kind = field(values, "kind", str, "task.json")
     del values["kind"]
-    return task_class(kind).from_dict(values)
+    return _import_class(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES}).from_dict(values)
+
+
+def _import_class(kind, task_types):
+    if kind not in task_types:
+        raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")
+    module, name = task_types[kind].class_path.split(":")
+    return getattr(importlib.import_module(module), name)

@@ -37,6 +37,7 @@ from tasks.settings import task_defaults
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.examples import EncodedExamples
+    from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
 
 
@@ -114,7 +115,7 @@ class TaskModel(keras.Model):
         Args:
             path: Run, Hugging Face directory, Google release or keras-nlp preset.
             max_seq_length: Maximum tokens per sequence, with [CLS] and [SEP]; by default 128 (384
-                for QuestionAnswerer).
+                for QuestionAnswerer, 512 for MaskedLanguageModel).
             seed: Seed of the head, of the order of rows and of dropout.
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
@@ -127,31 +128,46 @@ class TaskModel(keras.Model):
         pretrained = read_pretrained(path, do_lower_case)
         config = pretrained.config
         if max_seq_length is None:
-            of_task = task_defaults(cls.task_class.kind)["max_seq_length"]
-            max_seq_length = min(of_task, config.max_position_embeddings)
+            max_seq_length = min(cls._max_seq_length_default(), config.max_position_embeddings)
         if not 4 <= max_seq_length <= config.max_position_embeddings:
             raise UserError(
                 f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
                 f"the number of positions of {pretrained.origin}"
             )
         task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
-        if len(task.input_names) > config.type_vocab_size:
+        return cls.from_weights(
+            pretrained, task, seed=seed, frozen_layers=frozen_layers, dtype=dtype
+        )
+
+    @classmethod
+    def from_weights(
+        cls, pretrained: PretrainedWeights, task: Task, *, seed: int = 0, **kwargs: Any
+    ) -> Self:
+        """Create a model of a task with pretrained weights that have been read.
+
+        Args:
+            pretrained: Configuration, vocabulary and weights.
+            task: The task.
+            seed: Seed of the head, of the order of rows and of dropout.
+            **kwargs: Arguments of the constructor.
+
+        Raises:
+            UserError: If the task does not fit the weights.
+        """
+        if len(task.input_names) > pretrained.config.type_vocab_size:
             raise UserError(
                 f"{', '.join(task.input_names)}: pairs require two segments, but "
                 f"{pretrained.origin} has one"
             )
         keras.utils.set_random_seed(seed)
-        model = cls(
-            task,
-            config,
-            pretrained.vocabulary,
-            seed=seed,
-            frozen_layers=frozen_layers,
-            dtype=dtype,
-        )
+        model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
         pretrained.assign_to(model.network)
         model.record["origin"] = pretrained.origin_in(model.network)
         return model
+
+    @classmethod
+    def _max_seq_length_default(cls) -> int:
+        return task_defaults(cls.task_class.kind)["max_seq_length"]
 
     # Parts.
 
@@ -282,7 +298,7 @@ class TaskModel(keras.Model):
         if not self.compiled:
             self.compile()
         if _is_batch(x, self.task):
-            return super().fit(x, y, **kwargs)
+            return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
 
     def evaluate(
@@ -299,6 +315,8 @@ class TaskModel(keras.Model):
         if kwargs.get("_use_cached_eval_dataset") and self._data is not None:
             return self._data.validation_metrics(self)
         if _is_batch(x, self.task):
+            if not self.compiled:
+                self.compile()
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
         return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
@@ -338,14 +356,17 @@ class TaskModel(keras.Model):
                 self.config,
                 self.vocabulary,
                 train=dict(self.record),
-                # task.json has no tuned values; they are saved with the checkpoint below.
-                task=self.task.with_tuned({}).to_dict(),
+                task=self._task_of_run(),
             )
             run.checkpoints.save(0, checkpoints.model_variables(self.network))
             if self.task.tunable_fields and not self.task.untuned_fields:
                 values = {name: getattr(self.task, name) for name in self.task.tunable_fields}
                 run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
         return run
+
+    def _task_of_run(self) -> dict[str, Any] | None:
+        """Return the content of task.json, without tuned values, which belong to a checkpoint."""
+        return self.task.with_tuned({}).to_dict()
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""

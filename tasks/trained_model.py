@@ -61,10 +61,10 @@ class TrainedModel:
         )
         task: Task
         if run.task is None:
-            task = MaskedLm(max_seq_length=run.config.max_position_embeddings)
-            tuned, pipeline = None, MaskedLmPipeline
+            task, tuned = MaskedLm(max_seq_length=run.config.max_position_embeddings), None
         else:
-            task, tuned, pipeline = task_at(run, step), tuned_at(run, step), Pipeline
+            task, tuned = task_at(run, step), tuned_at(run, step)
+        pipeline = MaskedLmPipeline if isinstance(task, MaskedLm) else Pipeline
         directory = run.checkpoints.path(step)
         values = checkpoints.read(directory)
         # Checked before the model is built, since one of another size might not fit into memory.
@@ -82,8 +82,15 @@ class TrainedModel:
                 f"{run.path}: expected a fine-tuned run or one with pretraining heads, received "
                 f"neither; run tasks.finetune --init_from={run.path}"
             )
+        variables = checkpoints.model_variables(model)
+        # Converted weights have no dropout state, which predictions do not use.
+        dropout_state = {name for name in variables if name.startswith("dropout_seed/")}
         checkpoints.assign(
-            checkpoints.model_variables(model),
+            {
+                name: variable
+                for name, variable in variables.items()
+                if name in values or name not in dropout_state
+            },
             values,
             directory,
             ignore=checkpoints.OPTIMIZER_STATE,

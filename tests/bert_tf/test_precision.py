@@ -16,7 +16,7 @@ from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import read_pretrained
 from tasks import finetuning
 from tasks.classification import Classification
-from tasks.feature_extraction import FeatureExtractor
+from tasks.feature_extraction import create_embedder
 from tasks.heads import SequenceClassifier
 from tasks.trained_model import TrainedModel
 from tests import small
@@ -200,7 +200,7 @@ def test_both_recipes_set_tf32(is_tf32, huggingface_dir, complaints, tmp_path, m
 def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_path, is_tf32):
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pretrained = read_pretrained(str(huggingface_dir))
-    FeatureExtractor(pretrained, "last", "mean", 8)
+    create_embedder(pretrained, "last", "mean", 8)
     assert not is_tf32()
     task = Classification(labels=("a", "b"), max_seq_length=8)
     model = task.build_model(pretrained.config)

@@ -8,8 +8,9 @@ import pytest
 
 from bert_tf import Encoder, UserError, files
 from bert_tf.weights.sources import read_pretrained
+from tasks.embedding import LAYERS
 from tasks.extract import ExtractSettings
-from tasks.feature_extraction import LAYERS, FeatureExtractor, extract
+from tasks.feature_extraction import create_embedder, extract
 from tests import small
 
 TEXTS = ["the bill is too high", "the", "", "my app does not open ! the app", "the screen"]
@@ -49,17 +50,17 @@ def by_hand(encoder, ids, segment_ids, layers, pooling):
     return vectors[0] if pooling == "cls" else vectors.mean(axis=0)
 
 
-def run(extractor, source, output, columns=("text",), batch_size=2, unescape_html=False):
-    return extract(extractor, source, columns, output, unescape_html, batch_size, lambda line: None)
+def run(embedder, source, output, columns=("text",), batch_size=2, unescape_html=False):
+    return extract(embedder, source, columns, output, unescape_html, batch_size, lambda line: None)
 
 
 @pytest.mark.parametrize(
     ("layers", "pooling"), [*((name, "mean") for name in LAYERS), ("last", "cls")]
 )
 def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_path, layers, pooling):
-    extractor = FeatureExtractor(pretrained, layers, pooling, max_seq_length=8)
+    embedder = create_embedder(pretrained, layers, pooling, max_seq_length=8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
-    assert run(extractor, source, tmp_path / "out.npy") == (5, 0)
+    assert run(embedder, source, tmp_path / "out.npy") == (5, 0)
     vectors = np.load(tmp_path / "out.npy")
     assert vectors.dtype == np.float32
     assert vectors.shape == (5, 48 if layers == "concat_last_4" else 12)
@@ -70,48 +71,48 @@ def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_pat
 
 
 def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
-    extractor = FeatureExtractor(pretrained, "last", "mean", 16, num_texts=2)
+    embedder = create_embedder(pretrained, "last", "mean", 16, num_texts=2)
     source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))
-    run(extractor, source, tmp_path / "out.npy", ["first", "second"])
+    run(embedder, source, tmp_path / "out.npy", ["first", "second"])
     ids = [CLS, *(vocabulary[w] for w in ("the", "bill")), SEP, vocabulary["my"], vocabulary["app"]]
     expected = by_hand(encoder, [*ids, SEP], [0] * 4 + [1] * 3, "last", "mean")
     np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], expected, atol=1e-5)
 
 
 def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(pretrained, tmp_path):
-    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    embedder = create_embedder(pretrained, "last", "mean", 16)
     source = tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": text}) for text in TEXTS]
     source.write_text("\n".join([rows[0], '{"words": "x"}', "not JSON", *rows[1:]]))
     small.write_rows(tmp_path / "good.csv", [(text, "x") for text in TEXTS])
-    run(extractor, tmp_path / "good.csv", tmp_path / "good.npy", batch_size=64)
+    run(embedder, tmp_path / "good.csv", tmp_path / "good.npy", batch_size=64)
     for batch_size in (1, 2, 64):
         output = tmp_path / "out.jsonl"
-        assert run(extractor, source, output, batch_size=batch_size) == (7, 2)
+        assert run(embedder, source, output, batch_size=batch_size) == (7, 2)
         lines = [json.loads(line) for line in output.read_text().splitlines()]
         vectors = [line["vector"] for line in lines if "vector" in line]
         np.testing.assert_allclose(vectors, np.load(tmp_path / "good.npy"), atol=1e-5)
         assert [list(line) for line in lines[:4]] == [["vector"], ["error"], ["error"], ["vector"]]
         assert "rows.jsonl:2: no column 'text'" in lines[1]["error"]
     with pytest.raises(UserError, match="rows.jsonl:2: no column 'text'"):
-        run(extractor, source, tmp_path / "bad.npy")
+        run(embedder, source, tmp_path / "bad.npy")
     assert not (tmp_path / "bad.npy").exists()
 
 
 def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
-    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    embedder = create_embedder(pretrained, "last", "mean", 16)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     for output in (tmp_path / "out.npy", "ram://extraction/out.npy"):
-        run(extractor, source, output)
+        run(embedder, source, output)
     with files.open_file("ram://extraction/out.npy") as stream:
         assert stream.readall() == (tmp_path / "out.npy").read_bytes()
 
 
 def test_html_entities_are_unescaped(pretrained, tmp_path):
-    extractor = FeatureExtractor(pretrained, "last", "mean", 16)
+    embedder = create_embedder(pretrained, "last", "mean", 16)
     for number, text in enumerate(("the &#98;ill", "the bill")):
         small.write_rows(tmp_path / f"{number}.csv", [(text, "x")])
-        run(extractor, tmp_path / f"{number}.csv", tmp_path / f"{number}.npy", unescape_html=True)
+        run(embedder, tmp_path / f"{number}.csv", tmp_path / f"{number}.npy", unescape_html=True)
     np.testing.assert_array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "1.npy"))
 
 
@@ -127,7 +128,7 @@ def test_layers_that_do_not_exist_are_reported_in_one_line(
     huggingface_dir, layers, length, texts, message
 ):
     with pytest.raises(UserError, match=message):
-        FeatureExtractor(read_pretrained(huggingface_dir), layers, "cls", length, texts)
+        create_embedder(read_pretrained(huggingface_dir), layers, "cls", length, texts)
 
 
 def test_wrong_settings_are_reported_with_the_flag(complaints, tmp_path):

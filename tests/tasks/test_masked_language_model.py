@@ -1,0 +1,113 @@
+"""Masked language model: predictions, files, and training on shards."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tasks
+from bert_tf import UserError, read_pretrained
+from bert_tf.config import BertConfig
+from bert_tf.data.batches import DataPosition, PretrainingDataset, pad_examples
+from bert_tf.pretraining.model import to_batch
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights.sources import PretrainedWeights
+from tasks.registry import TASK_TYPES, task_from_dict
+from tests import corpus, small
+from tests.conftest import ROOT
+from tests.pretraining import make_config
+
+TEXTS = ["the [MASK] is high", "my app", "[MASK] [MASK]"]
+
+
+@pytest.fixture
+def pretrained_run(tmp_path, config, vocabulary):
+    """Write a run with both pretraining heads, as bert_tf.convert does."""
+    weights = small.random_weights(config, parts=("bert", "masked_lm", "next_sentence"))
+    PretrainedWeights(config, vocabulary, weights, "random").save(tmp_path / "pretrained")
+    return tmp_path / "pretrained"
+
+
+@pytest.fixture
+def model(pretrained_run):
+    return tasks.MaskedLanguageModel.from_pretrained(pretrained_run)
+
+
+def test_tokens_are_the_most_probable_at_the_first_mask(model):
+    assert model.task.max_seq_length == 16  # All positions, which are fewer than 512.
+    rows = model.predict_rows(TEXTS)
+    ids = model.tokenize(TEXTS[:1])
+    inputs = {name: ids[name] for name in ("input_ids", "input_mask", "segment_ids")}
+    (position,) = np.flatnonzero(inputs["input_ids"][0] == model.vocabulary["[MASK]"])
+    logits = model({**inputs, "masked_lm_positions": np.array([[position]], np.int32)})
+    (logits,) = np.array(logits["masked_lm"])[0]
+    best = np.argsort(-logits)[:5]
+    assert rows[0]["token"] == [model.vocabulary.entries[number] for number in best]
+    probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    np.testing.assert_allclose(rows[0]["score"], probabilities[best], rtol=1e-4)
+    assert rows[1] == {"token": [""] * 5, "score": [0.0] * 5}
+    (is_next,) = model.predict_next_sentence(["the bill"], ["is high"])
+    assert 0 < is_next < 1
+
+
+def test_weights_without_the_head_are_refused(huggingface_dir):
+    with pytest.raises(UserError, match=r"huggingface: expected weights .* received no head; use"):
+        tasks.MaskedLanguageModel.from_pretrained(huggingface_dir)
+
+
+def test_a_saved_model_gives_the_same_tokens(model, pretrained_run, tmp_path):
+    rows = model.predict_rows(TEXTS)
+    model.save(tmp_path / "m.keras")
+    code = (
+        "import json, tasks\n"
+        f"model = tasks.load_model({str(tmp_path / 'm.keras')!r})\n"
+        f"print(json.dumps([type(model).__name__, model.predict_rows({TEXTS!r})]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["MaskedLanguageModel", rows]
+    saved = model.save_run(tmp_path / "run")
+    assert saved.task is None and not (tmp_path / "run" / "task.json").exists()
+    for path in (tmp_path / "run", pretrained_run):
+        loaded = tasks.load_model(path)
+        assert type(loaded) is tasks.MaskedLanguageModel and loaded.predict_rows(TEXTS) == rows
+    np.testing.assert_array_equal(
+        read_pretrained(tmp_path / "run").weights["masked_lm/output_bias"],
+        read_pretrained(pretrained_run).weights["masked_lm/output_bias"],
+    )
+
+
+def test_fit_and_evaluate_on_shards(tmp_path):
+    shards = corpus.write_shards(tmp_path / "data")
+    make_config(tmp_path)
+    config, vocabulary = BertConfig.load(tmp_path / "config.json"), Vocabulary(corpus.ENTRIES)
+    keras.utils.set_random_seed(0)
+    model = tasks.MaskedLanguageModel(
+        {"kind": "pretrained", "max_seq_length": 32}, config, vocabulary
+    )
+    dataset = PretrainingDataset(str(shards), vocabulary, config)
+    training = dataset.training_batches(DataPosition(0, 0, 0), 24, pad_examples).map(to_batch)
+    held_out = dataset.evaluation_batches(24, pad_examples).map(to_batch)
+    before = model.evaluate(held_out, verbose=0)
+    assert set(before) == {
+        "loss",
+        *(f"{head}_{name}" for head in model.task.losses for name in ("loss", "accuracy")),
+    }
+    model.compile(learning_rate=3e-2, warmup_proportion=0.0)
+    history = model.fit(training, steps_per_epoch=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert int(model.optimizer.iterations.numpy()) == 2
+    assert model.evaluate(held_out, verbose=0)["loss"] < before["loss"] - 0.05
+    with pytest.raises(UserError, match="steps_per_epoch: expected a number for a dataset"):
+        model.fit(training, verbose=0)
+    with pytest.raises(UserError, match="x: expected a dataset of batches of .*received texts"):
+        model.fit(["a [MASK]"])
+
+
+def test_the_kind_is_known_to_saved_models_but_not_to_fine_tuning():
+    assert "pretrained" not in TASK_TYPES
+    task = task_from_dict({"kind": "pretrained", "max_seq_length": 8})
+    assert task.kind == "pretrained" and task.max_seq_length == 8
