@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -140,17 +141,22 @@ def fit(
     batch_size = defaults["global_batch_size"] if batch_size is None else batch_size
     epochs = defaults["epochs"] if epochs is None else epochs
     strategy = model.distribute_strategy
-    if batch_size < 1 or batch_size % strategy.num_replicas_in_sync:
+    check_positive("batch_size", batch_size)
+    check_positive("epochs", epochs)
+    if batch_size % strategy.num_replicas_in_sync:
         raise UserError(
-            f"batch_size={batch_size}: expected a positive multiple of the "
-            f"{strategy.num_replicas_in_sync} replicas"
+            f"batch_size={batch_size}: expected a multiple of {strategy.num_replicas_in_sync}, "
+            "the number of replicas"
         )
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
     train = _examples(model, x, y, sample_weight, class_weight)
     dev = None
     if validation_data is not None:
-        dev = _examples(model, *_pair(validation_data))
+        try:
+            dev = _examples(model, *_pair(validation_data))
+        except UserError as error:
+            raise UserError(f"validation_data: {error}") from None
     elif validation_split:
         train, dev = _split(train, validation_split)
     train = _encode(model, _selected(model, train))
@@ -186,6 +192,12 @@ def fit(
     if dev is not None and model.task.tunable_fields:
         model._tune(dev)
     return history
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise UserError unless a value is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
 
 
 @dataclasses.dataclass
@@ -282,21 +294,39 @@ def _weights(task, labels, sample_weight, class_weight):
         return ()
     weights = [1.0] * len(labels)
     if sample_weight is not None:
-        weights = [float(weight) for weight in as_list(sample_weight, "sample_weight")]
-        if len(weights) != len(labels):
+        given = as_list(sample_weight, "sample_weight")
+        if len(given) != len(labels):
             raise UserError(
-                f"sample_weight: expected {len(labels)} weights, one per row, received "
-                f"{len(weights)}"
+                f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
             )
+        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
     if class_weight is not None:
         names = getattr(task, "labels", None)
         if names is None or not isinstance(labels[0], int):
             raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
-        factors = {task.encode_label(name, {}): factor for name, factor in class_weight.items()}
+        if not isinstance(class_weight, Mapping):
+            raise UserError(
+                f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+            )
+        try:
+            factors = {
+                task.encode_label(name, {}): _weight(repr(name), factor)
+                for name, factor in class_weight.items()
+            }
+        except ValueError as error:
+            raise UserError(f"class_weight: {error}") from None
         weights = [
             weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
         ]
     return tuple(weights)
+
+
+def _weight(what, value):
+    """Return a loss weight as a float."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
+    return float(value)
 
 
 def _selected(model, examples):
@@ -311,8 +341,7 @@ def _pair(data):
     if isinstance(data, tuple) and not isinstance(data, Rows):
         if not 2 <= len(data) <= 3:
             raise UserError(
-                f"validation_data: expected (x, y) or (x, y, sample_weight), received {len(data)} "
-                "entries"
+                f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries"
             )
         return (*data, None)[:3]
     return data, None, None
@@ -320,8 +349,8 @@ def _pair(data):
 
 def _split(examples, fraction):
     """Return the first rows for training and the last ones for validation, as Keras does."""
-    if not 0 < fraction < 1:
-        raise UserError(f"validation_split={fraction}: expected a number > 0 and < 1")
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
     first = math.floor(len(examples) * (1 - fraction))
     if not 0 < first < len(examples):
         raise UserError(

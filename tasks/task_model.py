@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.task import Task
 
+_COMMON_OPTIONS = ("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers")
+
 
 class TaskModel(keras.Model):
     """Base class of the models of the task types.
 
-    Subclasses define `task_class`, whose `from_options` reads the options of `from_pretrained`.
+    Subclasses define `task_class`, whose `from_options` reads the `options` of `from_pretrained`.
 
     Args:
         task: The task, or its dict form as stored in a Keras config.
@@ -63,6 +65,7 @@ class TaskModel(keras.Model):
     """
 
     task_class: ClassVar[type[Task]]
+    options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: ClassVar[type[Pipeline]] = Pipeline
 
     def __init__(
@@ -123,14 +126,23 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If there is no model, or an option does not fit it.
         """
+        for name in options:
+            if name not in cls.options:
+                raise UserError(
+                    f"{name}: unknown option of {cls.__name__}; expected one of "
+                    f"{', '.join((*cls.options, *_COMMON_OPTIONS))}"
+                )
         pretrained = read_pretrained(path, do_lower_case)
         config = pretrained.config
         if max_seq_length is None:
             of_task = task_defaults(cls.task_class.kind)["max_seq_length"]
             max_seq_length = min(of_task, config.max_position_embeddings)
-        if not 4 <= max_seq_length <= config.max_position_embeddings:
+        if (
+            type(max_seq_length) is not int
+            or not 4 <= max_seq_length <= config.max_position_embeddings
+        ):
             raise UserError(
-                f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
+                f"max_seq_length={max_seq_length!r}: expected 4 to {config.max_position_embeddings}, "
                 f"the number of positions of {pretrained.origin}"
             )
         task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
@@ -236,6 +248,7 @@ class TaskModel(keras.Model):
         """
         if _is_batch(x, self.task):
             return super().predict(x, batch_size, **kwargs)
+        fitting.check_positive("batch_size", batch_size)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
@@ -268,6 +281,7 @@ class TaskModel(keras.Model):
 
     def compile(self, optimizer: Any = "auto", loss: Any = "auto", **kwargs: Any) -> None:
         """Configure training; see `tasks.compiling.resolve` for defaults and arguments."""
+        self._check_scope("compile")
         with self.distribute_strategy.scope():
             super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
 
@@ -276,8 +290,18 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
+    def _check_scope(self, method):
+        """Raise UserError in the scope of a strategy in which the model was not created."""
+        strategy = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and strategy is not self.distribute_strategy:
+            raise UserError(
+                f"{method}: the model was created outside of the scope of this "
+                f"{type(strategy).__name__}; create it inside"
+            )
+
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
+        self._check_scope("fit")
         if not self.compiled:
             self.compile()
         if _is_batch(x, self.task):
@@ -299,6 +323,7 @@ class TaskModel(keras.Model):
             return self._data.validation_metrics(self)
         if _is_batch(x, self.task):
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
+        fitting.check_positive("batch_size", batch_size)
         return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
