@@ -22,6 +22,7 @@ from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.prediction import jsonable
 from tasks.readers.memory import as_list
+from tasks.readers.rows import RowError
 from tasks.registry import task_class
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def _examples(model, x, y=None, sample_weight=None, class_weight=None):
         try:
             text = {name: values[row] for name, values in texts.items()}
             labels.append(task.encode_label(label, text))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RowError) as error:
             raise UserError(f"y[{row}]: {error}") from None
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)

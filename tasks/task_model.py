@@ -91,6 +91,7 @@ class TaskModel(keras.Model):
         object.__setattr__(self, "record", dict(record or {}))
         object.__setattr__(self, "_serving", None)
         object.__setattr__(self, "_data", None)
+        object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
@@ -137,13 +138,11 @@ class TaskModel(keras.Model):
         if max_seq_length is None:
             of_task = task_defaults(cls.task_class.kind)["max_seq_length"]
             max_seq_length = min(of_task, config.max_position_embeddings)
-        if (
-            type(max_seq_length) is not int
-            or not 4 <= max_seq_length <= config.max_position_embeddings
-        ):
+        limit = config.max_position_embeddings
+        if type(max_seq_length) is not int or not 4 <= max_seq_length <= limit:
             raise UserError(
-                f"max_seq_length={max_seq_length!r}: expected 4 to {config.max_position_embeddings}, "
-                f"the number of positions of {pretrained.origin}"
+                f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
+                f"positions of {pretrained.origin}"
             )
         task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
         if len(task.input_names) > config.type_vocab_size:
@@ -293,7 +292,7 @@ class TaskModel(keras.Model):
     def _check_scope(self, method):
         """Raise UserError in the scope of a strategy in which the model was not created."""
         strategy = tf.distribute.get_strategy()
-        if tf.distribute.has_strategy() and strategy is not self.distribute_strategy:
+        if tf.distribute.has_strategy() and strategy is not self._created_in:
             raise UserError(
                 f"{method}: the model was created outside of the scope of this "
                 f"{type(strategy).__name__}; create it inside"

@@ -49,12 +49,12 @@ def as_list(values: Any, what: str) -> list:
     Raises:
         UserError: If `values` is a single value, or has no order or several columns.
     """
-    if isinstance(values, str | bytes):
-        raise UserError(
-            f"{what}: expected a list, received the string {values!r:.60}; put it into a list"
-        )
     found = values.numpy() if hasattr(values, "numpy") else values  # An eager tensor.
     found = found.tolist() if hasattr(found, "tolist") else found
+    if isinstance(found, str | bytes):
+        raise UserError(
+            f"{what}: expected a list, received the string {found!r:.60}; put it into a list"
+        )
     # Sets have no order; iterating over a DataFrame yields the names of its columns.
     is_other = isinstance(found, Mapping | Set) or hasattr(found, "columns")
     if is_other or not hasattr(found, "__len__") or hasattr(found, "element_spec"):

@@ -68,7 +68,7 @@ WRONG_TEXTS = {
     "list of lists": ([ROWS], "x: text[0]: expected a string, received list"),
     "none": (None, "text: expected a list, a NumPy array or a pandas column, received NoneType"),
     "iterator": (iter(ROWS), "text: expected a list, a NumPy array or a pandas column, received"),
-    "array of one": (np.array("bill"), "text: expected a list, a NumPy array or a pandas column"),
+    "array of one": (np.array("bill"), "text: expected a list, received the string 'bill'; put"),
     "surrogate": (["a\ud800"], "text[0]"),
 }
 
@@ -151,8 +151,14 @@ WRONG_OPTIONS = {
     "labels=['a', 'a']: expected at least two different names": {"labels": ["a", "a"]},
     "max_seq_length=999: expected 4 to 16": {"labels": LABELS, "max_seq_length": 999},
     "max_seq_length='9': expected 4 to 16": {"labels": LABELS, "max_seq_length": "9"},
-    "frozen_layers": {"labels": LABELS, "frozen_layers": 7},
-    "truncation": {"labels": LABELS, "truncation": "middle"},
+    "num_layers=7: expected 0 to 2, the number of encoder layers": {
+        "labels": LABELS,
+        "frozen_layers": 7,
+    },
+    "truncation='middle': expected one of head, tail, head_tail": {
+        "labels": LABELS,
+        "truncation": "middle",
+    },
     "class_weights: label 'spam': expected one of billing": {
         "labels": LABELS,
         "class_weights": {"spam": 2.0},
@@ -204,13 +210,17 @@ WRONG_LABELS_OF_TASKS = (
         "y[0]: entity type 'PLACE': expected one of THING",
     ),
     (QuestionAnswerer, {}, QUESTION, "bill", "y[0]: answers: expected a list, received the str"),
-    (QuestionAnswerer, {}, QUESTION, ["bill"], "y[0]: answer (None, None): expected"),
+    (QuestionAnswerer, {}, QUESTION, ["bill"], "y[0]: answer 'bill': expected"),
     (QuestionAnswerer, {}, QUESTION, [], "y[0]: expected an answer, received none; set may_be_imp"),
     (MultipleChoice, {}, CHOICES, 2, "y[0]: choice 2: expected an integer from 0 to 1"),
     (MultipleChoice, {}, CHOICES, "open", "y[0]: choice 'open': expected an integer from 0 to 1"),
     (AnomalyDetector, {}, [CONTEXT], "spam", "y[0]: label 'spam': expected True for an anomaly"),
 )
-OPTIONS = {TokenClassifier: {"labels": ["THING"]}, QuestionAnswerer: {"max_query_length": 4}}
+OPTIONS = {
+    TokenClassifier: {"labels": ["THING"]},
+    QuestionAnswerer: {"max_query_length": 4},
+    AnomalyDetector: {"latent_dim": 3},
+}
 
 
 @pytest.mark.parametrize(
