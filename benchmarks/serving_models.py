@@ -23,7 +23,7 @@ from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from export.saved_model import write_saved_model
-from tasks.classification import Classification
+from tasks.classification import Classification, TextClassifier
 from tasks.trained_model import TrainedModel
 
 LABELS = ("negative", "neutral", "positive")
@@ -79,8 +79,9 @@ def write_ours(directory, pretrained, head, precision):
     pretrained.assign_to(model)
     for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
         variable.assign(value)
-    trained = TrainedModel.create(directory / "run", pretrained, task, model)
-    write_saved_model(trained, directory / "ours", precision)
+    classifier = TextClassifier(task, pretrained.config, pretrained.vocabulary, network=model)
+    run = classifier.save_run(directory / "run")
+    write_saved_model(TrainedModel.open(run.path), directory / "ours", precision)
 
 
 def write_huggingface(directory, pretrained, head):

@@ -48,10 +48,16 @@ class ExportSettings:
 def main(settings: ExportSettings) -> None:
     """Publish the run and print the directory of the version."""
     from export.publishing import publish
-    from tasks.trained_model import TrainedModel
 
-    trained = TrainedModel.open(settings.run, settings.checkpoint)
-    print(publish(trained, settings.output_dir, command.log, settings.precision))
+    print(
+        publish(
+            settings.run,
+            settings.output_dir,
+            precision=settings.precision,
+            checkpoint=settings.checkpoint,
+            log=command.log,
+        )
+    )
 
 
 if __name__ == "__main__":

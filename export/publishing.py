@@ -5,11 +5,12 @@ A version is complete and has passed the parity check before an atomic rename ma
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -18,16 +19,19 @@ from bert_tf.errors import UserError
 from bert_tf.files import sync
 from export import package, parity, staging
 from export.saved_model import write_saved_model
+from tasks.task_model import TaskModel
+from tasks.trained_model import TrainedModel
 
-if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+PRECISIONS = ("float32", "bfloat16")
 
 
 def publish(
-    trained: TrainedModel,
+    model_or_run: TaskModel | TrainedModel | os.PathLike | str,
     output_dir: os.PathLike | str,
-    log: Callable[[str], None] = lambda line: None,
+    *,
     precision: str = "float32",
+    checkpoint: str | None = None,
+    log: Callable[[str], None] = lambda line: None,
     write: Callable[[TrainedModel, pathlib.Path, str], None] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
@@ -36,10 +40,12 @@ def publish(
     renamed once they have passed the parity check. After any error nothing is published.
 
     Args:
-        trained: The trained model.
+        model_or_run: A model such as `TextClassifier`, the path of a run, or an open run.
         output_dir: Directory of versions. It is created if it does not exist.
-        log: Receives one line per stage.
         precision: "float32" or "bfloat16".
+        checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
+            the latest. Only with the path of a run.
+        log: Receives one line per stage.
         write: Writes the SavedModel, from the trained model, the directory and the precision.
 
     Returns:
@@ -51,11 +57,41 @@ def publish(
         OSError: If the files cannot be written.
     """
     paths.check_local("output_dir", os.fspath(output_dir))
-    if trained.untuned:
-        raise UserError(trained.untuned)
+    if precision not in PRECISIONS:
+        raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
+    with _opened(model_or_run, checkpoint) as trained:
+        if trained.untuned:
+            raise UserError(trained.untuned)
+        return _publish(trained, output_dir, precision, log, write)
+
+
+@contextlib.contextmanager
+def _opened(model_or_run, checkpoint):
+    """Yield a `TrainedModel` of a model, of the path of a run, or itself."""
+    if isinstance(model_or_run, str | os.PathLike):
+        yield TrainedModel.open(os.fspath(model_or_run), checkpoint)
+        return
+    if checkpoint is not None:
+        raise UserError(
+            f"checkpoint={checkpoint!r}: expected with the path of a run only, received a "
+            f"{type(model_or_run).__name__}"
+        )
+    if isinstance(model_or_run, TaskModel):
+        with tempfile.TemporaryDirectory() as directory:
+            yield TrainedModel.open(model_or_run.save_run(os.path.join(directory, "run")).path)
+    elif isinstance(model_or_run, TrainedModel):
+        yield model_or_run
+    else:
+        raise UserError(
+            "model_or_run: expected a model such as TextClassifier or the path of a run, received "
+            f"a {type(model_or_run).__name__}"
+        )
+
+
+def _publish(trained, output_dir, precision, log, write):
     try:
         with staging.staging_directory(output_dir, log) as temporary:
             log(f"writing the SavedModel of {trained.checkpoint}")

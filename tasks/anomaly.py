@@ -263,3 +263,4 @@ class AnomalyDetector(TaskModel):
     """
 
     task_class = Anomaly
+    options = ("latent_dim", "false_alarm_rate")

@@ -97,13 +97,19 @@ class ClassLabels(LabelledTextTask, abc.ABC):
         **options: Any,
     ) -> Self:
         """Create the task from the options of `TextClassifier.from_pretrained`."""
-        names = tuple(as_label(str(label)) for label in labels)
-        if isinstance(labels, str) or len(names) < 2 or len(set(names)) < len(names):
+        names = tuple(as_label(str(label)) for label in as_list(labels, "labels"))
+        if len(names) < 2 or len(set(names)) < len(names):
             raise UserError(
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
+            unknown = [name for name in class_weights if name not in names]
+            if unknown:
+                raise UserError(
+                    f"class_weights: label {unknown[0]!r:.80}: expected one of {', '.join(names)}"
+                )
             class_weights = [class_weights.get(name, 1.0) for name in names]
+        class_weights = as_list(class_weights, "class_weights")
         class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
         task = super().from_options(
             max_seq_length=max_seq_length,

@@ -285,3 +285,7 @@ class TextClassifier(TaskModel):
     """
 
     task_class = Classification
+    options = (
+        *("labels", "pairs", "truncation", "multi_label", "class_weights", "balanced_sampling"),
+        *("focal_gamma", "prior_bias", "rare_label", "threshold_objective", "calibrate"),
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import AdamW, FitSchedule
 
@@ -47,6 +48,10 @@ def resolve(
         jit_compile: Compiles the step with XLA, which takes a batch shape once; on GPUs and TPUs.
         **kwargs: Other arguments of keras.Model.compile.
     """
+    if schedule not in ("released", "continuous"):
+        raise UserError(f"schedule={schedule!r}: expected released or continuous")
+    if not 0 <= warmup_proportion < 1:
+        raise UserError(f"warmup_proportion={warmup_proportion}: expected a number >= 0 and < 1")
     outputs = list(model.task.losses)
     if optimizer == "auto":
         peak = model.fit_defaults["learning_rate"] if learning_rate is None else learning_rate
@@ -55,7 +60,9 @@ def resolve(
             layer_decay=layer_decay,
         )
     elif learning_rate is not None:
-        raise ValueError("learning_rate: expected with optimizer='auto' only")
+        raise UserError(
+            "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
+        )
     if loss == "auto":
         loss = {name: WeightedMean(function) for name, function in model.task.losses.items()}
     elif not isinstance(loss, Mapping) and len(outputs) == 1:

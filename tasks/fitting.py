@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -22,6 +23,7 @@ from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.prediction import jsonable
 from tasks.readers.memory import as_list
+from tasks.readers.rows import RowError
 from tasks.registry import task_class
 from tasks.settings import task_defaults
 
@@ -143,10 +145,13 @@ def fit(
     if batch_size is None:
         is_dataset = isinstance(x, tf.data.Dataset)
         batch_size = _batch_size_of(x) if is_dataset else defaults["global_batch_size"]
-    if batch_size < 1 or batch_size % strategy.num_replicas_in_sync:
+    epochs = defaults["epochs"] if epochs is None else epochs
+    check_positive("batch_size", batch_size)
+    check_positive("epochs", epochs)
+    if batch_size % strategy.num_replicas_in_sync:
         raise UserError(
-            f"batch_size={batch_size}: expected a positive multiple of the "
-            f"{strategy.num_replicas_in_sync} replicas"
+            f"batch_size={batch_size}: expected a multiple of {strategy.num_replicas_in_sync}, "
+            "the number of replicas"
         )
     if strategy.num_replicas_in_sync > 1 and model.task.INPUT_RANKS:
         # Keras splits token ids and labels by their first axis, here of different sizes.
@@ -158,7 +163,10 @@ def fit(
     model.preprocessor.task = model.task.with_tuned({})
     train, dev = _examples(model, x, y, sample_weight, class_weight), None
     if validation_data is not None:
-        dev = _examples(model, *_pair(validation_data))
+        try:
+            dev = _examples(model, *_pair(validation_data))
+        except UserError as error:
+            raise UserError(f"validation_data: {error}") from None
     elif validation_split:
         train, dev = _split(train, validation_split)
     encoded, encoded_dev = _encode_both(model, train, dev)
@@ -168,7 +176,7 @@ def fit(
         encoded,
         encoded_dev,
         batch_size,
-        defaults["epochs"] if epochs is None else epochs,
+        epochs,
         steps_per_epoch or math.ceil(len(encoded) / batch_size),
         model.seed,
         shuffle,
@@ -245,6 +253,12 @@ def fit_batches(
     start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
     kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
     return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise UserError unless a value is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
 
 
 @dataclasses.dataclass
@@ -330,7 +344,7 @@ def _examples(model, x, y=None, sample_weight=None, class_weight=None):
         try:
             text = {name: values[row] for name, values in texts.items()}
             labels.append(task.encode_label(label, text))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RowError) as error:
             raise UserError(f"y[{row}]: {error}") from None
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
@@ -342,21 +356,39 @@ def _weights(task, labels, sample_weight, class_weight):
         return ()
     weights = [1.0] * len(labels)
     if sample_weight is not None:
-        weights = [float(weight) for weight in as_list(sample_weight, "sample_weight")]
-        if len(weights) != len(labels):
+        given = as_list(sample_weight, "sample_weight")
+        if len(given) != len(labels):
             raise UserError(
-                f"sample_weight: expected {len(labels)} weights, one per row, received "
-                f"{len(weights)}"
+                f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
             )
+        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
     if class_weight is not None:
         names = getattr(task, "labels", None)
         if names is None or not isinstance(labels[0], int):
             raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
-        factors = {task.encode_label(name, {}): factor for name, factor in class_weight.items()}
+        if not isinstance(class_weight, Mapping):
+            raise UserError(
+                f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+            )
+        try:
+            factors = {
+                task.encode_label(name, {}): _weight(repr(name), factor)
+                for name, factor in class_weight.items()
+            }
+        except ValueError as error:
+            raise UserError(f"class_weight: {error}") from None
         weights = [
             weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
         ]
     return tuple(weights)
+
+
+def _weight(what, value):
+    """Return a loss weight as a float."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
+    return float(value)
 
 
 def _selected(model, examples):
@@ -371,8 +403,7 @@ def _pair(data):
     if isinstance(data, tuple) and not isinstance(data, Rows):
         if not 2 <= len(data) <= 3:
             raise UserError(
-                f"validation_data: expected (x, y) or (x, y, sample_weight), received {len(data)} "
-                "entries"
+                f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries"
             )
         return (*data, None)[:3]
     return data, None, None
@@ -380,8 +411,8 @@ def _pair(data):
 
 def _split(examples, fraction):
     """Return the first rows for training and the last ones for validation, as Keras does."""
-    if not 0 < fraction < 1:
-        raise UserError(f"validation_split={fraction}: expected a number > 0 and < 1")
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
     first = math.floor(len(examples) * (1 - fraction))
     if not 0 < first < len(examples):
         raise UserError(

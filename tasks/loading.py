@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -12,6 +13,9 @@ import tasks
 from bert_tf.errors import UserError
 from tasks.task_model import TaskModel
 from tasks.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from tasks.task import Task
 
 
 def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:
@@ -30,7 +34,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         return keras.saving.load_model(path)
     trained = TrainedModel.open(os.fspath(path), checkpoint)
     record = {name: trained.run.train[name] for name in ("origin",) if name in trained.run.train}
-    return _class_of(trained.task)(
+    return model_class(trained.task)(
         trained.task,
         trained.run.config,
         trained.run.vocabulary,
@@ -39,7 +43,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
     )
 
 
-def _class_of(task):
+def model_class(task: Task) -> type[TaskModel]:
     """Return the model class of a task, which is in the task's module."""
     return next(found for found in TaskModel.__subclasses__() if found.task_class is type(task))
 

@@ -97,3 +97,4 @@ class TextRegressor(TaskModel):
     """
 
     task_class = Regression
+    options = ("pairs", "truncation")

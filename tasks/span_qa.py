@@ -28,6 +28,7 @@ from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import SpanModel
 from tasks.metrics.squad import best_null_threshold, squad_scores
+from tasks.readers.memory import as_list
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.squad import read_questions
 from tasks.task import Task
@@ -88,10 +89,11 @@ class SpanQA(Task):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         """Return answers, given as dicts or pairs of text and start; [] is no answer."""
         answers = []
-        for answer in value:
+        for answer in as_list(value, "answers"):
             if isinstance(answer, Mapping):
                 answer = (answer.get("text"), answer.get("start"))
-            text, start = answer
+            is_pair = isinstance(answer, list | tuple) and len(answer) == 2
+            text, start = answer if is_pair else (None, None)
             if not isinstance(text, str) or not text or type(start) is not int:
                 raise ValueError(
                     f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
@@ -347,3 +349,4 @@ class QuestionAnswerer(TaskModel):
     """
 
     task_class = SpanQA
+    options = ("doc_stride", "max_query_length", "max_answer_length", "may_be_impossible")

@@ -32,6 +32,7 @@ from tasks.entity_labels import (
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.readers.memory import as_list
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
 from tasks.task import Task
@@ -115,7 +116,7 @@ class Tagging(Task):
         **options: Any,
     ) -> Self:
         """Create the task from entity types, or from BIO tags with O."""
-        labels = tuple(map(as_label, labels))
+        labels = tuple(as_label(str(label)) for label in as_list(labels, "labels"))
         if not labels:
             raise UserError("labels: expected entity types, in a list, received none")
         # With O the labels are complete BIO tags, otherwise entity types.
@@ -138,13 +139,13 @@ class Tagging(Task):
         """Return entities, given as dicts with start, end and type, or one tag per word."""
         if isinstance(value, TaggedSentence | TaggedText):
             item = value
-        elif value and all(isinstance(tag, str) for tag in value):
+        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
             words = texts["text"].split(" ")
             if len(words) != len(value):
                 raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
             item = TaggedSentence(words, to_bio(value), "y")
         else:
-            item = tagged_text({"text": texts["text"], "entities": list(value)}, "text", "y")
+            item = tagged_text({"text": texts["text"], "entities": value}, "text", "y")
         unknown = sorted(_types(item).difference(self.bio.types))
         if unknown:
             raise ValueError(
@@ -314,3 +315,4 @@ class TokenClassifier(TaskModel):
     """
 
     task_class = Tagging
+    options = ("labels", "doc_stride")

@@ -36,15 +36,17 @@ from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.examples import EncodedExamples
     from bert_tf.weights.sources import PretrainedWeights
+    from tasks.examples import EncodedExamples
     from tasks.task import Task
+
+_COMMON_OPTIONS = ("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers")
 
 
 class TaskModel(keras.Model):
     """Base class of the models of the task types.
 
-    Subclasses define `task_class`, whose `from_options` reads the options of `from_pretrained`.
+    Subclasses define `task_class`, whose `from_options` reads the `options` of `from_pretrained`.
 
     Args:
         task: The task, or its dict form as stored in a Keras config.
@@ -65,6 +67,7 @@ class TaskModel(keras.Model):
     """
 
     task_class: ClassVar[type[Task]]
+    options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: ClassVar[type[Pipeline]] = Pipeline
 
     def __init__(
@@ -90,6 +93,7 @@ class TaskModel(keras.Model):
         object.__setattr__(self, "record", dict(record or {}))
         object.__setattr__(self, "_serving", None)
         object.__setattr__(self, "_data", None)
+        object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
@@ -125,14 +129,21 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If there is no model, or an option does not fit it.
         """
+        for name in options:
+            if name not in cls.options:
+                raise UserError(
+                    f"{name}: unknown option of {cls.__name__}; expected one of "
+                    f"{', '.join((*cls.options, *_COMMON_OPTIONS))}"
+                )
         pretrained = read_pretrained(path, do_lower_case)
         config = pretrained.config
         if max_seq_length is None:
             max_seq_length = min(cls._max_seq_length_default(), config.max_position_embeddings)
-        if not 4 <= max_seq_length <= config.max_position_embeddings:
+        limit = config.max_position_embeddings
+        if type(max_seq_length) is not int or not 4 <= max_seq_length <= limit:
             raise UserError(
-                f"max_seq_length={max_seq_length}: expected 4 to {config.max_position_embeddings}, "
-                f"the number of positions of {pretrained.origin}"
+                f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
+                f"positions of {pretrained.origin}"
             )
         task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
         return cls.from_weights(
@@ -253,6 +264,7 @@ class TaskModel(keras.Model):
         """
         if _is_batch(x, self.task):
             return super().predict(x, batch_size, **kwargs)
+        fitting.check_positive("batch_size", batch_size)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
@@ -285,6 +297,7 @@ class TaskModel(keras.Model):
 
     def compile(self, optimizer: Any = "auto", loss: Any = "auto", **kwargs: Any) -> None:
         """Configure training; see `tasks.compiling.resolve` for defaults and arguments."""
+        self._check_scope("compile")
         with self.distribute_strategy.scope():
             super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
 
@@ -293,8 +306,18 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
+    def _check_scope(self, method):
+        """Raise UserError in the scope of a strategy in which the model was not created."""
+        strategy = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and strategy is not self._created_in:
+            raise UserError(
+                f"{method}: the model was created outside of the scope of this "
+                f"{type(strategy).__name__}; create it inside"
+            )
+
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
+        self._check_scope("fit")
         if not self.compiled:
             self.compile()
         if _is_batch(x, self.task):
@@ -318,6 +341,7 @@ class TaskModel(keras.Model):
             if not self.compiled:
                 self.compile()
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
+        fitting.check_positive("batch_size", batch_size)
         return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from tasks.examples import Example
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tasks.examples import Tensors
     from tasks.readers.tables import Row
     from tasks.windows import Windows
+
+TRUNCATIONS = ("head", "tail", "head_tail")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,11 @@ class TextTask(Task):
 
         `pairs` stands for the columns text_a and text_b.
         """
+        truncation = options.get("truncation", "head")
+        if truncation not in TRUNCATIONS:
+            raise UserError(
+                f"truncation={truncation!r:.80}: expected one of {', '.join(TRUNCATIONS)}"
+            )
         columns = ("text_a", "text_b") if pairs else ("text",)
         return cls(max_seq_length=max_seq_length, text_columns=columns, **options)
 

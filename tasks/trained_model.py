@@ -17,9 +17,6 @@ from tasks.pipeline import Pipeline
 from tasks.tuning import task_at, tuned_at
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
 
 
@@ -98,33 +95,6 @@ class TrainedModel:
         tokenizer = Tokenizer.from_config(run.config, run.vocabulary)
         return cls(run, task, pipeline(task, tokenizer, model), directory, tuned)
 
-    @classmethod
-    def create(
-        cls, path: str, pretrained: PretrainedWeights, task: Task, model: tf.keras.Model
-    ) -> Self:
-        """Write a model that was trained elsewhere, such as by `fit`, as a run, and open it.
-
-        Args:
-            path: Run directory to create.
-            pretrained: The initial weights, for configuration, vocabulary and origin.
-            task: The task; values of its tunable fields are saved with the checkpoint.
-            model: The trained model.
-        """
-        with Run.writing(path):
-            run = Run.create(
-                path,
-                pretrained.config,
-                pretrained.vocabulary,
-                train={"origin": pretrained.origin_in(model)},
-                # task.json has no tuned values; they are saved with the checkpoint below.
-                task=task.with_tuned({}).to_dict(),
-            )
-            run.checkpoints.save(0, checkpoints.model_variables(model))
-            if task.tunable_fields and not task.untuned_fields:
-                values = {name: getattr(task, name) for name in task.tunable_fields}
-                run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
-        return cls.open(path)
-
     @property
     def untuned(self) -> str | None:
         """One line naming requested fields that are not tuned here, and the remedy; or `None`."""
@@ -144,7 +114,7 @@ class TrainedModel:
                 "checkpoint"
             )
         else:
-            remedy = "was never fitted; call Task.tune before TrainedModel.create"
+            remedy = "was never fitted; call tune(x, y) of the model"
         return f"{self.checkpoint}: untuned: {names} {remedy}"
 
     def _asks_for_tuning(self):

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
 from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
 from bert_tf.weights.sources import read_pretrained
@@ -123,10 +124,10 @@ class Encoder(keras.layers.Layer):
             num_layers: Number of Transformer layers to freeze, counted from the embeddings.
 
         Raises:
-            ValueError: The encoder has fewer than `num_layers` layers.
+            UserError: The encoder has fewer than `num_layers` layers.
         """
         if not 0 <= num_layers <= len(self.transformer):
-            raise ValueError(
+            raise UserError(
                 f"num_layers={num_layers}: expected 0 to {len(self.transformer)}, the number of "
                 "encoder layers"
             )

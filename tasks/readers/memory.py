@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -47,16 +47,22 @@ def as_list(values: Any, what: str) -> list:
     """Return a list, tuple, array, tensor or pandas column as a list of Python objects.
 
     Raises:
-        UserError: If `values` is a single value.
+        UserError: If `values` is a single value, or has no order or several columns.
     """
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+    found = values.numpy() if hasattr(values, "numpy") else values  # An eager tensor.
+    found = found.tolist() if hasattr(found, "tolist") else found
+    if isinstance(found, str | bytes):
         raise UserError(
-            f"{what}: expected a list, received {type(values).__name__} {values!r:.60}; put a "
-            "single row into a list"
+            f"{what}: expected a list, received the string {found!r:.60}; put it into a list"
         )
-    if hasattr(values, "numpy"):  # An eager tensor.
-        values = values.numpy()
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+    # Sets have no order; iterating over a DataFrame yields the names of its columns.
+    is_other = isinstance(found, Mapping | Set) or hasattr(found, "columns")
+    if is_other or not hasattr(found, "__len__") or hasattr(found, "element_spec"):
+        raise UserError(
+            f"{what}: expected a list, a NumPy array or a pandas column, received "
+            f"{type(values).__name__} {values!r:.60}"
+        )
+    return list(found)
 
 
 def _named(x, input_names):

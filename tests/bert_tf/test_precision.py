@@ -18,7 +18,6 @@ from tasks import finetuning
 from tasks.classification import Classification
 from tasks.feature_extraction import create_embedder
 from tasks.heads import SequenceClassifier
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.corpus import config_of, write_shards
 from tests.pretraining import TINY, settings_of
@@ -206,5 +205,5 @@ def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_pa
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    TrainedModel.create(tmp_path / "run", pretrained, task, model)
+    small.trained(tmp_path / "run", pretrained, task, model)
     assert not is_tf32()

@@ -71,7 +71,7 @@ def of_anomaly(directory, config, vocabulary):
     model = task.build_model(config)
     source.assign_to(model)
     model.adapt(np.random.default_rng(0).normal(size=(64, config.hidden_size)))
-    return TrainedModel.create(directory / "run", source, task, model)
+    return small.trained(directory / "run", source, task, model)
 
 
 def of_pretraining(directory, config, vocabulary):

@@ -15,7 +15,6 @@ from export.saved_model import write_saved_model
 from tasks.multiple_choice import MultipleChoice
 from tasks.pipeline import Pipeline
 from tasks.regression import Regression
-from tasks.trained_model import TrainedModel
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]
@@ -32,7 +31,7 @@ def trained(directory, task, config, vocabulary):
     model = task.build_model(config)
     source.assign_to(model)
     model.head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, model.head.kernel.shape))
-    return TrainedModel.create(directory / "run", source, task, model)
+    return small.trained(directory / "run", source, task, model)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from tasks.multiple_choice import MultipleChoice
 from tasks.registry import TASK_TYPES
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.export import c_engine, rest_json
@@ -41,9 +40,7 @@ def trained_as(directory, task, config, vocabulary):
     config = dataclasses.replace(config, num_hidden_layers=1)
     weights = small.write_huggingface(directory / "builders-weights" / "tiny", config, vocabulary)
     source = read_pretrained(str(weights))
-    return TrainedModel.create(
-        directory / "builders-run" / "run", source, task, task.build_model(config)
-    )
+    return small.trained(directory / "builders-run" / "run", source, task, task.build_model(config))
 
 
 def packaged(trained, directory, name=NAME):

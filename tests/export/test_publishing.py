@@ -79,9 +79,11 @@ def without_tensorflow(monkeypatch):
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
 
 
-class Nothing:
-    checkpoint = "step-00000000"
+class Nothing(TrainedModel):
     untuned = None
+
+
+NOTHING = Nothing(run=None, task=None, pipeline=None, checkpoint="step-00000000")
 
 
 def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
@@ -96,7 +98,7 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     poller = threading.Thread(target=poll)
     poller.start()
     for _ in range(50):
-        publish(Nothing, output_dir, write=fake())
+        publish(NOTHING, output_dir, write=fake())
     is_over.set()
     poller.join()
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
@@ -120,11 +122,11 @@ def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
     dead = dead_process()
     names = [f".writing-{number}" for number in (dead, os.getpid(), os.getppid(), "notes")]
     lines = []
-    publish(Nothing, tmp_path, lines.append, write=fake())
+    publish(NOTHING, tmp_path, log=lines.append, write=fake())
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    publish(Nothing, tmp_path, lines.append, write=fake())
+    publish(NOTHING, tmp_path, log=lines.append, write=fake())
     assert contents(tmp_path) == {"1", "2", *names[2:]}
     assert [line for line in lines if "killed" in line] == [
         f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:2])
@@ -134,17 +136,17 @@ def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
 def test_nothing_is_removed_from_an_unrelated_directory(tmp_path, without_tensorflow):
     name = f".writing-{dead_process()}"
     (tmp_path / name).mkdir()
-    publish(Nothing, tmp_path, write=fake())
+    publish(NOTHING, tmp_path, write=fake())
     assert contents(tmp_path) == {"1", name}
 
 
 def test_one_process_at_a_time_exports_to_a_directory(tmp_path, without_tensorflow):
     def write(trained, directory, *rest):
         with pytest.raises(UserError, match=rf"another process \(PID {os.getpid()} on "):
-            publish(Nothing, tmp_path, write=fake())
+            publish(NOTHING, tmp_path, write=fake())
         (directory / "last").touch()
 
-    publish(Nothing, tmp_path, write=write)
+    publish(NOTHING, tmp_path, write=write)
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["last"]
 
 
@@ -155,7 +157,7 @@ def test_a_server_of_another_user_can_read_a_version_under_any_umask(tmp_path, w
 
     before = os.umask(0o077)
     try:
-        version = publish(Nothing, tmp_path / "models" / "name", write=write)
+        version = publish(NOTHING, tmp_path / "models" / "name", write=write)
     finally:
         os.umask(before)
     inner = (version.parents[1], version.parent, version, version / "variables")
@@ -176,7 +178,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, without_tensorflow, error):
         raise error
 
     with pytest.raises(OSError, match="nothing is published") as raised:
-        publish(Nothing, tmp_path / "models" / "name", write=write)
+        publish(NOTHING, tmp_path / "models" / "name", write=write)
     assert raised.value.filename == str(tmp_path / "models" / "name")
     assert not list(tmp_path.iterdir())
 
@@ -186,7 +188,7 @@ def test_versions_are_published_to_local_directories_only(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="--output_dir=gs://b/m: expected a local path"):
-        publish(Nothing, "gs://b/m", write=fake())
+        publish(NOTHING, "gs://b/m", write=fake())
     assert not list(tmp_path.iterdir())
 
 
@@ -204,7 +206,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
         str(small.write_huggingface(directory / "huggingface", config, vocabulary))
     )
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    return TrainedModel.create(directory / "run", source, task, task.build_model(config)).run.path
+    return small.trained(directory / "run", source, task, task.build_model(config)).run.path
 
 
 def hashes(directory):
@@ -323,6 +325,6 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
     )
     assert done.returncode == 0, done.stderr
     lines = []
-    publish(Nothing, tmp_path, lines.append, write=fake())
+    publish(NOTHING, tmp_path, log=lines.append, write=fake())
     assert contents(tmp_path) == {"1"}
     assert sum("left by a killed export" in line for line in lines) == 1

@@ -1,0 +1,104 @@
+"""Publishing of Keras models and of runs by path."""
+
+import tempfile
+
+import keras
+import pytest
+
+import export
+from bert_tf import UserError
+from export import package, parity
+from export.model_card import model_card
+from tasks import TextClassifier
+from tests.small import TEXTS
+
+LABELS = list(TEXTS)
+
+
+@pytest.fixture
+def model(huggingface_dir):
+    return TextClassifier.from_pretrained(huggingface_dir, labels=LABELS, max_seq_length=12)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Collect what is published, without writing a SavedModel."""
+    monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
+    monkeypatch.setattr(parity, "check", lambda *arguments: {})
+    monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
+    found = []
+    return found, lambda trained, *rest: found.append((trained.task, trained.checkpoint))
+
+
+def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
+    model, tmp_path, opened, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "builders-place"))
+    (tmp_path / "builders-place").mkdir()
+    cards = []
+    export.publish(
+        model,
+        tmp_path / "models",
+        write=lambda trained, *rest: cards.append(model_card("m", trained, "float32")),
+    )
+    assert "huggingface" in cards[0].lower() and "builders-place" not in cards[0]
+    assert not list((tmp_path / "builders-place").glob("tmp*"))
+
+
+@pytest.mark.slow
+def test_a_model_is_published_without_the_name_of_its_temporary_directory(
+    model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "builders-place"))
+    (tmp_path / "builders-place").mkdir()
+    version = export.publish(model, tmp_path / "models" / "complaints")
+    assert version == tmp_path / "models" / "complaints" / "1"
+    texts = ["my bill is high !", "broken screen !"]
+    served = export.LocalClient(version.parent).predict({"text": texts})
+    predicted = model.predict(texts)
+    assert served["label"] == predicted["label"].tolist()
+    assert served["score"] == pytest.approx(predicted["score"].tolist(), abs=1e-5)
+    for path in version.rglob("*"):
+        if path.is_file():
+            assert b"builders-place" not in path.read_bytes(), path
+
+
+def test_a_run_is_published_by_its_path(model, tmp_path, opened):
+    found, write = opened
+    run = model.save_run(tmp_path / "run")
+    export.publish(tmp_path / "run", tmp_path / "models", write=write)
+    export.publish(
+        str(tmp_path / "run"), tmp_path / "models", checkpoint="step-00000000", write=write
+    )
+    assert found == [(model.task, run.checkpoints.path(0))] * 2
+    with pytest.raises(UserError, match="step-00000001: no complete checkpoint"):
+        export.publish(tmp_path / "run", tmp_path / "models", checkpoint="step-00000001")
+
+
+def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_path, opened):
+    found, write = opened
+    model = TextClassifier.from_pretrained(
+        huggingface_dir, labels=LABELS[:2], max_seq_length=12, threshold_objective="recall=1.0"
+    )
+    with pytest.raises(UserError, match=r"untuned: thresholds .*; call tune\(x, y\) of the model"):
+        export.publish(model, tmp_path / "models", write=write)
+    model.tune(TEXTS["billing"] + TEXTS["hardware"], ["billing"] * 3 + ["hardware"] * 3)
+    export.publish(model, tmp_path / "models", write=write)
+    assert [task for task, _ in found] == [model.task] and model.task.thresholds
+
+
+def test_errors_name_the_argument(model, tmp_path):
+    with pytest.raises(UserError, match="checkpoint='best': expected with the path of a run only"):
+        export.publish(model, tmp_path / "models", checkpoint="best")
+    with pytest.raises(UserError, match="model_or_run: expected a model such as TextClassifier"):
+        export.publish(keras.Sequential(), tmp_path / "models")
+    with pytest.raises(UserError, match="precision='float16': expected one of float32, bfloat16"):
+        export.publish(model, tmp_path / "models", precision="float16")
+    assert not (tmp_path / "models").exists()
+
+
+def test_public_names_are_lazy():
+    assert export.__all__ == ["GrpcClient", "LocalClient", "RestClient", "publish"]
+    assert all(getattr(export, name).__name__ == name for name in dir(export))
+    with pytest.raises(AttributeError, match="no attribute 'Client'"):
+        export.Client  # noqa: B018

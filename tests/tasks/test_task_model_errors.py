@@ -1,0 +1,262 @@
+"""Errors of the model classes: one line that names the argument and what is expected."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks import (
+    AnomalyDetector,
+    MultipleChoice,
+    QuestionAnswerer,
+    TextClassifier,
+    TextRegressor,
+    TokenClassifier,
+)
+from tests import small
+from tests.small import TEXTS
+
+LABELS = list(TEXTS)
+ROWS = [text for texts in TEXTS.values() for text in texts]
+NAMES = [label for label, texts in TEXTS.items() for _ in texts]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, config, vocabulary):
+    return small.write_huggingface(tmp_path_factory.mktemp("errors") / "hf", config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def model(weights):
+    return TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+
+
+def check(message, call, *args, **kwargs):
+    """Expect a UserError of one line that contains a message."""
+    with pytest.raises(UserError) as raised:
+        call(*args, **kwargs)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+
+
+class Frame:
+    """A table with the attributes by which a pandas DataFrame is recognized."""
+
+    def __init__(self, columns):
+        self.values, self.columns = columns, list(columns)
+
+    def __len__(self):
+        return len(next(iter(self.values.values())))
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+    def to_dict(self):
+        return self.values
+
+
+WRONG_TEXTS = {
+    "wrong column": ({"body": ROWS}, "x: expected the columns text, received body"),
+    "wrong column of a table": (Frame({"body": ROWS}), "x: expected the columns text, received"),
+    "single string": ("my bill", "text: expected a list, received the string 'my bill'; put it"),
+    "single bytes": (b"bill", "text: expected a list, received the string b'bill'; put it into"),
+    "empty": ([], "x: expected at least one row, received none"),
+    "empty column": ({"text": []}, "x: expected at least one row, received none"),
+    "number": ([*ROWS, 3], "x: text[9]: expected a string, received int 3"),
+    "missing value": ([float("nan")], "x: text[0]: expected a string, received float nan"),
+    "list of lists": ([ROWS], "x: text[0]: expected a string, received list"),
+    "none": (None, "text: expected a list, a NumPy array or a pandas column, received NoneType"),
+    "iterator": (iter(ROWS), "text: expected a list, a NumPy array or a pandas column, received"),
+    "array of one": (np.array("bill"), "text: expected a list, received the string 'bill'; put"),
+    "surrogate": (["a\ud800"], "text[0]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TEXTS)
+def test_wrong_texts(model, name):
+    x, message = WRONG_TEXTS[name]
+    check(message, model.predict, x)
+    check(message, model.predict_rows, x)
+    if name != "iterator":
+        check(message, model.fit, x, NAMES)
+
+
+WRONG_LABELS = {
+    "unknown": ([*NAMES[:8], "spam"], "y[8]: label 'spam': expected one of billing, hardware, so"),
+    "unknown id": ([*range(9)], "y[3]: label 3: expected an id from 0 to 2, or a name"),
+    "missing": (None, "y: expected one label per row, received none"),
+    "too few": (NAMES[:8], "y: expected 9 labels, one per row of x, received 8"),
+    "one string": ("billing", "y: expected a list, received the string 'billing'; put it into"),
+    "missing value": ([None] * 9, "y[0]: label None: expected one of billing, hardware, software"),
+    "list": ([["billing"]] * 9, "y[0]: label ['billing']: expected one of billing, hardware"),
+    "set": (set(LABELS), "y: expected a list, a NumPy array or a pandas column, received set"),
+    "table": (Frame({"y": NAMES}), "y: expected a list, a NumPy array or a pandas column"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LABELS)
+def test_wrong_labels(model, name):
+    y, message = WRONG_LABELS[name]
+    for method in (model.fit, model.evaluate, model.report, model.tune):
+        check(message, method, ROWS, y)
+    if y is not None:
+        check(f"validation_data: {message}", model.fit, ROWS, NAMES, validation_data=(ROWS, y))
+
+
+WRONG_ARGUMENTS = {
+    "batch_size=0: expected an integer > 0": {"batch_size": 0},
+    "batch_size='32': expected an integer > 0": {"batch_size": "32"},
+    "epochs=1.5: expected an integer > 0": {"epochs": 1.5},
+    "validation_split=1.5: expected a number > 0 and < 1": {"validation_split": 1.5},
+    "validation_split=-0.5: expected a number > 0 and < 1": {"validation_split": -0.5},
+    "validation_split='0.1': expected a number > 0 and < 1": {"validation_split": "0.1"},
+    "validation_split=0.99: of 9 rows, one part would be empty": {"validation_split": 0.99},
+    "validation_data: expected (x, y) or (x, y, sample_weight), received 1 entries": {
+        "validation_data": (ROWS,)
+    },
+    "sample_weight: expected 9 weights, one per row, received 2": {"sample_weight": [1, 2]},
+    "sample_weight[0]: expected a number >= 0, received -1": {"sample_weight": [-1] * 9},
+    "sample_weight[0]: expected a number >= 0, received 'a'": {"sample_weight": ["a"] * 9},
+    "class_weight: label 'spam': expected one of billing": {"class_weight": {"spam": 2.0}},
+    "class_weight: 'billing': expected a number >= 0": {"class_weight": {"billing": "high"}},
+    "class_weight: expected a dict of label and weight": {"class_weight": [1.0, 2.0, 3.0]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_ARGUMENTS)
+def test_wrong_arguments_of_fit(model, message):
+    check(message, model.fit, ROWS, NAMES, **WRONG_ARGUMENTS[message])
+
+
+def test_wrong_datasets(model):
+    pairs = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)
+    check("x: expected a finite dataset, received one that repeats", model.fit, pairs.repeat())
+    check("y: expected none, since the dataset x contains the labels", model.fit, pairs, NAMES)
+    check("x: expected at least one batch", model.fit, pairs.take(0))
+    check("text: expected a list, a NumPy array or a pandas column", model.predict, pairs)
+
+
+def test_wrong_batch_sizes_of_other_methods(model):
+    check("batch_size=0: expected an integer > 0", model.predict, ROWS, batch_size=0)
+    check("batch_size=0: expected an integer > 0", model.evaluate, ROWS, NAMES, batch_size=0)
+
+
+WRONG_OPTIONS = {
+    "lables: unknown option of TextClassifier; expected one of labels, pairs,": {"lables": LABELS},
+    "text_columns: unknown option": {"labels": LABELS, "text_columns": ("a", "b")},
+    "labels: expected a list, received the string 'billing'": {"labels": "billing"},
+    "labels: expected a list, a NumPy array or a pandas column, received set": {"labels": {"a"}},
+    "labels=(): expected at least two different names": {},
+    "labels=['a', 'a']: expected at least two different names": {"labels": ["a", "a"]},
+    "max_seq_length=999: expected 4 to 16": {"labels": LABELS, "max_seq_length": 999},
+    "max_seq_length='9': expected 4 to 16": {"labels": LABELS, "max_seq_length": "9"},
+    "num_layers=7: expected 0 to 2, the number of encoder layers": {
+        "labels": LABELS,
+        "frozen_layers": 7,
+    },
+    "truncation='middle': expected one of head, tail, head_tail": {
+        "labels": LABELS,
+        "truncation": "middle",
+    },
+    "class_weights: label 'spam': expected one of billing": {
+        "labels": LABELS,
+        "class_weights": {"spam": 2.0},
+    },
+    "class_weights: expected a list, received the string 'balanced'": {
+        "labels": LABELS,
+        "class_weights": "balanced",
+    },
+    "rare_label=spam: expected one of billing": {"labels": LABELS, "rare_label": "spam"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_OPTIONS)
+def test_wrong_options(weights, message):
+    check(message, TextClassifier.from_pretrained, weights, **WRONG_OPTIONS[message])
+
+
+def test_unknown_options_are_named_with_those_that_exist(weights):
+    check(
+        "labels: unknown option of TextRegressor; expected one of pairs, truncation, "
+        "max_seq_length, seed, dtype, do_lower_case, frozen_layers",
+        TextRegressor.from_pretrained,
+        weights,
+        labels=LABELS,
+    )
+
+
+def test_wrong_arguments_of_compile(model):
+    check("schedule='cosine': expected released or continuous", model.compile, schedule="cosine")
+    check("warmup_proportion=2", model.compile, warmup_proportion=2)
+    check("learning_rate: expected with optimizer='auto'", model.compile, "adam", learning_rate=1)
+
+
+CONTEXT = "my bill is high"
+QUESTION = {"question": ["is the bill"], "context": [CONTEXT]}
+CHOICES = {"prompt": ["the bill"], "choices": [["is high", "open"]]}
+# Class, options, rows, wrong label, message.
+WRONG_LABELS_OF_TASKS = (
+    (TextRegressor, {}, [CONTEXT], "much", "y[0]: label 'much': expected a number"),
+    (TextRegressor, {}, [CONTEXT], None, "y[0]: label 'None': expected a number"),
+    (TokenClassifier, {}, [CONTEXT], "THING", "y[0]: label: expected a list, received the str"),
+    (TokenClassifier, {}, [CONTEXT], ["O"], "y[0]: expected 4 tags, one per word, received 1"),
+    (TokenClassifier, {}, [CONTEXT], [{"start": 0}], "y[0]: entity {'start': 0}: expected integ"),
+    (
+        TokenClassifier,
+        {},
+        [CONTEXT],
+        [{"start": 0, "end": 2, "type": "PLACE"}],
+        "y[0]: entity type 'PLACE': expected one of THING",
+    ),
+    (QuestionAnswerer, {}, QUESTION, "bill", "y[0]: answers: expected a list, received the str"),
+    (QuestionAnswerer, {}, QUESTION, ["bill"], "y[0]: answer 'bill': expected"),
+    (QuestionAnswerer, {}, QUESTION, [], "y[0]: expected an answer, received none; set may_be_imp"),
+    (MultipleChoice, {}, CHOICES, 2, "y[0]: choice 2: expected an integer from 0 to 1"),
+    (MultipleChoice, {}, CHOICES, "open", "y[0]: choice 'open': expected an integer from 0 to 1"),
+    (AnomalyDetector, {}, [CONTEXT], "spam", "y[0]: label 'spam': expected True for an anomaly"),
+)
+OPTIONS = {
+    TokenClassifier: {"labels": ["THING"]},
+    QuestionAnswerer: {"max_query_length": 4},
+    AnomalyDetector: {"latent_dim": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "changes", "x", "label", "message"),
+    WRONG_LABELS_OF_TASKS,
+    ids=[f"{entry[0].__name__} {entry[3]!r:.20}" for entry in WRONG_LABELS_OF_TASKS],
+)
+def test_wrong_labels_of_other_tasks(weights, model_class, changes, x, label, message):
+    options = {"max_seq_length": 12, **OPTIONS.get(model_class, {}), **changes}
+    model = model_class.from_pretrained(weights, **options)
+    check(message, model.evaluate, x, [label])
+
+
+def test_wrong_rows_of_two_inputs(weights):
+    model = TextRegressor.from_pretrained(weights, pairs=True, max_seq_length=12)
+    check("x: expected 2 columns (text_a, text_b), as a tuple, a dict or", model.predict, ROWS)
+    check("received 9 of text_a, 8 of text_b", model.predict, (ROWS, ROWS[:8]))
+    check("columns text_a, text_b, received text_a", model.predict, {"text_a": ROWS})
+    check("labels: expected a list", TokenClassifier.from_pretrained, weights, labels="THING")
+
+
+def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights, mirrored):
+    with mirrored.scope():
+        model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    model.compile(learning_rate=1e-2)
+    check(
+        "batch_size=3: expected a multiple of 2, the number", model.fit, ROWS, NAMES, batch_size=3
+    )
+    history = model.fit(ROWS, NAMES, batch_size=4, epochs=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored):
+    model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    message = "the model was created outside of the scope of this MirroredStrategy; create it ins"
+    with mirrored.scope():
+        check(f"compile: {message}", model.compile)
+        check(f"fit: {message}", model.fit, ROWS, NAMES)
+    assert isinstance(model, keras.Model) and not model.compiled
