@@ -11,13 +11,13 @@ _HOME = {
     "MaskedLanguageModel": "tasks.masked_lm",
     "MultipleChoice": "tasks.multiple_choice",
     "QuestionAnswerer": "tasks.span_qa",
-    "Rows": "tasks.fitting",
+    "Rows": "tasks.rows",
     "TextClassifier": "tasks.classification",
     "TextEmbedder": "tasks.embedding",
     "TextRegressor": "tasks.regression",
     "TokenClassifier": "tasks.tagging",
     "load_model": "tasks.loading",
-    "read_examples": "tasks.fitting",
+    "read_examples": "tasks.rows",
 }
 __all__ = sorted(_HOME)
 

@@ -31,6 +31,7 @@ from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
+from tasks.rows import Rows, check_positive, is_token_ids
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
 
@@ -262,9 +263,9 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If x has no rows, or rows that are no strings.
         """
-        if _is_batch(x, self.task):
+        if is_token_ids(x):
             return super().predict(x, batch_size, **kwargs)
-        fitting.check_positive("batch_size", batch_size)
+        check_positive("batch_size", batch_size)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
@@ -291,7 +292,7 @@ class TaskModel(keras.Model):
         return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
-        return self.task.columns(x.x if isinstance(x, fitting.Rows) else x)
+        return self.task.columns(x.x if isinstance(x, Rows) else x)
 
     # Training.
 
@@ -320,7 +321,7 @@ class TaskModel(keras.Model):
         self._check_scope("fit")
         if not self.compiled:
             self.compile()
-        if _is_batch(x, self.task):
+        if is_token_ids(x):
             return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
 
@@ -337,11 +338,11 @@ class TaskModel(keras.Model):
         """
         if kwargs.get("_use_cached_eval_dataset") and self._data is not None:
             return self._data.validation_metrics(self)
-        if _is_batch(x, self.task):
+        if is_token_ids(x):
             if not self.compiled:
                 self.compile()
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
-        fitting.check_positive("batch_size", batch_size)
+        check_positive("batch_size", batch_size)
         return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
@@ -402,11 +403,3 @@ class TaskModel(keras.Model):
             "record": self.record,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
-
-
-def _is_batch(x, task):
-    """Whether x holds token ids or datasets of them, which go to Keras untouched."""
-    if isinstance(x, tf.data.Dataset):
-        spec = x.element_spec
-        x = spec[0] if isinstance(spec, tuple) else spec
-    return isinstance(x, Mapping) and "input_ids" in x

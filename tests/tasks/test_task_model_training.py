@@ -14,6 +14,7 @@ from bert_tf.train.step import TrainStep
 from tasks import fitting
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples
+from tasks.rows import Rows
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 
@@ -199,7 +200,7 @@ def test_all_forms_of_rows_train_alike(no_dropout_dir):
     expected = fit(ROWS, NAMES)
     ids = [LABELS.index(name) for name in NAMES]
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)
-    rows = fitting.Rows({"text": ROWS}, NAMES, LABELS, "rows.csv")
+    rows = Rows({"text": ROWS}, NAMES, LABELS, "rows.csv")
     for given in (
         (tuple(ROWS), np.array(ids)),
         (np.array(ROWS), np.array(NAMES)),

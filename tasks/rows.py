@@ -1,0 +1,183 @@
+"""Labelled rows given as Python objects, read from a file or from a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from tasks.examples import Examples
+from tasks.prediction import jsonable
+from tasks.readers.memory import as_list
+from tasks.registry import task_class
+from tasks.settings import task_defaults
+
+if TYPE_CHECKING:
+    from tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a file, as `fit`, `evaluate` and `predict` take them.
+
+    Attributes:
+        x: N strings, or lists of strings, by input name.
+        y: N labels: names, numbers, entities or answers; empty if unlabelled.
+        labels: The distinct labels in the order of a task's ids; empty if the task has none.
+        source: The file.
+    """
+
+    x: dict[str, list]
+    y: list
+    labels: tuple[str, ...]
+    source: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.x.values())))
+
+
+def read_examples(
+    path: str | os.PathLike[str],
+    task_type: str = "classification",
+    *,
+    labelled: bool = True,
+    **options: Any,
+) -> Rows:
+    """Read a file in a format of a task type.
+
+    Args:
+        path: .csv, .tsv, .jsonl or a format of the task type (docs/data-formats.md).
+        task_type: Name of the task type.
+        labelled: Whether the rows have labels.
+        **options: Fields of the task that name columns, such as text_columns=("a", "b").
+
+    Raises:
+        UserError: At the first bad row.
+    """
+    max_seq_length = task_defaults(task_type)["max_seq_length"]
+    task = task_class(task_type).from_data(
+        os.fspath(path), max_seq_length=max_seq_length, **options
+    )
+    examples = task.load_examples(os.fspath(path), labelled)
+    y = [task.decode_label(label) for label in examples.labels]
+    return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
+
+
+def is_token_ids(x: Any) -> bool:
+    """Whether x holds token ids or a dataset of them, which go to Keras untouched."""
+    if isinstance(x, tf.data.Dataset):
+        spec = x.element_spec
+        x = spec[0] if isinstance(spec, tuple) else spec
+    return isinstance(x, Mapping) and "input_ids" in x
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise UserError unless a value is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+
+
+def examples_of(
+    task: Task,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[Any, float] | None = None,
+) -> Examples:
+    """Return rows as `Examples` with labels in the representation of the task.
+
+    Args:
+        task: The task.
+        x: Rows, see `tasks.fitting.fit`.
+        y: Labels, see `tasks.fitting.fit`.
+        sample_weight: Loss weight per row.
+        class_weight: Loss weight by label name or id.
+
+    Raises:
+        UserError: If rows, labels and weights differ in number or do not fit the task.
+    """
+    if isinstance(x, tf.data.Dataset):
+        if y is not None:
+            raise UserError("y: expected none, since the dataset x contains the labels")
+        x, y, sample_weight = _read_dataset(x)
+    if isinstance(x, Rows):
+        x, y = x.x, x.y if y is None else y
+    texts = task.columns(x)
+    count = len(next(iter(texts.values())))
+    y = task.default_labels(count) if y is None else as_list(y, "y")
+    if len(y) != count:
+        raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
+    labels = []
+    for row, label in enumerate(y):
+        try:
+            text = {name: values[row] for name, values in texts.items()}
+            labels.append(task.encode_label(label, text))
+        except (ValueError, TypeError, RowError) as error:
+            raise UserError(f"y[{row}]: {error}") from None
+    weights = _weights(task, labels, sample_weight, class_weight)
+    return Examples(texts, labels, weights=weights)
+
+
+def _weights(task, labels, sample_weight, class_weight):
+    """Return the loss weight per row, or () if all are 1."""
+    if sample_weight is None and class_weight is None:
+        return ()
+    weights = [1.0] * len(labels)
+    if sample_weight is not None:
+        given = as_list(sample_weight, "sample_weight")
+        if len(given) != len(labels):
+            raise UserError(
+                f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
+            )
+        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
+    if class_weight is not None:
+        names = getattr(task, "labels", None)
+        if names is None or not isinstance(labels[0], int):
+            raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
+        if not isinstance(class_weight, Mapping):
+            raise UserError(
+                f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+            )
+        try:
+            factors = {
+                task.encode_label(name, {}): _weight(repr(name), factor)
+                for name, factor in class_weight.items()
+            }
+        except ValueError as error:
+            raise UserError(f"class_weight: {error}") from None
+        weights = [
+            weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
+        ]
+    return tuple(weights)
+
+
+def _weight(what, value):
+    """Return a loss weight as a float."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
+    return float(value)
+
+
+def _read_dataset(dataset):
+    """Return the rows of a finite dataset of batches (x, y) or (x, y, sample_weight)."""
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UserError("x: expected a finite dataset, received one that repeats; remove repeat()")
+    parts = [part if isinstance(part, tuple) else (part,) for part in dataset.as_numpy_iterator()]
+    if not parts:
+        raise UserError("x: expected at least one batch, received an empty dataset")
+
+    def joined(values):
+        if isinstance(values[0], Mapping):
+            return {name: joined([value[name] for value in values]) for name in values[0]}
+        if isinstance(values[0], tuple):
+            return tuple(map(joined, zip(*values, strict=True)))
+        return [row for value in values for row in jsonable(value)]
+
+    x, y, weight = (*map(joined, zip(*parts, strict=True)), None, None)[:3]
+    return x, y, weight
