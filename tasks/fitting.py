@@ -275,7 +275,7 @@ def _selected(model, examples):
 
 def _pair(data):
     """Return (x, y, sample_weight) of validation data."""
-    if isinstance(data, tuple) and not isinstance(data, Rows):
+    if isinstance(data, tuple):
         if not 2 <= len(data) <= 3:
             raise UserError(
                 f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries"

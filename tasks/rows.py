@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from bert_tf.errors import UserError
 from tasks.examples import Examples
 from tasks.prediction import jsonable
 from tasks.readers.memory import as_list
+from tasks.readers.rows import RowError
 from tasks.registry import task_class
 from tasks.settings import task_defaults
 

@@ -376,13 +376,8 @@ class TaskModel(keras.Model):
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
         with Run.writing(path):
-            run = Run.create(
-                path,
-                self.config,
-                self.vocabulary,
-                train=dict(self.record),
-                task=self._task_of_run(),
-            )
+            record = dict(self.record)
+            run = Run.create(path, self.config, self.vocabulary, record, self._task_of_run())
             run.checkpoints.save(0, checkpoints.model_variables(self.network))
             if self.task.tunable_fields and not self.task.untuned_fields:
                 values = {name: getattr(self.task, name) for name in self.task.tunable_fields}
