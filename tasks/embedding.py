@@ -138,6 +138,7 @@ class TextEmbedder(TaskModel):
     """
 
     task_class = Embedding
+    options = ("layers", "pooling", "pairs", "truncation")
 
     @property
     def vector_size(self) -> int:
