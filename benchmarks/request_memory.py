@@ -132,7 +132,7 @@ def export(directory, vocab):
     from bert_tf.run import Run
     from export.saved_model import write_saved_model
     from tasks.classification import Classification
-    from tasks.multiple_choice import MultipleChoice
+    from tasks.multiple_choice import MultipleChoiceTask
     from tasks.span_qa import SpanQA
     from tasks.tagging import Tagging
     from tasks.trained_model import TrainedModel
@@ -144,7 +144,7 @@ def export(directory, vocab):
         "tail": Classification(labels=labels, max_seq_length=128, truncation="tail"),
         "tagging": Tagging(labels=tags, max_seq_length=128, doc_stride=63),
         "span_qa": SpanQA(max_seq_length=384),
-        "multiple_choice": MultipleChoice(max_seq_length=128),
+        "multiple_choice": MultipleChoiceTask(max_seq_length=128),
     }
     vocabulary = Vocabulary.load(vocab)
     config = BertConfig(vocab_size=len(vocabulary), **SIZES)

@@ -10,7 +10,7 @@ from export.saved_model import write_saved_model
 from export.signature_defs import read_signatures
 from export.tf_serving_config import BATCHING, batching_parameters
 from tasks import chunking, windows
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.tagging import Tagging
 from tests.export.batching import FAILED_PRECONDITION, Batching
 from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
@@ -124,7 +124,7 @@ def test_parts_of_a_large_request_could_not_be_concatenated(tagging):
 
 @pytest.mark.slow
 def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, config, vocabulary):
-    directory = published(tmp_path, MultipleChoice(max_seq_length=12), config, vocabulary)
+    directory = published(tmp_path, MultipleChoiceTask(max_seq_length=12), config, vocabulary)
     engine = Servable(directory, batches=True).engine
     assert isinstance(engine, Engine)
     two = {"prompt": np.array([b"a"], object), "choices": np.array([[b"b", b"c"]], object)}

@@ -14,7 +14,7 @@ from export.publishing import publish
 from export.saved_model import write_saved_model
 from tasks.anomaly import Anomaly
 from tasks.classification import Classification
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.regression import Regression
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
@@ -49,7 +49,7 @@ TASKS = {
     "span_qa with no answer": SpanQA(
         max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
     ),
-    "multiple_choice": MultipleChoice(max_seq_length=12),
+    "multiple_choice": MultipleChoiceTask(max_seq_length=12),
     "anomaly": Anomaly(max_seq_length=12, latent_dim=4, threshold=1.25),
 }
 SENTENCES = [text for texts in small.TEXTS.values() for text in texts]

@@ -12,7 +12,7 @@ from export import isolated_runner, parity, parity_cases, request
 from export.local_client import LocalClient
 from export.publishing import publish
 from export.saved_model import write_saved_model
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
 from tasks.regression import Regression
 from tests import small
@@ -36,7 +36,7 @@ def trained(directory, task, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def of_choices(tmp_path_factory, config, vocabulary):
-    task = MultipleChoice(max_seq_length=12)
+    task = MultipleChoiceTask(max_seq_length=12)
     return trained(tmp_path_factory.mktemp("choices"), task, config, vocabulary)
 
 

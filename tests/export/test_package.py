@@ -24,7 +24,7 @@ from export.saved_model import write_saved_model
 from export.signature_defs import read_signatures
 from export.signatures import Signature, Tensor
 from tasks.classification import Classification
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.registry import TASK_TYPES
 from tasks.span_qa import SpanQA
 from tasks.tagging import Tagging
@@ -332,7 +332,7 @@ OTHER_TASKS = {
     "several labels": Classification(labels=("a", "b"), multi_label=True, max_seq_length=12),
     "tagging": Tagging(labels=("O", "B-x", "I-x"), doc_stride=4, max_seq_length=12),
     "span_qa": SpanQA(doc_stride=4, max_query_length=4, max_seq_length=16),
-    "multiple_choice": MultipleChoice(max_seq_length=12),
+    "multiple_choice": MultipleChoiceTask(max_seq_length=12),
 }
 
 

@@ -15,7 +15,7 @@ from bert_tf.layout import MASKED_SCORE, to_flat, to_padded
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
@@ -37,7 +37,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def pipeline(config, vocabulary):
-    task = MultipleChoice(max_seq_length=10)
+    task = MultipleChoiceTask(max_seq_length=10)
     model = task.build_model(config)
     rng = np.random.default_rng(0)
     for variable in model.variables:  # So large that choices differ.
@@ -73,7 +73,9 @@ def test_the_prediction_by_hand():
             [0.0, math.log(4.5) + 1e-7, math.log(4.5)],
         ]
     )
-    prediction = MultipleChoice(max_seq_length=12).serving_outputs(None, None, {"choice": scores})
+    prediction = MultipleChoiceTask(max_seq_length=12).serving_outputs(
+        None, None, {"choice": scores}
+    )
     np.testing.assert_allclose(
         prediction["probabilities"],
         [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]],
@@ -81,14 +83,14 @@ def test_the_prediction_by_hand():
     )
     # The last two are equal except for rounding: the first is chosen, whatever the rounding.
     assert prediction["choice"].numpy().tolist() == [1, -1, 1, 1]
-    swapped = MultipleChoice(max_seq_length=12).serving_outputs(
+    swapped = MultipleChoiceTask(max_seq_length=12).serving_outputs(
         None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
     )
     assert swapped["choice"].numpy().tolist() == [2, -1, 2, 1]
 
 
 def test_metrics_are_computed_from_the_predictions():
-    task = MultipleChoice(max_seq_length=12)
+    task = MultipleChoiceTask(max_seq_length=12)
     scores = np.array([[0, 2, 1], [3, 1, MASKED_SCORE], [1, 1, 1], [0, 1, 2]], np.float32)
     data = types.SimpleNamespace(labels={"choice": np.array([1, 1, 0, 2], np.int32)})
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
@@ -257,7 +259,7 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
     ]
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(rows)
-    task = MultipleChoice.from_data(path, file_format="arc", max_seq_length=12)
+    task = MultipleChoiceTask.from_data(path, file_format="arc", max_seq_length=12)
     examples = task.load_examples(path)
     assert examples.labels == [0, 1]
     assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
@@ -280,7 +282,7 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
     with pytest.raises(UserError, match="arc.csv:2: the answer 'A or B': expected one of the 2"):
         task.load_examples(path)
     with pytest.raises(UserError, match="arc.csv: expected a file that ends in .jsonl"):
-        MultipleChoice(max_seq_length=12).load_examples(path)
+        MultipleChoiceTask(max_seq_length=12).load_examples(path)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_flags_of_other_tasks_are_rejected(huggingface_dir, complaints, tmp_path
 def test_published_questions_are_encoded_completely(data_dir, pretrained_dir):
     from bert_tf import read_pretrained
 
-    task = MultipleChoice(max_seq_length=128, file_format="arc")
+    task = MultipleChoiceTask(max_seq_length=128, file_format="arc")
     examples = task.load_examples(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
     assert (len(examples), len(examples.skipped_rows)) == (1_096, 23)
     tokenizer = Tokenizer(read_pretrained(str(pretrained_dir), None).vocabulary, True)

@@ -13,7 +13,7 @@ from bert_tf.train.step import TrainStep
 from tasks.classification import Classification
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
-from tasks.multiple_choice import MultipleChoice
+from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
 from tasks.tagging import Tagging
 from tests import small
@@ -33,7 +33,9 @@ def classification(directory):
 
 def multiple_choice(directory):
     texts = {"prompt": TEXTS, "choices": [CHOICES[number % 3] for number in range(10)]}
-    return MultipleChoice(max_seq_length=12), Examples(texts, [number % 2 for number in range(10)])
+    return MultipleChoiceTask(max_seq_length=12), Examples(
+        texts, [number % 2 for number in range(10)]
+    )
 
 
 def tagging(directory):
