@@ -139,8 +139,7 @@ def fit(
                 *(callbacks or ()),
                 _StartOfFit(data.steps_per_epoch, data.epochs, initial_epoch, data.first_step),
             ],
-            # Keras requires a dataset; `evaluate` reads the encoded rows instead.
-            validation_data=None if dev is None else tf.data.Dataset.from_tensors(0),
+            validation_data=None if dev is None else _placeholder(strategy),
             validation_freq=validation_freq,
             initial_epoch=initial_epoch,
             steps_per_epoch=data.steps_per_epoch,
@@ -151,6 +150,11 @@ def fit(
     if encoded_dev is not None and model.task.tunable_fields:
         model.tune_on(encoded_dev)
     return history
+
+
+def _placeholder(strategy):
+    """Return a dataset, which Keras requires; `evaluate` reads the encoded rows instead."""
+    return tf.data.Dataset.from_tensors(tf.zeros([strategy.num_replicas_in_sync]))
 
 
 def _encode_both(model, train, dev):
@@ -298,4 +302,6 @@ def _split(examples, fraction):
 
 def _batch_size_of(dataset):
     """Return the number of rows in the first batch of a dataset."""
-    return len(tf.nest.flatten(next(iter(dataset)))[0])
+    for batch in dataset:
+        return len(tf.nest.flatten(batch)[0])
+    raise UserError("x: expected at least one batch, received an empty dataset")

@@ -42,6 +42,11 @@ CASES = {
 }
 
 
+def fast_cases(*fast):
+    """Return the names of all cases as parameters, slow but for these."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
 def create(name, huggingface_dir, **changes):
     options = {"max_seq_length": 12, **CASES[name][0], **changes}
     return getattr(tasks, name).from_pretrained(huggingface_dir, **options)
@@ -53,7 +58,7 @@ def compiled(name, huggingface_dir, **changes):
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", fast_cases("TextClassifier", "TokenClassifier", "AnomalyDetector"))
 def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     _, x, y = CASES[name]
     model = compiled(name, huggingface_dir)
@@ -70,6 +75,7 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     assert loaded.evaluate(x, y) == pytest.approx(metrics)
 
 
+@pytest.mark.slow
 def test_saved_models_load_in_a_fresh_process(huggingface_dir, tmp_path):
     expected = {}
     for name, (_, x, y) in CASES.items():

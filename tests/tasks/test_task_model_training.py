@@ -16,7 +16,7 @@ from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples
 from tasks.rows import Rows
 from tests import small
-from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
+from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create, fast_cases
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -36,15 +36,7 @@ def assert_equal_weights(first, second, **tolerance):
             np.testing.assert_allclose(second[name], value, err_msg=name, **tolerance)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in ("TextClassifier", "MultipleChoice")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", fast_cases("TextClassifier"))
 def test_fit_equals_the_train_step(name, no_dropout_dir):
     """Compare 20 steps: padded batches of Keras with flat batches of the training loop."""
     _, x, y = CASES[name]
@@ -71,7 +63,11 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
 
     by_fit.fit(x, y, batch_size=4, epochs=epochs, verbose=0)
     assert int(by_fit.optimizer.iterations.numpy()) == num_steps >= 20
-    assert_equal_weights(weights_of(by_step), weights_of(by_fit), rtol=1e-4, atol=2e-6)
+    expected = weights_of(by_step)
+    if name == "MultipleChoice":
+        # A softmax over choices does not depend on their common bias; its gradient is rounding.
+        del expected["classifier/bias"]
+    assert_equal_weights(expected, weights_of(by_fit), rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(
