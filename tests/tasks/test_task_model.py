@@ -52,9 +52,9 @@ def create(name, huggingface_dir, **changes):
     return getattr(tasks, name).from_pretrained(huggingface_dir, **options)
 
 
-def compiled(name, huggingface_dir, **changes):
+def compiled(name, huggingface_dir, learning_rate=1e-2, **changes):
     model = create(name, huggingface_dir, **changes)
-    model.compile(learning_rate=1e-2)
+    model.compile(learning_rate=learning_rate)
     return model
 
 

@@ -76,9 +76,10 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
 def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
     """Train with a last batch of one row, which leaves the second replica padding only."""
     _, x, y = CASES[name]
-    alone = compiled(name, no_dropout_dir)
+    # Adam amplifies rounding where a gradient is 0, such as that of the bias of keys.
+    alone = compiled(name, no_dropout_dir, learning_rate=1e-3)
     with mirrored.scope():
-        together = compiled(name, no_dropout_dir)
+        together = compiled(name, no_dropout_dir, learning_rate=1e-3)
     for model in (alone, together):
         model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0)
     assert_equal_weights(weights_of(alone), weights_of(together), rtol=1e-4, atol=2e-6)
