@@ -34,7 +34,7 @@ def main(run, path):
     task = trained.task
     if task.kind != "classification" or task.multi_label:
         raise UserError(f"--run={run}: expected a classification run with one label per text")
-    examples = task.load_examples(path)
+    examples = task.reader.load_examples(path)
     labels = np.array(task.labels)[examples.labels]
     predictions = {}
     for precision in ("float32", "bfloat16"):

@@ -106,7 +106,7 @@ def _complete_run(settings, test, name):
     trained, strategy = TrainedModel.open(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
-        trained.task.load_examples(str(test)), trained.pipeline, choose_layout(strategy)
+        trained.task.reader.load_examples(str(test)), trained.pipeline, choose_layout(strategy)
     )
     report = Evaluator(trained.task, trained.pipeline.model, strategy).report(encoded)
     metrics = {key: value for key, value in report.items() if isinstance(value, float)}

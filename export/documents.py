@@ -1,16 +1,9 @@
 """Text files of a published model, from the templates in templates/."""
 
 import os
-import tomllib
-from importlib import resources
 from typing import Any
 
 import jinja2
-
-# Descriptions of task types, signatures, inputs, outputs and task.json, for Markdown.
-DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
-    resources.files("export").joinpath("templates/descriptions.toml").read_text(encoding="utf-8")
-)
 
 
 def render(file_name: str, **values: Any) -> str:

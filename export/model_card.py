@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -44,7 +45,13 @@ def model_card(name: str, trained: TrainedModel, precision: str) -> str:
         "MODEL_CARD.md",
         name=name,
         task=trained.task.to_dict(),
-        descriptions=documents.DESCRIPTIONS,
+        description=trained.task.postprocessor.description,
+        # Fields that predictions depend on, in addition to weights and vocabulary.
+        fields={
+            field.name: field.metadata["description"]
+            for field in dataclasses.fields(trained.task)
+            if "description" in field.metadata
+        },
         data=data,
         dev=settings.get("dev") or (),
         settings={field: settings[field] for field in _SETTINGS if settings.get(field) is not None},

@@ -70,10 +70,11 @@ def write_documents(
         predictions: The outputs for each signature's example request.
     """
     directory = pathlib.Path(directory)
+    specs = trained.pipeline.signature_specs()
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),
         ("models.config", models_config(name)),
-        ("SIGNATURES.md", signature_page(name, signatures, trained.task.kind, predictions)),
+        ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
         ("MODEL_CARD.md", model_card(name, trained, precision)),
     ):
         if text is not None:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from export import isolated_runner, warmup
 from export.parity_cases import Request, requests
+from tasks.postprocessor import OutputSpec
 from tasks.prediction import jsonable
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 # In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
 MARGIN = 0.04
-# These outputs are unbounded differences of logits. Where they are large, a difference between two
-# of them hardly changes the probability, so in bfloat16 the probabilities are compared.
-LOG_ODDS = ("no_answer_score",)
 
 
 class Tolerance(NamedTuple):
@@ -40,8 +38,8 @@ class Tolerance(NamedTuple):
     Attributes:
         probability: Absolute tolerance for rows whose values are all at most 1.
         number: Tolerance for all other rows and for vectors, relative to the row's largest value.
-        margin: See `MARGIN`. If it is set, `LOG_ODDS` are compared as probabilities. `None` if all
-            predictions must be equal.
+        margin: See `MARGIN`. `None` if all predictions must be equal. If it is set, outputs are
+            compared as their `OutputSpec` allows in a lower precision.
     """
 
     probability: float
@@ -82,6 +80,7 @@ def check(
             differ by more than the tolerance. The message names the first such string.
     """
     functions, tolerance = trained.pipeline.signatures(), TOLERANCES[precision]
+    specs = trained.pipeline.signature_specs()
     cases = [*questions, *requests(trained, functions)]
     served = _served(directory, cases)
     for number, (signature, inputs) in enumerate(cases):
@@ -90,10 +89,11 @@ def check(
             for spec in functions[signature].input_signature
         }
         margins = None
-        if tolerance.margin and signature in ("serving_default", "masked_lm"):
+        if tolerance.margin and specs[signature].has_margin:
             margins = trained.pipeline.margin(**tensors).numpy()
         for name, expected in functions[signature](*tensors.values()).items():
-            case = _Case(signature, inputs, name, tolerance, margins)
+            spec = specs[signature].outputs[name]
+            case = _Case(signature, inputs, name, spec, tolerance, margins)
             _compare(case, expected.numpy(), served[number].get(name))
     return {signature: served[number] for number, (signature, _) in enumerate(questions)}
 
@@ -150,6 +150,7 @@ class _Case(NamedTuple):
     signature: str
     inputs: Mapping[str, Sequence]
     name: str
+    spec: OutputSpec
     tolerance: Tolerance = TOLERANCES["float32"]
     margins: np.ndarray | None = None
 
@@ -195,28 +196,26 @@ def _may_differ(case, row):
     """Return whether any value of the row is accepted, because of near ties in bfloat16."""
     if case.margins is None:
         return False
-    # Near ties may change the order of the n best spans; only their scores are compared.
-    if case.name.startswith("nbest_") and case.name != "nbest_score":
+    if case.spec.compared == "none":
         return True
-    return case.margins[row] <= case.tolerance.margin and case.name != "probabilities"
+    return case.margins[row] <= case.tolerance.margin and not case.spec.in_near_ties
 
 
 def _is_same(case, expected, served):
     """Compare one row of an output, `(1, ...)`."""
     has_margin = case.tolerance.margin is not None
     if not np.issubdtype(expected.dtype, np.floating):
-        # The margin covers the best token only; the order of the next ones may differ.
-        if case.name == "token" and has_margin:
+        if case.spec.compared == "first" and has_margin:
             expected, served = expected[:, :1], served[:, :1]
         return np.array_equal(expected, served)
-    if case.name in LOG_ODDS and has_margin:
+    if case.spec.is_log_odds and has_margin:
         expected, served = ((1 + np.tanh(log_odds / 2)) / 2 for log_odds in (expected, served))
     return np.allclose(expected, served, rtol=0, atol=_allowed_difference(case, expected))
 
 
 def _allowed_difference(case, expected):
     largest = np.max(np.abs(expected), initial=0.0)
-    if largest <= 1 and case.signature != "embed":
+    if largest <= 1 and not case.spec.is_vector:
         return case.tolerance.probability
     return case.tolerance.number * largest
 

@@ -59,10 +59,10 @@ def requests(
         the tokenizer.
     """
     cases: list[Request] = []
+    specs = trained.pipeline.signature_specs()
     for signature, function in functions.items():
         inputs = [spec.name for spec in function.input_signature]
-        is_split = trained.task.has_windows and signature != "embed"
-        limit = LONGEST_OF_WINDOWS if is_split else None
+        limit = LONGEST_OF_WINDOWS if specs[signature].splits_texts else None
         texts = [text[:limit] for text in ADVERSARIAL_TEXTS]
         # If there are two inputs, the second one receives the texts in reverse order.
         cases += _batches(signature, _columns(trained.task, inputs, (texts, texts[::-1])))

@@ -9,6 +9,7 @@ import numpy as np
 
 from export import documents
 from export.signatures import Signature
+from tasks.postprocessor import SignatureSpec
 
 SHOWN = 4  # Number of entries shown of a list that is longer than twice that.
 DIGITS = 4  # Significant digits of numbers.
@@ -17,7 +18,7 @@ DIGITS = 4  # Significant digits of numbers.
 def signature_page(
     name: str,
     signatures: Sequence[Signature],
-    kind: str,
+    specs: Mapping[str, SignatureSpec],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
 ) -> str:
     """Return the page as Markdown.
@@ -25,7 +26,7 @@ def signature_page(
     Args:
         name: Name of the model.
         signatures: Signatures of the SavedModel.
-        kind: Task type.
+        specs: Specification of each signature, by its name.
         predictions: The outputs for each signature's example request.
     """
     url = f"http://localhost:8501/v1/models/{urllib.parse.quote(name, safe='')}:predict"
@@ -36,26 +37,24 @@ def signature_page(
         shown=SHOWN,
         url=shlex.quote(url),
         signatures=[
-            _described(signature, kind, predictions[signature.name]) for signature in signatures
+            _described(signature, specs[signature.name], predictions[signature.name])
+            for signature in signatures
         ],
     )
 
 
-def _described(signature, kind, prediction):
+def _described(signature, spec, prediction):
     """Return what the page shows of a signature, as strings."""
-    by_name = documents.DESCRIPTIONS["signatures"]
-    described = by_name.get(signature.name) or documents.DESCRIPTIONS["tasks"].get(kind, {})
-    known = described.get("outputs", {})
-    order = {output: number for number, output in enumerate(known)}
-    given = sorted(signature.outputs, key=lambda output: order.get(output, len(order)))
+    descriptions = {name: output.description for name, output in spec.outputs.items()}
+    given = [name for name in spec.outputs if name in signature.outputs]
     inputs = signature.example()
     outputs = {output: _shown(prediction[output].tolist()) for output in given}
     named = {} if signature.name == "serving_default" else {"signature_name": signature.name}
     return {
         "name": signature.name,
-        "description": described.get("description"),
-        "inputs": _table(signature.inputs.values(), documents.DESCRIPTIONS["inputs"]),
-        "outputs": _table([signature.outputs[output] for output in given], known),
+        "description": spec.description,
+        "inputs": _table(signature.inputs.values(), spec.inputs),
+        "outputs": _table([signature.outputs[output] for output in given], descriptions),
         "rows": {
             "request": _as_argument({**named, "instances": _unnamed(inputs) or _rows(inputs)}),
             "response": _json("predictions", _unnamed(outputs) or _rows(outputs)),
@@ -68,13 +67,13 @@ def _described(signature, kind, prediction):
     }
 
 
-def _table(tensors, known):
+def _table(tensors, descriptions):
     return [
         {
             "name": tensor.name,
             "dtype": tensor.dtype,
             "shape": ["B", *("*" if size is None else size for size in (tensor.shape or ())[1:])],
-            "description": known.get(tensor.name, ""),
+            "description": descriptions[tensor.name],
         }
         for tensor in tensors
     ]

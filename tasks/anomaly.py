@@ -22,11 +22,166 @@ from tasks.evaluation import FeatureExamples
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
+from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
-from tasks.readers.tables import read_rows
+from tasks.readers.tables import Row, read_rows
+from tasks.task import described
 from tasks.task_model import TaskModel
-from tasks.text_task import TextTask
+from tasks.text_task import TextReader, TextTask
 from tasks.windows import Windows
+
+
+class AnomalyReader(TextReader["Anomaly"]):
+    """Reader of texts; a label is 1 for an anomaly, else 0."""
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
+        if not labelled:
+            for row in read_rows(path, self.task.text_columns, self.task.unescape_html):
+                yield row if isinstance(row, BadRow) else self.example(row, None)
+            return
+        for item in self.labelled_rows(path):
+            if isinstance(item, BadRow):
+                yield item
+                continue
+            row, label = item
+            if label is not None and not self.task.normal_labels:
+                yield BadRow(
+                    row.location,
+                    f"label {label!r}, but the training rows had no labels; train with "
+                    "--normal_labels",
+                )
+                continue
+            # Stripped again, because earlier versions saved labels with surrounding spaces.
+            is_unusual = label is not None and label not in map(as_label, self.task.normal_labels)
+            yield self.example(row, int(is_unusual))
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
+        if value not in (0, 1):
+            raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
+        return int(value)
+
+    def default_labels(self, count: int) -> list:
+        """Return 0 for each row: all are normal."""
+        return [0] * count
+
+    def labelled_rows(self, path: str) -> Iterator[tuple[Row, str | None] | BadRow]:
+        """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""
+        column = self.task.label_column or "label"
+        required, optional = ((column,), ()) if self.task.label_column else ((), (column,))
+        columns = (*self.task.text_columns, *required)
+        has_labels = None
+        for row in read_rows(
+            path, columns, unescape_html=self.task.unescape_html, optional=optional
+        ):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            label = row.values.get(column)
+            assert not isinstance(label, list)  # Only columns that `lists` names may hold lists.
+            if has_labels is None:
+                has_labels = label is not None
+            if (label is not None) != has_labels:
+                which = "no label, unlike the rows" if has_labels else "a label, unlike the rows"
+                yield BadRow(row.location, f"{which} before it in column {column!r}")
+            elif label is not None and not as_label(label):
+                yield BadRow(row.location, f"column {column!r} is empty; expected a label")
+            else:
+                yield row, label if label is None else as_label(label)
+
+
+class AnomalyPostprocessor(Postprocessor["Anomaly"]):
+    """Postprocessor of reconstruction errors."""
+
+    description = "Detects texts that differ from the normal texts of the training data."
+    outputs = {
+        "score": OutputSpec("anomaly score: the reconstruction error of the text"),
+        "is_anomaly": OutputSpec("whether the score reaches the threshold"),
+    }
+
+    best_metric = "roc_auc"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return areas under the curves, those of two baselines, and rates at the threshold."""
+        is_unusual_N = data.labels["score"] == 1
+        result = {
+            "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
+            "pr_auc": pr_auc(is_unusual_N, outputs["score"]),
+            **{
+                f"{name}_roc_auc": roc_auc(is_unusual_N, outputs[name])
+                for name in ("mean_distance", "pca")
+            },
+        }
+        if self.task.threshold is None:
+            return result
+        is_anomaly_N = self.is_anomaly(outputs["score"])
+        return {
+            **result,
+            **{
+                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
+                for name, which_N in (
+                    ("false_alarm_rate", ~is_unusual_N),
+                    ("detection_rate", is_unusual_N),
+                )
+            },
+        }
+
+    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
+        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
+        if self.task.threshold is None:
+            raise UserError(
+                "threshold not tuned yet: this happens at the end of training; rerun the same "
+                "tasks.finetune command"
+            )
+        return scores >= self.task.threshold
+
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
+        if all(examples.labels):
+            raise UserError(
+                "--dev: the first file has no normal row to tune the threshold on; choose another "
+                "file and a new --output_dir"
+            )
+        if not any(examples.labels):
+            return ["no anomalies among the rows: detection cannot be evaluated"]
+        return []
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Anomaly":
+        """Return the task with the threshold tuned on the normal dev rows."""
+        is_normal_N = data.labels["score"] == 0
+        threshold = threshold_for_false_alarms(
+            outputs["score"][is_normal_N], self.task.false_alarm_rate
+        )
+        return dataclasses.replace(self.task, threshold=threshold)
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the score and the decision per text."""
+        return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the distance of each score to the threshold, relative to the threshold."""
+        return tf.abs(predictions["score"] / self.task.threshold - 1.0)
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a warning if a baseline ranks as well as the autoencoder."""
+        if metrics["pr_auc"] == 0:
+            return "no anomalies in the dev rows: detection cannot be evaluated"
+        others = {
+            "the distance to the mean": metrics["mean_distance_roc_auc"],
+            "PCA of equal width": metrics["pca_roc_auc"],
+        }
+        better = [
+            f"{name} ({value:.4f})" for name, value in others.items() if value >= metrics["roc_auc"]
+        ]
+        if better:
+            return (
+                f"the autoencoder's ROC-AUC ({metrics['roc_auc']:.4f}) does not beat "
+                f"{' and '.join(better)}; use the simpler method"
+            )
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,11 +200,14 @@ class Anomaly(TextTask):
 
     normal_labels: tuple[str, ...] = ()
     latent_dim: int = 32
-    false_alarm_rate: float = 0.05
-    threshold: float | None = None
+    false_alarm_rate: float = described(
+        "maximum fraction of normal dev texts above the threshold", 0.05
+    )
+    threshold: float | None = described("minimum score of an anomaly", None)
 
     kind = "anomaly"
-    best_metric = "roc_auc"
+    reader_class = AnomalyReader
+    postprocessor_class = AnomalyPostprocessor
     losses = {"score": identity_loss}
     tunable_fields = ("threshold",)
     predicts_untuned = False
@@ -69,7 +227,8 @@ class Anomaly(TextTask):
         """
         normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
         task = cls(normal_labels=normal_labels, **options)
-        labels = {label for _, label in raise_bad_rows(task._labelled(path)) if label is not None}
+        rows = raise_bad_rows(AnomalyReader(task).labelled_rows(path))
+        labels = {label for _, label in rows if label is not None}
         if not labels:
             return task
         found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
@@ -85,59 +244,6 @@ class Anomaly(TextTask):
                     f"--normal_labels: no row of {path} has label {label!r}. Found: {found}"
                 )
         return task
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
-        if not labelled:
-            for row in read_rows(path, self.text_columns, self.unescape_html):
-                yield row if isinstance(row, BadRow) else self.example(row, None)
-            return
-        for item in self._labelled(path):
-            if isinstance(item, BadRow):
-                yield item
-                continue
-            row, label = item
-            if label is not None and not self.normal_labels:
-                yield BadRow(
-                    row.location,
-                    f"label {label!r}, but the training rows had no labels; train with "
-                    "--normal_labels",
-                )
-                continue
-            # Stripped again, because earlier versions saved labels with surrounding spaces.
-            is_unusual = label is not None and label not in map(as_label, self.normal_labels)
-            yield self.example(row, int(is_unusual))
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
-        """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
-        if value not in (0, 1):
-            raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
-        return int(value)
-
-    def default_labels(self, count: int) -> list:
-        """Return 0 for each row: all are normal."""
-        return [0] * count
-
-    def _labelled(self, path):
-        """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""
-        column = self.label_column or "label"
-        required, optional = ((column,), ()) if self.label_column else ((), (column,))
-        columns = (*self.text_columns, *required)
-        has_labels = None
-        for row in read_rows(path, columns, unescape_html=self.unescape_html, optional=optional):
-            if isinstance(row, BadRow):
-                yield row
-                continue
-            label = row.values.get(column)
-            if has_labels is None:
-                has_labels = label is not None
-            if (label is not None) != has_labels:
-                which = "no label, unlike the rows" if has_labels else "a label, unlike the rows"
-                yield BadRow(row.location, f"{which} before it in column {column!r}")
-            elif label is not None and not as_label(label):
-                yield BadRow(row.location, f"column {column!r} is empty; expected a label")
-            else:
-                yield row, label if label is None else as_label(label)
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the normal examples."""
@@ -164,90 +270,11 @@ class Anomaly(TextTask):
         assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
         model.adapt(encoded.vectors_SH)
 
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return areas under the curves, those of two baselines, and rates at the threshold."""
-        is_unusual_N = data.labels["score"] == 1
-        result = {
-            "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
-            "pr_auc": pr_auc(is_unusual_N, outputs["score"]),
-            **{
-                f"{name}_roc_auc": roc_auc(is_unusual_N, outputs[name])
-                for name in ("mean_distance", "pca")
-            },
-        }
-        if self.threshold is None:
-            return result
-        is_anomaly_N = self.is_anomaly(outputs["score"])
-        return {
-            **result,
-            **{
-                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
-                for name, which_N in (
-                    ("false_alarm_rate", ~is_unusual_N),
-                    ("detection_rate", is_unusual_N),
-                )
-            },
-        }
-
-    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
-        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
-        if self.threshold is None:
-            raise UserError(
-                "threshold not tuned yet: this happens at the end of training; rerun the same "
-                "tasks.finetune command"
-            )
-        return scores >= self.threshold
-
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
-        if all(examples.labels):
-            raise UserError(
-                "--dev: the first file has no normal row to tune the threshold on; choose another "
-                "file and a new --output_dir"
-            )
-        if not any(examples.labels):
-            return ["no anomalies among the rows: detection cannot be evaluated"]
-        return []
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
-        """Return the task with the threshold tuned on the normal dev rows."""
-        is_normal_N = data.labels["score"] == 0
-        threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
-        return dataclasses.replace(self, threshold=threshold)
-
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the score and the decision per text."""
-        return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the distance of each score to the threshold, relative to the threshold."""
-        return tf.abs(predictions["score"] / self.threshold - 1.0)
-
     def description(self) -> str:
         """Return the normal labels for the log."""
         if not self.normal_labels:
             return "; no labels in --train: all rows are normal"
         return f"; normal labels {', '.join(self.normal_labels)}"
-
-    def warning(self, metrics: Mapping[str, float]) -> str | None:
-        """Return a warning if a baseline ranks as well as the autoencoder."""
-        if metrics["pr_auc"] == 0:
-            return "no anomalies in the dev rows: detection cannot be evaluated"
-        others = {
-            "the distance to the mean": metrics["mean_distance_roc_auc"],
-            "PCA of equal width": metrics["pca_roc_auc"],
-        }
-        better = [
-            f"{name} ({value:.4f})" for name, value in others.items() if value >= metrics["roc_auc"]
-        ]
-        if better:
-            return (
-                f"the autoencoder's ROC-AUC ({metrics['roc_auc']:.4f}) does not beat "
-                f"{' and '.join(better)}; use the simpler method"
-            )
-        return None
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -14,14 +14,82 @@ from tasks import class_imbalance
 from tasks.readers.glue import GLUE
 from tasks.readers.memory import as_list
 from tasks.readers.rows import as_label, raise_bad_rows
-from tasks.text_task import LabelledTextTask
+from tasks.task import described
+from tasks.text_task import LabelledTextReader, LabelledTextTask
 
 BETWEEN_LABELS = "|"
 
 
+class ClassReader(LabelledTextReader["ClassLabels"]):
+    """Reader of texts with a label, or with any number of labels."""
+
+    @property
+    def list_columns(self) -> tuple[str, ...]:
+        """Columns that may hold JSON lists."""
+        return (self.task.label_column,) if self.task.multi_label else ()
+
+    def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
+        """Return the id of a row's label, or the ids with `multi_label`."""
+        names = self.names_in(value)
+        known = [
+            as_label(label) for label in self.task.labels
+        ]  # Earlier versions saved them as read.
+        for name in names:
+            if name not in known:
+                labels = ", ".join(self.task.labels)
+                raise ValueError(f"label {name!r:.80}: expected one of {labels}")
+        numbers = tuple(known.index(name) for name in names)
+        return numbers if self.task.multi_label else numbers[0]
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
+        """Return the id of a name, or of an id; with `multi_label` of each in a list."""
+        if self.task.multi_label:
+            values = as_list(value, "expected a list of labels") if value is not None else []
+            return tuple(self._id_of(name) for name in values)
+        return self._id_of(value)
+
+    def _id_of(self, value):
+        labels = self.task.labels
+        is_id = isinstance(value, int) and not isinstance(value, bool)
+        # Labels may be numbers too; a name has precedence over an id.
+        if is_id and str(value) not in labels:
+            if not 0 <= value < len(labels):
+                raise ValueError(
+                    f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
+                )
+            return value
+        name = as_label(str(value))
+        if name not in labels:
+            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(labels)}")
+        return labels.index(name)
+
+    def decode_label(self, label: Any) -> str | list[str]:
+        """Return the name of an id, or the names of several."""
+        if self.task.multi_label:
+            return [self.task.labels[number] for number in label]
+        return self.task.labels[label]
+
+    def names_in(self, value: str | list[str]) -> list[str]:
+        """Return the names in a label column; raises ValueError if one is empty."""
+        if isinstance(value, list):
+            names = value
+        elif self.task.multi_label:
+            names = value.split(BETWEEN_LABELS) if value.strip() else []
+        else:
+            names = [value]
+        names = [as_label(name) for name in names]
+        if not all(names):
+            several = f", or several separated by {BETWEEN_LABELS}" if self.task.multi_label else ""
+            empty = "contains an empty label" if self.task.multi_label else "is empty"
+            raise ValueError(
+                f"column {self.task.label_column!r} {empty}; expected a label{several}"
+            )
+        return names
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassLabels(LabelledTextTask, abc.ABC):
-    """Reading side of classification into `labels`, whose order defines the label ids.
+    """Fields of classification into `labels`, whose order defines the label ids.
 
     Attributes:
         class_weights: Loss weight per label; () weights all examples equally.
@@ -41,11 +109,15 @@ class ClassLabels(LabelledTextTask, abc.ABC):
     balanced_sampling: bool = False
     focal_gamma: float = 0.0
     prior_bias: bool = False
-    rare_label: str | None = None
+    rare_label: str | None = described("label that the threshold applies to", None)
     threshold_objective: str | None = None
     calibrate: bool = False
-    temperature: float | None = None
-    thresholds: tuple[float, ...] | None = None
+    temperature: float | None = described("divisor of the logits", None)
+    thresholds: tuple[float, ...] | None = described(
+        "minimum probability of a label to be returned", None
+    )
+
+    reader_class = ClassReader
 
     @classmethod
     def from_data(
@@ -66,10 +138,10 @@ class ClassLabels(LabelledTextTask, abc.ABC):
         task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.file_format in GLUE:
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
-        counts: collections.Counter[str] = collections.Counter()
-        for row in raise_bad_rows(task.rows(path, labelled=True)):
+        reader, counts = ClassReader(task), collections.Counter[str]()
+        for row in raise_bad_rows(reader.rows(path, labelled=True)):
             try:
-                counts.update(task._names_in(row.values[task.label_column]))
+                counts.update(reader.names_in(row.values[task.label_column]))
             except ValueError as error:
                 raise UserError(f"{row.location}: {error}") from None
         if len(counts) < 2:
@@ -134,67 +206,10 @@ class ClassLabels(LabelledTextTask, abc.ABC):
             return 1
         return None if self.rare_label is None else self.labels.index(self.rare_label)
 
-    @property
-    def list_columns(self) -> tuple[str, ...]:
-        """Columns that may hold JSON lists."""
-        return (self.label_column,) if self.multi_label else ()
-
     def description(self) -> str:
         """Return labels and class weights for the log."""
         weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
         return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
-
-    def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
-        """Return the id of a row's label, or the ids with `multi_label`."""
-        names = self._names_in(value)
-        known = [as_label(label) for label in self.labels]  # Earlier versions saved them as read.
-        for name in names:
-            if name not in known:
-                labels = ", ".join(self.labels)
-                raise ValueError(f"label {name!r:.80}: expected one of {labels}")
-        numbers = tuple(known.index(name) for name in names)
-        return numbers if self.multi_label else numbers[0]
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
-        """Return the id of a name, or of an id; with `multi_label` of each in a list."""
-        if self.multi_label:
-            values = as_list(value, "expected a list of labels") if value is not None else []
-            return tuple(self._id_of(name) for name in values)
-        return self._id_of(value)
-
-    def _id_of(self, value):
-        is_id = isinstance(value, int) and not isinstance(value, bool)
-        # Labels may be numbers too; a name has precedence over an id.
-        if is_id and str(value) not in self.labels:
-            if not 0 <= value < len(self.labels):
-                raise ValueError(
-                    f"label {value}: expected an id from 0 to {len(self.labels) - 1}, or a name"
-                )
-            return value
-        name = as_label(str(value))
-        if name not in self.labels:
-            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(self.labels)}")
-        return self.labels.index(name)
-
-    def decode_label(self, label: Any) -> str | list[str]:
-        """Return the name of an id, or the names of several."""
-        if self.multi_label:
-            return [self.labels[number] for number in label]
-        return self.labels[label]
-
-    def _names_in(self, value):
-        if not self.multi_label:
-            names = [value]
-        elif isinstance(value, list):
-            names = value
-        else:
-            names = value.split(BETWEEN_LABELS) if value.strip() else []
-        names = [as_label(name) for name in names]
-        if not all(names):
-            several = f", or several separated by {BETWEEN_LABELS}" if self.multi_label else ""
-            empty = "contains an empty label" if self.multi_label else "is empty"
-            raise ValueError(f"column {self.label_column!r} {empty}; expected a label{several}")
-        return names
 
 
 def _in_order(labels):

@@ -16,11 +16,12 @@ from bert_tf.errors import UserError
 from bert_tf.model.encoder import Encoder
 from tasks.examples import Example, Tensors
 from tasks.pooling import first_token, mean_of_tokens
+from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
 from tasks.serving import ROWS_PER_CALL
 from tasks.task_model import TaskModel
-from tasks.text_task import TextTask
+from tasks.text_task import TextReader, TextTask
 from tasks.windows import Windows
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
@@ -33,6 +34,36 @@ LAYERS = {
 POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
+class EmbeddingReader(TextReader["Embedding"]):
+    """Reader of texts without labels."""
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
+        if labelled:
+            raise UserError(
+                f"{path}: an embedding has no metrics; expected a run with labels, or tasks.predict"
+            )
+        for row in read_rows(path, self.task.text_columns, self.task.unescape_html):
+            yield row if isinstance(row, BadRow) else self.example(row, None)
+
+
+class EmbeddingPostprocessor(Postprocessor["Embedding"]):
+    """Postprocessor of vectors, which are returned as they are."""
+
+    description = "Returns a vector for a text or for a pair of texts."
+    outputs = {"vector": OutputSpec("vector of the text or pair", is_vector=True)}
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the vectors, float32 `(N, D)`."""
+        return dict(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return infinity, since nothing is decided."""
+        return tf.fill(tf.shape(predictions["vector"])[:1], float("inf"))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(TextTask):
     """One vector per text or pair of texts. It has no labels and is not trained.
@@ -43,6 +74,8 @@ class Embedding(TextTask):
     """
 
     kind = "embedding"
+    reader_class = EmbeddingReader
+    postprocessor_class = EmbeddingPostprocessor
 
     layers: str = "last"
     pooling: str = "mean"
@@ -53,15 +86,6 @@ class Embedding(TextTask):
             if value not in expected:
                 raise UserError(f"{name}={value!r}: expected one of {', '.join(expected)}")
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
-        if labelled:
-            raise UserError(
-                f"{path}: an embedding has no metrics; expected a run with labels, or tasks.predict"
-            )
-        for row in read_rows(path, self.text_columns, self.unescape_html):
-            yield row if isinstance(row, BadRow) else self.example(row, None)
-
     def build_model(self, config: BertConfig, dtype: str = "float32") -> "EmbeddingModel":
         """Return the encoder with pooling; raises UserError if it has too few layers."""
         expected = LAYERS[self.layers][0]
@@ -71,16 +95,6 @@ class Embedding(TextTask):
                 f"{config.num_hidden_layers}"
             )
         return EmbeddingModel(config, self.layers, self.pooling, dtype)
-
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the vectors, float32 `(N, D)`."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return infinity, since nothing is decided."""
-        return tf.fill(tf.shape(predictions["vector"])[:1], float("inf"))
 
 
 class EmbeddingModel(keras.Model):

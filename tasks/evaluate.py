@@ -42,7 +42,7 @@ def main(settings: EvaluateSettings) -> None:
     if trained.untuned:
         command.log(f"warning: {trained.untuned}")
     strategy = make_strategy("none")
-    examples = trained.task.load_examples(settings.data)
+    examples = trained.task.reader.load_examples(settings.data)
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
     encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
@@ -50,7 +50,7 @@ def main(settings: EvaluateSettings) -> None:
         command.log(f"{settings.data}: {line}")
     evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
     report = evaluator.report(encoded)
-    warning = trained.task.warning(report)
+    warning = trained.task.postprocessor.warning(report)
     if warning:
         command.log(f"warning: {warning}")
     print(json.dumps(report))

@@ -47,7 +47,7 @@ class Evaluator:
     def report(self, encoded: EncodedExamples) -> dict[str, Any]:
         """Return the metrics and the task's tables, by name."""
         metrics, outputs = self._measured(encoded)
-        return {**metrics, **self.task.report(encoded, outputs)}
+        return {**metrics, **self.task.postprocessor.report(encoded, outputs)}
 
     def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
         """Return the task's `metric_inputs` of all samples.
@@ -76,7 +76,7 @@ class Evaluator:
 
         outputs = self._collected(encoded, add_losses)
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
-        return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
+        return {**self.task.postprocessor.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
     def _collected(self, encoded, on_batch=lambda numbers, outputs: None):
         """Return the task's `metric_inputs` of all samples; `on_batch` sees each batch."""
@@ -94,7 +94,7 @@ class Evaluator:
             parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
             numbers = order[first : first + int(kept.sum())]
             on_batch(numbers, parts)
-            parts = self.task.metric_inputs(parts)
+            parts = self.task.postprocessor.metric_inputs(parts)
             if result is None:
                 result = {
                     name: np.empty((len(encoded), *values.shape[1:]), values.dtype)

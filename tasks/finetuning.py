@@ -76,13 +76,13 @@ def _finetune(settings, log, strategy):
     # Data. The training file determines the task's labels; dev files are checked against them.
     kind, options = settings.task_options()
     task = task_class(kind).from_data(settings.train, **options)
-    train, *devs = (task.load_examples(path) for path in (settings.train, *settings.dev))
+    train, *devs = (task.reader.load_examples(path) for path in (settings.train, *settings.dev))
     for examples in (train, *devs):
         if examples.skipped_rows:
             log(examples.skipped_rows_message())
     num_rows, train = len(train), task.select_training_examples(train)
     if devs:
-        for line in task.check_dev(devs[0]):
+        for line in task.postprocessor.check_dev(devs[0]):
             log(f"warning: {settings.dev[0]}: {line}")
 
     # Resume an existing run, or start from pretrained weights.
@@ -179,7 +179,7 @@ def _finetune(settings, log, strategy):
     # Train; the best checkpoint is selected by the first dev file.
     def evaluate():
         results = [evaluator.metrics(dev) for dev in encoded_devs]
-        return results[0][task.best_metric], _by_dev(results)
+        return results[0][task.postprocessor.best_metric], _by_dev(results)
 
     TrainingLoop(
         run,
@@ -220,10 +220,13 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
             ignore=checkpoints.OPTIMIZER_STATE,
         )
         outputs = [evaluator.outputs(dev) for dev in devs]
-        warnings = task.tuning_warnings(devs[0], outputs[0])
-        task = task.tune(devs[0], outputs[0])
+        warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
+        task = task.postprocessor.tune(devs[0], outputs[0])
         metrics = _by_dev(
-            [task.metrics(dev, of_dev) for dev, of_dev in zip(devs, outputs, strict=True)]
+            [
+                task.postprocessor.metrics(dev, of_dev)
+                for dev, of_dev in zip(devs, outputs, strict=True)
+            ]
         )
         values = {name: getattr(task, name) for name in task.tunable_fields}
         run.checkpoints.set_tuned(
@@ -242,7 +245,9 @@ def _finish(run, task, evaluator, devs, best, first_file, log):
         for line in warnings:
             log(f"warning: {first_file}: {line}")
         run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
-    warning = task.warning({name.removeprefix("dev_"): value for name, value in metrics.items()})
+    warning = task.postprocessor.warning(
+        {name.removeprefix("dev_"): value for name, value in metrics.items()}
+    )
     if warning:
         log(f"warning: {warning}")
 

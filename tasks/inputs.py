@@ -5,19 +5,16 @@ A task is represented by the values of its task.json, or by the options that it 
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from bert_tf import files
 from bert_tf.run import Run
-from tasks.readers.choices import read_choices
-from tasks.readers.glue import GLUE, read_glue
 from tasks.readers.rows import raise_bad_rows
-from tasks.readers.squad import read_questions
-from tasks.readers.tables import read_rows
-from tasks.readers.tagged import read_tagged
+from tasks.registry import row_reader
 
 
 def check_rows(
-    task: Mapping[str, object] | None, path: str, labelled: bool, first_only: bool = False
+    task: Mapping[str, Any] | None, path: str, labelled: bool, first_only: bool = False
 ) -> None:
     """Check that the rows of a file have the format that a task requires.
 
@@ -30,7 +27,8 @@ def check_rows(
     Raises:
         UserError: A row is bad, or the file is.
     """
-    rows = _rows(task or {"kind": "pretrained"}, path, labelled)
+    task = task or {"kind": "pretrained"}
+    rows = row_reader(task["kind"])(task, path, labelled)
     for _ in itertools.islice(rows, 1) if first_only else raise_bad_rows(rows):
         pass
 
@@ -53,22 +51,3 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
     run = Run.open(path)
     run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
     return run
-
-
-def _rows(task, path, labelled):
-    kind, file_format = task["kind"], task.get("file_format", "rows")
-    columns, label = tuple(task.get("text_columns", ("text",))), task.get("label_column")
-    if kind == "span_qa":
-        return read_questions(path, labelled)
-    if kind == "multiple_choice":
-        return read_choices(path, file_format, labelled)
-    if kind == "tagging":
-        return read_tagged(path, labelled, task.get("text_column", columns[0]))
-    if file_format in GLUE:
-        return read_glue(file_format, path, labelled)
-    if labelled and kind == "anomaly":
-        optional = () if label else ("label",)
-        return read_rows(path, (*columns, *filter(None, [label])), optional=optional)
-    label = label or "label"
-    lists = (label,) if task.get("multi_label") else ()
-    return read_rows(path, (*columns, *([label] if labelled else [])), lists=lists)

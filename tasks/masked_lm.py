@@ -25,6 +25,8 @@ from tasks.decisions import top2_gap
 from tasks.examples import Example, Tensors
 from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
+from tasks.postprocessor import OutputSpec, Postprocessor, SignatureSpec
+from tasks.reader import Reader
 from tasks.readers.memory import columns_of
 from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
@@ -35,14 +37,8 @@ from tasks.windows import Windows, one_window_each
 NUM_PREDICTIONS = 5  # Entries returned per text.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLm(Task):
-    """Masked language model: the most probable entries at the first [MASK] of a text."""
-
-    kind = "pretrained"
-    input_names = ("text",)
-    losses = LOSSES
-    accuracies = tuple(LOSSES)
+class MaskedLmReader(Reader["MaskedLm"]):
+    """Reader of texts without labels."""
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
@@ -56,6 +52,48 @@ class MaskedLm(Task):
                 yield row
             else:
                 yield Example({"text": row.values["text"]}, None, row.location)
+
+    def default_labels(self, count: int) -> NoReturn:
+        """Raise UserError, since texts are not masked here."""
+        raise UserError(
+            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
+        )
+
+
+class MaskedLmPostprocessor(Postprocessor["MaskedLm"]):
+    """Postprocessor of the most probable tokens, which `MaskedLmPipeline` computes."""
+
+    description = "Predicts the token at the first [MASK] of a text."
+    outputs = {
+        # A near tie is one of the best token; the order of the next ones may differ, too.
+        "token": OutputSpec(
+            "most probable tokens at the first [MASK], best first", compared="first"
+        ),
+        "score": OutputSpec("probabilities of these tokens"),
+    }
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the pipeline's outputs unchanged."""
+        return dict(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
+        margin_N = top2_gap(predictions["score"])
+        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLm(Task):
+    """Masked language model: the most probable entries at the first [MASK] of a text."""
+
+    kind = "pretrained"
+    reader_class = MaskedLmReader
+    postprocessor_class = MaskedLmPostprocessor
+    input_names = ("text",)
+    losses = LOSSES
+    accuracies = tuple(LOSSES)
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -72,23 +110,6 @@ class MaskedLm(Task):
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the pipeline's outputs unchanged."""
-        return dict(outputs)
-
-    def default_labels(self, count: int) -> NoReturn:
-        """Raise UserError, since texts are not masked here."""
-        raise UserError(
-            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
-        )
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
-        margin_N = top2_gap(predictions["score"])
-        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
-
 
 class MaskedLmPipeline(Pipeline):
     """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
@@ -101,6 +122,20 @@ class MaskedLmPipeline(Pipeline):
             "masked_lm": signatures["serving_default"],
             "next_sentence": self._served(self.next_sentence, ("text_a", "text_b")),
         }
+
+    def signature_specs(self) -> dict[str, SignatureSpec]:
+        """Return the specification of each signature."""
+        specs = super().signature_specs()
+        masked_lm = dataclasses.replace(
+            specs["serving_default"],
+            description="Predictions for the token at the first [MASK] of a text.",
+        )
+        next_sentence = SignatureSpec(
+            "The probability that the second text follows the first.",
+            self.task.input_descriptions,
+            {"is_next": OutputSpec("probability that the second text follows the first")},
+        )
+        return {**specs, "masked_lm": masked_lm, "next_sentence": next_sentence}
 
     def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
         """Predict whether one text continues another.

@@ -25,6 +25,8 @@ from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
+from tasks.postprocessor import OutputSpec, Postprocessor
+from tasks.reader import Reader
 from tasks.readers.choices import read_choices
 from tasks.readers.rows import BadRow
 from tasks.task import Task
@@ -34,6 +36,55 @@ from tasks.windows import Windows
 MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
 TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
 EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not decide.
+
+
+class ChoiceReader(Reader["MultipleChoiceTask"]):
+    """Reader of questions."""
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return the index of the correct choice."""
+        count = len(texts["choices"])
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            raise ValueError(f"choice {value!r:.80}: expected an integer from 0 to {count - 1}")
+        return value
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per question."""
+        for row in read_choices(path, self.task.file_format, labelled):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield Example(
+                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
+                )
+
+
+class ChoicePostprocessor(Postprocessor["MultipleChoiceTask"]):
+    """Postprocessor of one score per choice."""
+
+    description = "Predicts which of several choices fits a prompt best."
+    outputs = {
+        "choice": OutputSpec("index of the best choice, from 0; -1 if there are no choices"),
+        "probabilities": OutputSpec("probability of each choice", in_near_ties=True),
+    }
+
+    best_metric = "accuracy"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the accuracy."""
+        choices_B = _predictions(outputs)["choice"].numpy()
+        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
+        return _predictions(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two most probable choices, `(B,)`."""
+        # top2_gap needs two values; questions may have fewer choices.
+        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +101,12 @@ class MultipleChoiceTask(Task):
     file_format: str = "rows"
 
     kind = "multiple_choice"
-    best_metric = "accuracy"
+    reader_class = ChoiceReader
+    postprocessor_class = ChoicePostprocessor
+    input_descriptions = {
+        "prompt": 'text that the choices continue or answer; "" for none',
+        "choices": 'choices; rows with fewer choices than others are padded with ""',
+    }
     input_names = ("prompt", "choices")
     INPUT_RANKS = {"choices": 2}
     accuracies = ("choice",)
@@ -60,23 +116,6 @@ class MultipleChoiceTask(Task):
     def from_data(cls, path: str, **options: Any) -> Self:
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
-        """Return the index of the correct choice."""
-        count = len(texts["choices"])
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            raise ValueError(f"choice {value!r:.80}: expected an integer from 0 to {count - 1}")
-        return value
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per question."""
-        for row in read_choices(path, self.file_format, labelled):
-            if isinstance(row, BadRow):
-                yield row
-            else:
-                yield Example(
-                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
-                )
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -119,22 +158,6 @@ class MultipleChoiceTask(Task):
         model = ChoiceModel(config, name=self.kind, dtype=dtype)
         model.build()
         return model
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the accuracy."""
-        choices_B = _predictions(outputs)["choice"].numpy()
-        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
-
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
-        return _predictions(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two most probable choices, `(B,)`."""
-        # top2_gap needs two values; questions may have fewer choices.
-        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
 
 
 @keras.saving.register_keras_serializable("bert_tf")

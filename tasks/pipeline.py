@@ -16,8 +16,25 @@ from bert_tf.text.tokenizer import Tokenizer
 from tasks.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.heads import on_grid
 from tasks.pooling import mean_of_tokens
+from tasks.postprocessor import OutputSpec, SignatureSpec
 from tasks.task import Task
 from tasks.windows import Windows
+
+TOKENIZE_OUTPUTS = {
+    "input_ids": OutputSpec("token ids, which are line numbers of assets.extra/vocab.txt from 0"),
+    "input_mask": OutputSpec("1 for tokens, 0 for padding"),
+    "segment_ids": OutputSpec("0 in the first text, 1 in the second"),
+    "start": OutputSpec(
+        "start of the token in its own text, in characters; -1 for [CLS], [SEP] and padding"
+    ),
+    "end": OutputSpec(
+        "end of the token (exclusive), in characters; -1 for [CLS], [SEP] and padding"
+    ),
+}
+EMBED_OUTPUTS = {
+    "pooled": OutputSpec("output of the pooler, from [CLS]", is_vector=True),
+    "mean": OutputSpec("mean of the vectors of all tokens", is_vector=True),
+}
 
 
 class Pipeline(tf.Module):
@@ -56,7 +73,7 @@ class Pipeline(tf.Module):
         """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
         texts = _limited(texts)
         windows = self._windows(**texts)
-        return self.task.serving_outputs(texts, windows, self._outputs(windows, texts))
+        return self.task.postprocessor.predictions(texts, windows, self._outputs(windows, texts))
 
     def margin(self, **texts: tf.Tensor) -> tf.Tensor:
         """Return by how much probability each prediction leads the second best one, `(B,)`.
@@ -66,9 +83,9 @@ class Pipeline(tf.Module):
         texts = _limited(texts)
         windows = self._windows(**texts)
         outputs = self._outputs(windows, texts)
-        return self.task.margin(
-            self.task.serving_outputs(texts, windows, outputs), windows, outputs
-        )
+        postprocessor = self.task.postprocessor
+        predictions = postprocessor.predictions(texts, windows, outputs)
+        return postprocessor.margin(predictions, windows, outputs)
 
     def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` to text vectors.
@@ -128,6 +145,29 @@ class Pipeline(tf.Module):
             "serving_default": self._served(self.predict, texts),
             "tokenize": self._served(self.tokenize, texts),
             "embed": self._served(self.embed, ("text",)),
+        }
+
+    def signature_specs(self) -> dict[str, SignatureSpec]:
+        """Return the specification of each signature."""
+        task, postprocessor = self.task, self.task.postprocessor
+        inputs = task.input_descriptions
+        return {
+            "serving_default": SignatureSpec(
+                postprocessor.description,
+                inputs,
+                postprocessor.outputs,
+                has_margin=True,
+                splits_texts=task.has_windows,
+            ),
+            "tokenize": SignatureSpec(
+                "The tokens that the model receives, and their positions in the text.",
+                inputs,
+                TOKENIZE_OUTPUTS,
+                splits_texts=task.has_windows,
+            ),
+            "embed": SignatureSpec(
+                "Vectors of a text, for similarity and search.", {"text": "text"}, EMBED_OUTPUTS
+            ),
         }
 
     def _windows(self, **texts):

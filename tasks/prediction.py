@@ -97,7 +97,7 @@ def _predictions_of(trained, path, batch_size, log):
     # The served signature, so that predictions are those of the exported model.
     function = trained.pipeline.signatures()["serving_default"]
     count = 0
-    for batch in in_batches(trained.task.iter_examples(path, labelled=False), batch_size):
+    for batch in in_batches(trained.task.reader.iter_examples(path, labelled=False), batch_size):
         # Bad rows are not in the batch of the model; the iterator skips them.
         predictions = iter(_predict_batch(trained.task, function, batch))
         for row in batch:
@@ -121,7 +121,7 @@ def _predict_batch(task, function, rows):
     texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
     fields = {name: jsonable(values) for name, values in function(*texts).items()}
     predictions = [
-        task.strip_padding(dict(zip(fields, row, strict=True)))
+        task.postprocessor.strip_padding(dict(zip(fields, row, strict=True)))
         for row in zip(*fields.values(), strict=True)
     ]
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import UserError
@@ -24,20 +24,28 @@ class TaskType:
 
     Attributes:
         class_path: "module:class".
+        rows_path: "module:function" of the function that reads rows without TensorFlow, to check
+            files before it is imported. It takes the values of a task.json (or, before training,
+            the options of the task), a path, and whether the rows have labels.
         needs_dev: Whether it always has a field to tune on dev data.
     """
 
     class_path: str
+    rows_path: str = "tasks.readers.glue:task_rows"
     needs_dev: bool = False
 
 
 TASK_TYPES = {
     "classification": TaskType("tasks.classification:Classification"),
     "regression": TaskType("tasks.regression:Regression"),
-    "tagging": TaskType("tasks.tagging:Tagging"),
-    "span_qa": TaskType("tasks.span_qa:SpanQA"),
-    "multiple_choice": TaskType("tasks.multiple_choice:MultipleChoiceTask"),
-    "anomaly": TaskType("tasks.anomaly:Anomaly", needs_dev=True),
+    "tagging": TaskType("tasks.tagging:Tagging", "tasks.readers.tagged:task_rows"),
+    "span_qa": TaskType("tasks.span_qa:SpanQA", "tasks.readers.squad:task_rows"),
+    "multiple_choice": TaskType(
+        "tasks.multiple_choice:MultipleChoiceTask", "tasks.readers.choices:task_rows"
+    ),
+    "anomaly": TaskType(
+        "tasks.anomaly:Anomaly", "tasks.readers.tables:rows_with_optional_labels", needs_dev=True
+    ),
 }
 # Task types without labelled rows; tasks.finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
@@ -72,7 +80,6 @@ DATASETS = {
     "swag": Dataset("multiple_choice", {"file_format": "swag"}),
     "arc": Dataset("multiple_choice", {"file_format": "arc"}),
 }
-NAMES = (*TASK_TYPES, *DATASETS)
 
 
 def task_class(kind: str) -> type[Task]:
@@ -81,7 +88,7 @@ def task_class(kind: str) -> type[Task]:
     Raises:
         UserError: If the task type is unknown.
     """
-    return _import_class(kind, TASK_TYPES)
+    return _imported(_task_type(kind, TASK_TYPES).class_path)
 
 
 def task_from_dict(values: Mapping[str, Any]) -> Task:
@@ -93,11 +100,26 @@ def task_from_dict(values: Mapping[str, Any]) -> Task:
     values = dict(values)
     kind = field(values, "kind", str, "task.json")
     del values["kind"]
-    return _import_class(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES}).from_dict(values)
+    task_type = _task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    return _imported(task_type.class_path).from_dict(values)
 
 
-def _import_class(kind, task_types):
+def row_reader(kind: str) -> Callable[[Mapping[str, Any], str, bool], Iterable[Any]]:
+    """Import and return the function of a task type's `TaskType.rows_path`.
+
+    Raises:
+        UserError: If the task type is unknown.
+    """
+    return _imported(_task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES}).rows_path)
+
+
+def _task_type(kind, task_types):
     if kind not in task_types:
         raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")
-    module, name = task_types[kind].class_path.split(":")
+    return task_types[kind]
+
+
+def _imported(path):
+    """Return an object by "module:name"."""
+    module, name = path.split(":")
     return getattr(importlib.import_module(module), name)

@@ -18,25 +18,16 @@ from bert_tf.train.losses import squared_error
 from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
+from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.task_model import TaskModel
-from tasks.text_task import LabelledTextTask
+from tasks.text_task import LabelledTextReader, LabelledTextTask
 from tasks.windows import Windows
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Regression(LabelledTextTask):
-    """Prediction of a number per text or pair of texts."""
-
-    kind = "regression"
-    best_metric = "spearman"
-    losses = {"value": squared_error}
-
-    @classmethod
-    def from_data(cls, path: str, **options: Any) -> Self:
-        """Create the task from its options alone; nothing is read from the file."""
-        return cls(**options)
+class RegressionReader(LabelledTextReader["Regression"]):
+    """Reader of texts with a number."""
 
     def label_of(self, value: str) -> float:
         """Parse a label.
@@ -56,16 +47,14 @@ class Regression(LabelledTextTask):
         """Return a number."""
         return self.label_of(str(value))
 
-    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return the values and weights of 1, float32 `(N,)`."""
-        values = np.array(examples.labels, np.float32)
-        return {"value": values}, {"value": np.ones(len(values), np.float32)}
 
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
-        """Build the encoder with one linear output."""
-        model = SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
-        model.build()
-        return model
+class RegressionPostprocessor(Postprocessor["Regression"]):
+    """Postprocessor of numbers."""
+
+    description = "Predicts a number for a text or for a pair of texts."
+    outputs = {"value": OutputSpec("predicted number")}
+
+    best_metric = "spearman"
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return Pearson's and Spearman's correlation and the mean squared error."""
@@ -76,7 +65,7 @@ class Regression(LabelledTextTask):
             for metric in (pearson, spearman, mean_squared_error)
         }
 
-    def serving_outputs(
+    def predictions(
         self, texts: Tensors, windows: Windows, outputs: Tensors
     ) -> dict[str, tf.Tensor]:
         """Return the predicted value, float32 `(B,)`."""
@@ -85,6 +74,32 @@ class Regression(LabelledTextTask):
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return infinity, since nothing is decided."""
         return tf.fill(tf.shape(predictions["value"]), float("inf"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regression(LabelledTextTask):
+    """Prediction of a number per text or pair of texts."""
+
+    kind = "regression"
+    reader_class = RegressionReader
+    postprocessor_class = RegressionPostprocessor
+    losses = {"value": squared_error}
+
+    @classmethod
+    def from_data(cls, path: str, **options: Any) -> Self:
+        """Create the task from its options alone; nothing is read from the file."""
+        return cls(**options)
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return the values and weights of 1, float32 `(N,)`."""
+        values = np.array(examples.labels, np.float32)
+        return {"value": values}, {"value": np.ones(len(values), np.float32)}
+
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
+        """Build the encoder with one linear output."""
+        model = SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
+        model.build()
+        return model
 
 
 @keras.saving.register_keras_serializable("bert_tf")

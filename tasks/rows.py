@@ -65,8 +65,8 @@ def read_examples(
     task = task_class(task_type).from_data(
         os.fspath(path), max_seq_length=max_seq_length, **options
     )
-    examples = task.load_examples(os.fspath(path), labelled)
-    y = [task.decode_label(label) for label in examples.labels]
+    examples = task.reader.load_examples(os.fspath(path), labelled)
+    y = [task.reader.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
 
 
@@ -109,16 +109,16 @@ def examples_of(
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
         x, y = x.x, x.y if y is None else y
-    texts = task.columns(x)
+    texts = task.reader.columns(x)
     count = len(next(iter(texts.values())))
-    y = task.default_labels(count) if y is None else as_list(y, "y")
+    y = task.reader.default_labels(count) if y is None else as_list(y, "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
     labels = []
     for row, label in enumerate(y):
         try:
             text = {name: values[row] for name, values in texts.items()}
-            labels.append(task.encode_label(label, text))
+            labels.append(task.reader.encode_label(label, text))
         except (ValueError, TypeError, RowError) as error:
             raise UserError(f"y[{row}]: {error}") from None
     weights = _weights(task, labels, sample_weight, class_weight)
@@ -147,7 +147,7 @@ def _weights(task, labels, sample_weight, class_weight):
             )
         try:
             factors = {
-                task.encode_label(name, {}): _weight(repr(name), factor)
+                task.reader.encode_label(name, {}): _weight(repr(name), factor)
                 for name, factor in class_weight.items()
             }
         except ValueError as error:

@@ -55,7 +55,10 @@ class FinetuneSettings:
         UserError: If a value is out of range or does not fit the task; the message names the flag.
     """
 
-    task: str = flag("task type, or name of a published dataset", choices=registry.NAMES)
+    task: str = flag(
+        "task type, or name of a published dataset",
+        choices=(*registry.TASK_TYPES, *registry.DATASETS),
+    )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
         "pretrained weights: run, Hugging Face directory, Google release or keras-nlp preset"

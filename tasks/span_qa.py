@@ -28,16 +28,164 @@ from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import SpanModel
 from tasks.metrics.squad import best_null_threshold, squad_scores
+from tasks.postprocessor import OutputSpec, Postprocessor
+from tasks.reader import Reader
 from tasks.readers.memory import as_list
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.squad import read_questions
-from tasks.task import Task
+from tasks.task import Task, described
 from tasks.task_model import TaskModel
 from tasks.windows import Windows, pack_windows
 
 RELEASED_THRESHOLD = 0.0
 N_BEST = 20  # Candidate answers in a served prediction, as in google-research/bert.
 QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
+
+
+class QuestionReader(Reader["SpanQA"]):
+    """Reader of questions; a label is a tuple of answers (text, start)."""
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+        """Return answers, given as dicts or pairs of text and start; [] is no answer."""
+        answers = []
+        for answer in as_list(value, "answers"):
+            if isinstance(answer, Mapping):
+                answer = (answer.get("text"), answer.get("start"))
+            is_pair = isinstance(answer, list | tuple) and len(answer) == 2
+            text, start = answer if is_pair else (None, None)
+            if not isinstance(text, str) or not text or type(start) is not int:
+                raise ValueError(
+                    f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
+                )
+            answers.append((text, start))
+        if not answers and not self.task.may_be_impossible:
+            raise ValueError("expected an answer, received none; set may_be_impossible=True")
+        return tuple(answers)
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the questions of a SQuAD file or of rows."""
+        for question in read_questions(path, labelled):
+            if isinstance(question, BadRow):
+                yield question
+                continue
+            if question.is_impossible and not self.task.may_be_impossible:
+                yield BadRow(
+                    question.location,
+                    "expected an answer, since this task has one per question; for questions "
+                    "without an answer train with --task=squad2",
+                )
+                continue
+            yield Example(
+                {"question": question.question, "context": question.context},
+                tuple(question.answers),
+                question.location,
+                question.id,
+            )
+
+
+class SpanPostprocessor(Postprocessor["SpanQA"]):
+    """Postprocessor of a start and an end logit per token."""
+
+    description = "Extracts the answer to a question from a context that may contain it."
+    outputs = {
+        "answer": OutputSpec('answer; "" if there is none'),
+        "start": OutputSpec(
+            "start of the answer in the context, in characters; -1 if there is none"
+        ),
+        "end": OutputSpec("end of the answer (exclusive), in characters; -1 if there is none"),
+        "score": OutputSpec("probability among the best answers and, if allowed, no answer"),
+        "no_answer_score": OutputSpec(
+            "score of no answer; higher is more likely", is_log_odds=True
+        ),
+        "nbest_answer": OutputSpec("best answers, best first", compared="none"),
+        "nbest_start": OutputSpec(
+            "starts of the best answers, in characters; -1 for padding", compared="none"
+        ),
+        "nbest_end": OutputSpec(
+            "ends of the best answers (exclusive), in characters; -1 for padding", compared="none"
+        ),
+        "nbest_score": OutputSpec("scores of the best answers"),
+    }
+
+    best_metric = "f1"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
+
+        Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
+        and without an answer, `best_f1` with the best threshold for this data
+        (`best_null_threshold`) and, if a threshold is tuned, the metrics with the threshold 0
+        (`exact_match_at_0`, `f1_at_0`).
+        """
+        golds, best = _golds(data.examples), self._best(data, outputs)
+        if not self.task.may_be_impossible:
+            return squad_scores(_texts(select_answer(best)["answer"]), golds, version=1)
+
+        def scores(threshold):
+            return squad_scores(_texts(select_answer(best, threshold)["answer"]), golds, version=2)
+
+        result = scores(self._threshold)
+        threshold, of_best = _tuned_threshold(best, golds)
+        result |= {"best_f1": of_best["f1"], "best_null_threshold": threshold}
+        if self.task.null_threshold is not None:
+            released = scores(RELEASED_THRESHOLD)
+            result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
+        return result
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "SpanQA":
+        """Return the task with the no-answer threshold of the best F1 on this data."""
+        if not self.task.may_be_impossible:
+            return self.task
+        threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
+        return dataclasses.replace(self.task, null_threshold=threshold)
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Select the answer and the N_BEST candidates per question (`select_answer`)."""
+        best = self._best_spans(outputs, windows, texts["context"], N_BEST)
+        return select_answer(best, self._threshold)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
+        # The zero column lets a single candidate have a margin.
+        margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
+        if not self.task.may_be_impossible:
+            return margin_N
+        # The margin between no answer and the best span: sigmoid(x) - sigmoid(-x) = tanh(x / 2) of
+        # the score's distance to the threshold.
+        is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
+        return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
+
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the candidates that are padding, whose start is -1."""
+        count = sum(start >= 0 for start in row["nbest_start"])
+        return {
+            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
+        }
+
+    @property
+    def _threshold(self):
+        if self.task.may_be_impossible and self.task.null_threshold is None:
+            return RELEASED_THRESHOLD
+        return self.task.null_threshold
+
+    def _best_spans(self, outputs, windows, contexts, n_best):
+        return best_spans(
+            outputs["start"], outputs["end"], windows, contexts, n_best, self.task.max_answer_length
+        )
+
+    def _best(self, data, outputs):
+        """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
+        parts, first = [], 0
+        # Windows are ordered by example, so a slice of examples is a slice of windows.
+        for texts in data.examples.slices(QUESTIONS_PER_BATCH):
+            last = first + len(texts["context"])
+            windows, rows = data.windows.of_examples(first, last)
+            of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
+            parts.append(self._best_spans(of_slice, windows, texts["context"], n_best=1))
+            first = last
+        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,14 +201,19 @@ class SpanQA(Task):
             threshold is 0, as in google-research/bert.
     """
 
-    doc_stride: int = 128
-    max_query_length: int = 64
-    max_answer_length: int = 30
-    may_be_impossible: bool = False
-    null_threshold: float | None = None
+    doc_stride: int = described("tokens between the starts of the windows of a longer text", 128)
+    max_query_length: int = described("maximum tokens of a question; the rest is removed", 64)
+    max_answer_length: int = described("maximum tokens of an answer", 30)
+    may_be_impossible: bool = described("whether a question may have no answer", False)
+    null_threshold: float | None = described("no-answer score above which there is no answer", None)
 
     kind = "span_qa"
-    best_metric = "f1"
+    reader_class = QuestionReader
+    postprocessor_class = SpanPostprocessor
+    input_descriptions = {
+        "question": "question",
+        "context": "text that may contain the answer, of any length",
+    }
     input_names = ("question", "context")
     losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
     has_windows = True
@@ -86,23 +239,6 @@ class SpanQA(Task):
             )
         return task
 
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-        """Return answers, given as dicts or pairs of text and start; [] is no answer."""
-        answers = []
-        for answer in as_list(value, "answers"):
-            if isinstance(answer, Mapping):
-                answer = (answer.get("text"), answer.get("start"))
-            is_pair = isinstance(answer, list | tuple) and len(answer) == 2
-            text, start = answer if is_pair else (None, None)
-            if not isinstance(text, str) or not text or type(start) is not int:
-                raise ValueError(
-                    f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
-                )
-            answers.append((text, start))
-        if not answers and not self.may_be_impossible:
-            raise ValueError("expected an answer, received none; set may_be_impossible=True")
-        return tuple(answers)
-
     def __post_init__(self) -> None:
         num_others = self.max_query_length + 3
         if self.max_seq_length <= num_others:
@@ -120,26 +256,6 @@ class SpanQA(Task):
     def description(self) -> str:
         """Return whether questions may have no answer, for the log."""
         return "; a question may have no answer" if self.may_be_impossible else ""
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the questions of a SQuAD file or of rows."""
-        for question in read_questions(path, labelled):
-            if isinstance(question, BadRow):
-                yield question
-                continue
-            if question.is_impossible and not self.may_be_impossible:
-                yield BadRow(
-                    question.location,
-                    "expected an answer, since this task has one per question; for questions "
-                    "without an answer train with --task=squad2",
-                )
-                continue
-            yield Example(
-                {"question": question.question, "context": question.context},
-                tuple(question.answers),
-                question.location,
-                question.id,
-            )
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the questions without an answer, or whose first answer is at its offset.
@@ -228,84 +344,6 @@ class SpanQA(Task):
         model = SpanModel(config, name=self.kind, dtype=dtype)
         model.build()
         return model
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
-
-        Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
-        and without an answer, `best_f1` with the best threshold for this data
-        (`best_null_threshold`) and, if a threshold is tuned, the metrics with the threshold 0
-        (`exact_match_at_0`, `f1_at_0`).
-        """
-        golds, best = _golds(data.examples), self._best(data, outputs)
-        if not self.may_be_impossible:
-            return squad_scores(_texts(select_answer(best)["answer"]), golds, version=1)
-
-        def scores(threshold):
-            return squad_scores(_texts(select_answer(best, threshold)["answer"]), golds, version=2)
-
-        result = scores(self._threshold)
-        threshold, of_best = _tuned_threshold(best, golds)
-        result |= {"best_f1": of_best["f1"], "best_null_threshold": threshold}
-        if self.null_threshold is not None:
-            released = scores(RELEASED_THRESHOLD)
-            result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
-        return result
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
-        """Return the task with the no-answer threshold of the best F1 on this data."""
-        if not self.may_be_impossible:
-            return self
-        threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
-        return dataclasses.replace(self, null_threshold=threshold)
-
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Select the answer and the N_BEST candidates per question (`select_answer`)."""
-        best = self._best_spans(outputs, windows, texts["context"], N_BEST)
-        return select_answer(best, self._threshold)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
-        # The zero column lets a single candidate have a margin.
-        margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
-        if not self.may_be_impossible:
-            return margin_N
-        # The margin between no answer and the best span: sigmoid(x) - sigmoid(-x) = tanh(x / 2) of
-        # the score's distance to the threshold.
-        is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
-        return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
-
-    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Remove the candidates that are padding, whose start is -1."""
-        count = sum(start >= 0 for start in row["nbest_start"])
-        return {
-            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
-        }
-
-    @property
-    def _threshold(self):
-        if self.may_be_impossible and self.null_threshold is None:
-            return RELEASED_THRESHOLD
-        return self.null_threshold
-
-    def _best_spans(self, outputs, windows, contexts, n_best):
-        return best_spans(
-            outputs["start"], outputs["end"], windows, contexts, n_best, self.max_answer_length
-        )
-
-    def _best(self, data, outputs):
-        """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
-        parts, first = [], 0
-        # Windows are ordered by example, so a slice of examples is a slice of windows.
-        for texts in data.examples.slices(QUESTIONS_PER_BATCH):
-            last = first + len(texts["context"])
-            windows, rows = data.windows.of_examples(first, last)
-            of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
-            parts.append(self._best_spans(of_slice, windows, texts["context"], n_best=1))
-            first = last
-        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 def _spans(examples):

@@ -90,7 +90,7 @@ def _sweep(settings, log, strategy):
         try:
             # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy)
-            metric = task_from_dict(run.task).best_metric
+            metric = task_from_dict(run.task).postprocessor.best_metric
             results[name] = _result(run)
         except DivergenceError as error:
             results[name] = {"failed": str(error)}

@@ -22,6 +22,7 @@ from bert_tf.train.losses import softmax_cross_entropy
 from tasks import heads
 from tasks.entity_labels import (
     BioLabels,
+    TokenLabels,
     entity_type,
     first_pieces,
     join_words,
@@ -32,14 +33,134 @@ from tasks.entity_labels import (
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.postprocessor import OutputSpec, Postprocessor
+from tasks.reader import Reader
 from tasks.readers.memory import as_list
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
-from tasks.task import Task
+from tasks.task import Task, described
 from tasks.task_model import TaskModel
 from tasks.windows import Windows, pack_windows
 
 FEW_TYPES = 20  # With more entity types there are no metrics per type.
+
+
+class TaggingReader(Reader["Tagging"]):
+    """Reader of texts with entities; a label is a `TaggedSentence` or a `TaggedText`."""
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return texts by input name; lists of words are joined by spaces."""
+        values = x["text"] if isinstance(x, Mapping) and "text" in x else x
+        if isinstance(values, list | tuple) and values and isinstance(values[0], list | tuple):
+            values = [" ".join(words) for words in values]
+        return super().columns(values)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> TaggedSentence | TaggedText:
+        """Return entities, given as dicts with start, end and type, or one tag per word."""
+        if isinstance(value, TaggedSentence | TaggedText):
+            item = value
+        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
+            words = texts["text"].split(" ")
+            if len(words) != len(value):
+                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+            item = TaggedSentence(words, to_bio(value), "y")
+        else:
+            item = tagged_text({"text": texts["text"], "entities": value}, "text", "y")
+        unknown = sorted(_types(item).difference(self.task.bio.types))
+        if unknown:
+            raise ValueError(
+                f"entity type {unknown[0]!r:.80}: expected one of {', '.join(self.task.bio.types)}"
+            )
+        return item
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the texts of a column file or of rows; words are joined by spaces."""
+        types = self.task.bio.types
+        for item in read_tagged(path, labelled, self.task.text_column):
+            if isinstance(item, BadRow):
+                yield item
+                continue
+            unknown = sorted(_types(item).difference(types)) if labelled else ()
+            if unknown:
+                yield BadRow(
+                    item.location,
+                    f"entity type {unknown[0]!r:.80}: expected one of {', '.join(types)}",
+                )
+                continue
+            text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
+            yield Example({"text": text}, item if labelled else None, item.location)
+
+
+class TaggingPostprocessor(Postprocessor["Tagging"]):
+    """Postprocessor of one logit per token and tag."""
+
+    description = "Extracts the entities of a text: their text, type and position."
+    outputs = {
+        "entity_text": OutputSpec("text of each entity, as in the input"),
+        "entity_type": OutputSpec("type of each entity"),
+        "entity_start": OutputSpec("start of each entity, in characters; -1 for padding"),
+        "entity_end": OutputSpec("end of each entity (exclusive), in characters; -1 for padding"),
+        "entity_score": OutputSpec("confidence of each entity, from 0 to 1; -1 for padding"),
+        "num_entities": OutputSpec("number of entities; entries after it are padding"),
+    }
+
+    best_metric = "f1"
+
+    def metric_inputs(self, outputs: Arrays) -> Arrays:
+        """Return the most likely labels `(W, L)`, int16 if possible.
+
+        The logits of a million windows would take gigabytes.
+        """
+        is_few = len(self.task.labels) < 2**15
+        return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return entity-level F1, precision and recall, and the accuracy of tags.
+
+        Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
+        types.
+        """
+        bio, sentences = self.task.bio, data.examples.labels
+        labelled, _ = self.task.token_labels(data.examples, data.windows)
+        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
+        predicted = word_predictions(bio, predictions_T, labelled)
+        if isinstance(sentences[0], TaggedSentence):
+            # The file's own tags, so that entities of words without a token count as missed.
+            gold = [sentence.tags for sentence in sentences]
+        else:
+            # Spans are compared at token borders, since the model cannot predict others.
+            gold = word_predictions(bio, labelled.labels, labelled)
+
+        scores = entity_scores(gold, predicted)
+        hits = [
+            tag == other
+            for tags, others in zip(gold, predicted, strict=True)
+            for tag, other in zip(tags, others, strict=True)
+        ]
+        of_types = scores["types"] if len(bio.types) <= FEW_TYPES else {}
+        return {
+            **{name: scores[name] for name in ("f1", "precision", "recall")},
+            "strict_f1": strict_f1(gold, predicted),
+            "accuracy": float(np.mean(hits)) if hits else 0.0,
+            **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
+        }
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the entities per text (`tasks.entity_spans.entities`)."""
+        return entities(texts["text"], windows, outputs["tag"], self.task.bio)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the smallest margin of any token of a text, `(B,)`."""
+        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
+
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Keep the first `num_entities` entries of each list."""
+        return {
+            name: value[: row["num_entities"]] if isinstance(value, list) else value
+            for name, value in row.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +174,12 @@ class Tagging(Task):
     """
 
     labels: tuple[str, ...]
-    doc_stride: int
+    doc_stride: int = described("tokens between the starts of the windows of a longer text")
     text_column: str = "text"
 
     kind = "tagging"
-    best_metric = "f1"
+    reader_class = TaggingReader
+    postprocessor_class = TaggingPostprocessor
     input_names = ("text",)
     has_windows = True
     needs_offsets = True
@@ -128,31 +250,6 @@ class Tagging(Task):
             **options,
         )
 
-    def columns(self, x: Any) -> dict[str, list]:
-        """Return texts by input name; lists of words are joined by spaces."""
-        values = x["text"] if isinstance(x, Mapping) and "text" in x else x
-        if isinstance(values, list | tuple) and values and isinstance(values[0], list | tuple):
-            values = [" ".join(words) for words in values]
-        return super().columns(values)
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> TaggedSentence | TaggedText:
-        """Return entities, given as dicts with start, end and type, or one tag per word."""
-        if isinstance(value, TaggedSentence | TaggedText):
-            item = value
-        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
-            words = texts["text"].split(" ")
-            if len(words) != len(value):
-                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
-            item = TaggedSentence(words, to_bio(value), "y")
-        else:
-            item = tagged_text({"text": texts["text"], "entities": value}, "text", "y")
-        unknown = sorted(_types(item).difference(self.bio.types))
-        if unknown:
-            raise ValueError(
-                f"entity type {unknown[0]!r:.80}: expected one of {', '.join(self.bio.types)}"
-            )
-        return item
-
     @property
     def bio(self) -> BioLabels:
         """The labels as `BioLabels`."""
@@ -161,23 +258,6 @@ class Tagging(Task):
     def description(self) -> str:
         """Return the entity types, for the log."""
         return f"; entities {', '.join(self.bio.types)}"
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the texts of a column file or of rows; words are joined by spaces."""
-        types = self.bio.types
-        for item in read_tagged(path, labelled, self.text_column):
-            if isinstance(item, BadRow):
-                yield item
-                continue
-            unknown = sorted(_types(item).difference(types)) if labelled else ()
-            if unknown:
-                yield BadRow(
-                    item.location,
-                    f"entity type {unknown[0]!r:.80}: expected one of {', '.join(types)}",
-                )
-                continue
-            text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
-            yield Example({"text": text}, item if labelled else None, item.location)
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -197,7 +277,7 @@ class Tagging(Task):
         The weight is 1 at labelled tokens in their window of most context, otherwise 0.
         """
         # Labels are negative at tokens without a label and outside the window of most context.
-        labels = in_windows(windows, self._labelled(examples, windows)[0].labels)
+        labels = in_windows(windows, self.token_labels(examples, windows)[0].labels)
         return (
             {"tag": tf.maximum(labels, 0)},
             {"tag": labels.with_flat_values(tf.cast(labels.flat_values >= 0, tf.float32))},
@@ -209,68 +289,12 @@ class Tagging(Task):
         model.build()
         return model
 
-    def metric_inputs(self, outputs: Arrays) -> Arrays:
-        """Return the most likely labels `(W, L)`, int16 if possible.
-
-        The logits of a million windows would take gigabytes.
-        """
-        is_few = len(self.labels) < 2**15
-        return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return entity-level F1, precision and recall, and the accuracy of tags.
-
-        Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
-        types.
-        """
-        bio, sentences = self.bio, data.examples.labels
-        labelled, _ = self._labelled(data.examples, data.windows)
-        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
-        predicted = word_predictions(bio, predictions_T, labelled)
-        if isinstance(sentences[0], TaggedSentence):
-            # The file's own tags, so that entities of words without a token count as missed.
-            gold = [sentence.tags for sentence in sentences]
-        else:
-            # Spans are compared at token borders, since the model cannot predict others.
-            gold = word_predictions(bio, labelled.labels, labelled)
-
-        scores = entity_scores(gold, predicted)
-        hits = [
-            tag == other
-            for tags, others in zip(gold, predicted, strict=True)
-            for tag, other in zip(tags, others, strict=True)
-        ]
-        of_types = scores["types"] if len(bio.types) <= FEW_TYPES else {}
-        return {
-            **{name: scores[name] for name in ("f1", "precision", "recall")},
-            "strict_f1": strict_f1(gold, predicted),
-            "accuracy": float(np.mean(hits)) if hits else 0.0,
-            **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
-        }
-
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Count words and entities that tokens cannot represent."""
-        return self._labelled(data.examples, data.windows)[1]
+        return self.token_labels(data.examples, data.windows)[1]
 
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the entities per text (`tasks.entity_spans.entities`)."""
-        return entities(texts["text"], windows, outputs["tag"], self.bio)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the smallest margin of any token of a text, `(B,)`."""
-        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
-
-    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Keep the first `num_entities` entries of each list."""
-        return {
-            name: value[: row["num_entities"]] if isinstance(value, list) else value
-            for name, value in row.items()
-        }
-
-    def _labelled(self, examples, windows):
-        """Return the texts' TokenLabels, and warnings about labels that tokens cannot represent."""
+    def token_labels(self, examples: Examples, windows: Windows) -> tuple[TokenLabels, list[str]]:
+        """Return labels per token, and warnings about labels that tokens cannot represent."""
         bio, texts, items = self.bio, examples.texts["text"], examples.labels
         tokens, is_first_T = texts_tokens(windows, len(texts))
         is_first_T = is_first_T.numpy()

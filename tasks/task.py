@@ -1,6 +1,9 @@
 """The base class of all task types.
 
-A task type is a module with a subclass of `Task`, and an entry in tasks/registry.py.
+A task type is a module and an entry in tasks/registry.py. The module defines a `Task`, whose fields
+are saved, and what acts on it: a `Reader` from rows to examples, a `Postprocessor` from outputs to
+predictions and metrics, and a `TaskModel`. The `Preprocessor` from strings to token ids is the same
+layer for all task types; it calls `Task.encode`.
 
 Shape suffixes: N examples, W windows (token sequences made of the examples).
 """
@@ -11,13 +14,12 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bert_tf.errors import UserError
-from tasks.examples import Examples
-from tasks.readers.memory import columns_of
-from tasks.readers.rows import BadRow, raise_bad_rows
+from tasks.postprocessor import Postprocessor
+from tasks.reader import Reader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,23 +28,35 @@ if TYPE_CHECKING:
     from bert_tf.config import BertConfig
     from bert_tf.text.tokenizer import Tokens
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.examples import Arrays, EncodedExamples, Example, Tensors
+    from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
     from tasks.windows import Windows
+
+
+def described(description: str, default: Any = dataclasses.MISSING) -> Any:
+    """Return a dataclass field that predictions depend on, with its meaning for people."""
+    return dataclasses.field(default=default, metadata={"description": description})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(abc.ABC):
     """Base class of fine-tuning tasks.
 
-    Its fields are saved in task.json. Every subclass defines `kind` and the abstract members. One
-    that is trained also defines `best_metric`, `losses`, `from_data`, `targets` and `metrics`;
-    `MaskedLm` is not, since it has no labels. A sample is the unit of a batch: a window or, in
-    multiple choice, an example with all its choices.
+    Its fields are saved in task.json. Every subclass defines `kind`, `reader_class`,
+    `postprocessor_class` and the abstract members. One that is trained also defines `losses`,
+    `from_data` and `targets`, and its postprocessor `best_metric` and `metrics`. A sample is the
+    unit of a batch: a window or, in multiple choice, an example with all its choices.
     """
 
-    max_seq_length: int
+    max_seq_length: int = described("maximum tokens per window")
 
     kind: ClassVar[str]  # Name of the task type.
+    reader_class: ClassVar[type[Reader[Any]]]
+    postprocessor_class: ClassVar[type[Postprocessor[Any]]]
+    input_descriptions: ClassVar[Mapping[str, str]] = {
+        "text": "text",
+        "text_a": "first text of the pair",
+        "text_b": "second text of the pair",
+    }
     predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
@@ -56,14 +70,19 @@ class Task(abc.ABC):
     unused = "not used for training"
 
     @property
+    def reader(self) -> Reader[Any]:
+        """The reader of the task's rows."""
+        return self.reader_class(self)
+
+    @property
+    def postprocessor(self) -> Postprocessor[Any]:
+        """The postprocessor of the outputs of the task's model."""
+        return self.postprocessor_class(self)
+
+    @property
     @abc.abstractmethod
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs of a served request."""
-
-    @property
-    def best_metric(self) -> str:
-        """Name of the metric that selects the best checkpoint."""
-        raise NotImplementedError
 
     @property
     def losses(self) -> Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
@@ -93,10 +112,6 @@ class Task(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield an `Example` or a `BadRow` per row of a file, without reading all of it first."""
-
-    @abc.abstractmethod
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
@@ -115,20 +130,6 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def build_model(self, config: BertConfig, dtype: str = "float32") -> tf.keras.Model:
         """Return the Keras model, built."""
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the metrics of all examples of a dataset, by name."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def serving_outputs(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return what is served, `(N, ...)` by name, in the graph."""
-
-    @abc.abstractmethod
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the probability by which each prediction leads the second best one, `(N,)`."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -150,59 +151,10 @@ class Task(abc.ABC):
         """Return the values of task.json, with "kind"."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
-    def load_examples(self, path: str, labelled: bool = True) -> Examples:
-        """Read a complete file into memory.
-
-        Args:
-            path: A file in a format of the task.
-            labelled: Whether the rows have labels.
-
-        Returns:
-            The good rows; known bad rows of a published dataset are in `skipped_rows`.
-
-        Raises:
-            UserError: At the first bad row that is not known, or if no row is left.
-        """
-        everything = list(self.iter_examples(path, labelled))
-        # Known bad rows are kept apart to be reported; any other bad row raises here.
-        rows = list(raise_bad_rows(everything))
-        skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
-        if not rows:
-            raise UserError(
-                f"{path}: expected at least one good row. First bad row: {skipped_rows[0]}"
-            )
-        texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
-        return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
-
     @classmethod
     def from_options(cls, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from the options of `TaskModel.from_pretrained`."""
         return cls(max_seq_length=max_seq_length, **options)
-
-    def columns(self, x: Any) -> dict[str, list]:
-        """Return rows given as Python objects as texts by input name; raises UserError."""
-        lists = [name for name in self.input_names if self.INPUT_RANKS.get(name) == 2]
-        return columns_of(x, self.input_names, lists)
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
-        """Convert a label given as a Python object to the representation of the task.
-
-        Args:
-            value: The label.
-            texts: The texts of its row by input name.
-
-        Raises:
-            ValueError: If it does not fit the task; the message says what is expected.
-        """
-        raise ValueError(f"{self.kind} has no labels")
-
-    def decode_label(self, label: Any) -> Any:
-        """Convert a label to the Python object that `encode_label` accepts."""
-        return label
-
-    def default_labels(self, count: int) -> list:
-        """Return labels for rows without any; raises UserError if the task requires labels."""
-        raise UserError("y: expected one label per row, received none")
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the examples that training uses; by default all of them."""
@@ -223,36 +175,6 @@ class Task(abc.ABC):
         self, model: tf.keras.Model, encoded: EncodedExamples
     ) -> None:
         """Initialize weights of a new head from the training examples."""
-
-    def metric_inputs(self, outputs: Arrays) -> Arrays:
-        """Reduce the outputs of a batch to the arrays that `metrics` needs.
-
-        They are kept for all batches of an evaluation, so they should be small.
-        """
-        return outputs
-
-    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
-        """Return tables that an evaluation reports in addition to metrics, as lists by name."""
-        return {}
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
-        """Return the task with the fields of `tunable_fields` fitted to dev data."""
-        return self
-
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Check the labels of the first dev file before anything is tokenized.
-
-        Returns:
-            One warning per field of `tunable_fields` that these labels cannot tune well.
-
-        Raises:
-            UserError: If they cannot tune a field at all.
-        """
-        return []
-
-    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
-        """Return one warning per field of `tunable_fields` that this dev data cannot tune."""
-        return []
 
     def with_tuned(self, values: Mapping[str, Any]) -> Self:
         """Return the task with these values of tunable fields; the other tunable fields are `None`.
@@ -288,10 +210,6 @@ class Task(abc.ABC):
         """The fields of `tunable_fields` without a value."""
         return tuple(name for name in self.tunable_fields if getattr(self, name) is None)
 
-    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
-        return row
-
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return one warning per kind of label that cannot be encoded or scored."""
         return []
@@ -299,10 +217,6 @@ class Task(abc.ABC):
     def description(self) -> str:
         """Return a suffix for the log line with the number of rows, such as "; 3 labels"."""
         return ""
-
-    def warning(self, metrics: Mapping[str, float]) -> str | None:
-        """Return a one-line warning about how to read these metrics, or `None`."""
-        return None
 
 
 def _fits(value, hint):

@@ -4,9 +4,8 @@
     model.fit(texts, labels)
     model.predict_rows(["My invoice is wrong."])[0]["label"]
 
-A `TaskModel` joins four parts: a reader (tasks/readers) makes examples of Python objects or files,
-the preprocessor makes token ids of strings, the network makes outputs of token ids, and the task
-makes predictions and metrics of outputs.
+A `TaskModel` joins four parts: a reader (rows to examples), a preprocessor (strings to token ids),
+a network (token ids to outputs) and a postprocessor (outputs to predictions and metrics).
 """
 
 from __future__ import annotations
@@ -100,8 +99,6 @@ class TaskModel(keras.Model):
             self.network.encoder.freeze(frozen_layers)
         self.preprocessor = Preprocessor.of(task, config, vocabulary)
         self.built = True
-
-    # Creation.
 
     @classmethod
     def from_pretrained(
@@ -272,7 +269,8 @@ class TaskModel(keras.Model):
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
         columns = self.predict(x, batch_size)
         rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-        return [self.task.strip_padding(dict(zip(columns, row, strict=True))) for row in rows]
+        postprocessor = self.task.postprocessor
+        return [postprocessor.strip_padding(dict(zip(columns, row, strict=True))) for row in rows]
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
@@ -292,7 +290,7 @@ class TaskModel(keras.Model):
         return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
-        return self.task.columns(x.x if isinstance(x, Rows) else x)
+        return self.task.reader.columns(x.x if isinstance(x, Rows) else x)
 
     # Training.
 
@@ -356,7 +354,8 @@ class TaskModel(keras.Model):
 
     def tune_on(self, encoded: EncodedExamples) -> None:
         """Fit thresholds and temperature to encoded dev rows."""
-        self.preprocessor.task = self.task.tune(encoded, self._evaluator().outputs(encoded))
+        outputs = self._evaluator().outputs(encoded)
+        self.preprocessor.task = self.task.postprocessor.tune(encoded, outputs)
 
     def _evaluator(self, batch_size=64):
         return Evaluator(self.task, self.network, self.distribute_strategy, batch_size)

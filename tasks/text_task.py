@@ -1,20 +1,21 @@
-"""Base classes of the tasks on a text or pair: columns, truncation and labels."""
+"""Base classes of the tasks on a text or pair, and of their readers."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from tasks.examples import Example
+from tasks.reader import Reader
 from tasks.readers.glue import GLUE, read_glue
 from tasks.readers.rows import BadRow
 from tasks.readers.tables import read_rows
-from tasks.task import Task
+from tasks.task import Task, described
 from tasks.windows import one_window_each
 
 if TYPE_CHECKING:
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
     from tasks.windows import Windows
 
 TRUNCATIONS = ("head", "tail", "head_tail")
+
+
+TextTaskT = TypeVar("TextTaskT", bound="TextTask")
+LabelledTaskT = TypeVar("LabelledTaskT", bound="LabelledTextTask")
+
+
+class TextReader(Reader[TextTaskT]):
+    """Base class of the readers of rows with a text or pair of texts."""
+
+    def example(self, row: Row, label: object) -> Example:
+        """Return the example of a row."""
+        texts = [row.values[column] for column in self.task.file_columns]
+        index = row.values.get("index")
+        return Example(
+            dict(zip(self.task.input_names, texts, strict=True)),
+            label,
+            row.location,
+            index if isinstance(index, str) else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +66,7 @@ class TextTask(Task):
     text_columns: tuple[str, ...] = ("text",)
     label_column: str | None = None
     unescape_html: bool = False
-    truncation: str = "head"
+    truncation: str = described("part of a longer text that is kept", "head")
 
     @classmethod
     def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
@@ -65,22 +85,12 @@ class TextTask(Task):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the texts in a served request."""
-        return ("text",) if len(self._columns) == 1 else ("text_a", "text_b")
+        return ("text",) if len(self.file_columns) == 1 else ("text_a", "text_b")
 
     @property
-    def _columns(self):
+    def file_columns(self) -> tuple[str, ...]:
+        """Columns of the texts in files."""
         return GLUE[self.file_format].keys if self.file_format in GLUE else self.text_columns
-
-    def example(self, row: Row, label: object) -> Example:
-        """Return the example of a row."""
-        texts = [row.values[column] for column in self._columns]
-        index = row.values.get("index")
-        return Example(
-            dict(zip(self.input_names, texts, strict=True)),
-            label,
-            row.location,
-            index if isinstance(index, str) else None,
-        )
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -93,11 +103,8 @@ class TextTask(Task):
         return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledTextTask(TextTask):
-    """Base class of tasks with a label or value per text or pair of texts."""
-
-    label_column: str = "label"
+class LabelledTextReader(TextReader[LabelledTaskT]):
+    """Base class of the readers of rows with a label or value."""
 
     @property
     def list_columns(self) -> tuple[str, ...]:
@@ -114,10 +121,10 @@ class LabelledTextTask(TextTask):
 
     def rows(self, path: str, labelled: bool) -> Iterable[Row | BadRow]:
         """Return the rows of a file, labels as they are written."""
-        if self.file_format in GLUE:
-            return read_glue(self.file_format, path, labelled)
-        columns = (*self.text_columns, *([self.label_column] if labelled else []))
-        return read_rows(path, columns, self.unescape_html, self.list_columns)
+        if self.task.file_format in GLUE:
+            return read_glue(self.task.file_format, path, labelled)
+        columns = (*self.task.text_columns, *([self.task.label_column] if labelled else []))
+        return read_rows(path, columns, self.task.unescape_html, self.list_columns)
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield the rows of a file."""
@@ -126,8 +133,15 @@ class LabelledTextTask(TextTask):
                 yield row
                 continue
             try:
-                label = self.label_of(row.values[self.label_column]) if labelled else None
+                label = self.label_of(row.values[self.task.label_column]) if labelled else None
             except ValueError as error:
                 yield BadRow(row.location, str(error))
             else:
                 yield self.example(row, label)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledTextTask(TextTask):
+    """Base class of tasks with a label or value per text or pair of texts."""
+
+    label_column: str = "label"

@@ -48,7 +48,7 @@ def settings_of(settings_class, name):
 def evaluate(name):
     trained, strategy = TrainedModel.open(f"runs/{name}"), make_strategy("none")
     path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
-    examples = trained.task.load_examples(path.removeprefix("--dev="))
+    examples = trained.task.reader.load_examples(path.removeprefix("--dev="))
     encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
     return Evaluator(trained.task, trained.pipeline.model, strategy).metrics(encoded)
 

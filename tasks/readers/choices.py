@@ -6,7 +6,8 @@ SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
 import dataclasses
 import os
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.readers.rows import (
@@ -38,6 +39,11 @@ class Choice:
     choices: list[str]
     label: int | None
     location: str
+
+
+def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Choice | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `tasks.registry.TaskType`."""
+    return read_choices(path, task.get("file_format", "rows"), labelled)
 
 
 def read_choices(

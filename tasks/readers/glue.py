@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.readers.rows import (
@@ -22,7 +23,7 @@ from tasks.readers.rows import (
     good_or_bad,
     tsv_rows,
 )
-from tasks.readers.tables import Row
+from tasks.readers.tables import Row, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,15 @@ GLUE = {
 }
 _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
+
+
+def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterable[Row | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `tasks.registry.TaskType`."""
+    if task.get("file_format") in GLUE:
+        return read_glue(task["file_format"], path, labelled)
+    label = task.get("label_column") or "label"
+    columns = (*task.get("text_columns", ("text",)), *([label] if labelled else []))
+    return read_rows(path, columns, lists=(label,) if task.get("multi_label") else ())
 
 
 def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> GlueRows:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
@@ -43,6 +44,11 @@ class Question:
             start >= 0 and self.context[start : start + len(text)] == text
             for text, start in self.answers
         )
+
+
+def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Question | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `tasks.registry.TaskType`."""
+    return read_questions(path, labelled)
 
 
 def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Question | BadRow]:

@@ -6,7 +6,8 @@ import dataclasses
 import html
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.readers.rows import (
@@ -67,6 +68,16 @@ def read_rows(
         yield good_or_bad(f"{path}:{number}", row, _row, columns, unescape_html, lists, optional)
     if is_empty:
         raise UserError(f"{path}: expected at least one row, received none")
+
+
+def rows_with_optional_labels(
+    task: Mapping[str, Any], path: str, labelled: bool
+) -> Iterator[Row | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `tasks.registry.TaskType`."""
+    columns, label = task.get("text_columns", ("text",)), task.get("label_column")
+    if not labelled:
+        return read_rows(path, columns)
+    return read_rows(path, (*columns, *filter(None, [label])), optional=() if label else ("label",))
 
 
 def header_of(path: pathlib.Path) -> list[str]:

@@ -62,6 +62,14 @@ class TaggedText:
     location: str
 
 
+def task_rows(
+    task: Mapping[str, Any], path: str, labelled: bool
+) -> Iterator[TaggedSentence | TaggedText | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `tasks.registry.TaskType`."""
+    (column,) = task.get("text_columns", ("text",))  # Of flags; task.json has one name.
+    return read_tagged(path, labelled, task.get("text_column", column))
+
+
 def read_tagged(
     path: str | os.PathLike, labelled: bool = True, text_column: str = "text"
 ) -> Iterator[TaggedText | TaggedSentence | BadRow]:

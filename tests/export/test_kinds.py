@@ -13,8 +13,10 @@ from export.local_client import LocalClient
 from export.publishing import publish
 from export.saved_model import write_saved_model
 from tasks.multiple_choice import MultipleChoiceTask
-from tasks.pipeline import Pipeline
+from tasks.pipeline import TOKENIZE_OUTPUTS, Pipeline
 from tasks.regression import Regression
+from tasks.span_qa import SpanPostprocessor
+from tasks.tagging import TaggingPostprocessor
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]
@@ -141,7 +143,7 @@ def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
 )
 def test_outputs_of_any_rank_are_compared(expected, served, is_same):
     inputs = {"prompt": [b"p", b"q"], "choices": [[b"c", b"\xff"], [b"d", b""]]}
-    case = parity._Case("tokenize", inputs, "start")
+    case = parity._Case("tokenize", inputs, "start", TOKENIZE_OUTPUTS["start"])
     if is_same:
         parity._compare(case, expected, served)
     else:
@@ -164,7 +166,8 @@ def test_one_entity_within_tolerance_makes_no_other_row_differ(name, expected, s
         np.array(rows, object if name == "entity_text" else None) for rows in (expected, served)
     )
     close, clear = np.array([0.9, 0.01]), np.array([0.9, 0.9])
-    case = parity._Case("serving_default", inputs, name, tolerance, close)
+    spec = TaggingPostprocessor.outputs[name]
+    case = parity._Case("serving_default", inputs, name, spec, tolerance, close)
     parity._compare(case, expected, served)
     with pytest.raises(UserError, match=f"text='a high': {name} differs"):
         parity._compare(case._replace(margins=clear), expected, served)
@@ -185,6 +188,7 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected,
         "serving_default",
         {"context": [b"the bill"]},
         "no_answer_score",
+        SpanPostprocessor.outputs["no_answer_score"],
         parity.TOLERANCES[precision],
         np.array([0.9]) if precision == "bfloat16" else None,
     )

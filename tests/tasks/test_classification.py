@@ -53,7 +53,9 @@ def test_labels_are_sorted_as_numbers_if_all_are_numbers(tmp_path, found, expect
     assert from_data(path).labels == expected
     given = tuple(reversed(expected))
     assert from_data(path, labels=given).labels == given
-    assert from_data(path).load_examples(path).labels == [expected.index(label) for label in found]
+    assert from_data(path).reader.load_examples(path).labels == [
+        expected.index(label) for label in found
+    ]
 
 
 def test_one_class_and_unknown_labels_are_rejected(tmp_path):
@@ -61,7 +63,7 @@ def test_one_class_and_unknown_labels_are_rejected(tmp_path):
     with pytest.raises(UserError, match="expected two or more labels. Received: 'a'"):
         from_data(small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")]))
     with pytest.raises(UserError, match="dev.csv:3: label 'c': expected one of a, b"):
-        from_data(train).load_examples(
+        from_data(train).reader.load_examples(
             small.write_rows(tmp_path / "dev.csv", [("t", "a"), ("u", "c")])
         )
 
@@ -79,7 +81,7 @@ def test_the_prediction_of_a_binary_task_by_hand():
     task = Classification(labels=("no", "yes"), max_seq_length=12)
     prediction = {
         name: value.numpy()
-        for name, value in task.serving_outputs(
+        for name, value in task.postprocessor.predictions(
             {}, None, {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
         ).items()
     }
@@ -91,7 +93,7 @@ def test_the_prediction_of_a_binary_task_by_hand():
 
 def test_the_prediction_of_a_multi_class_task_by_hand():
     task = Classification(labels=("a", "b", "c"), max_seq_length=12)
-    prediction = task.serving_outputs({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    prediction = task.postprocessor.predictions({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert prediction["label"].numpy().tolist() == [b"b"]
     np.testing.assert_allclose(prediction["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
@@ -100,7 +102,7 @@ def test_metrics_by_hand():
     task = Classification(labels=("no", "yes"), max_seq_length=12)
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
     data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0], np.int32)})
-    result = task.metrics(data, {"label": logits})
+    result = task.postprocessor.metrics(data, {"label": logits})
     assert result == pytest.approx(
         {
             "accuracy": 1 / 3,

@@ -104,4 +104,4 @@ def test_the_kind_is_known_to_runs_but_not_to_fine_tuning():
     task = Embedding(max_seq_length=8, layers="concat_last_4")
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
     with pytest.raises(UserError, match=r"rows.csv: an embedding has no metrics"):
-        list(task.iter_examples("rows.csv", labelled=True))
+        list(task.reader.iter_examples("rows.csv", labelled=True))

@@ -119,7 +119,7 @@ def answering(task, outputs):
     """Return a trained run that predicts these outputs for any input."""
     pipeline = types.SimpleNamespace(
         signatures=lambda: {
-            "serving_default": lambda *texts: task.serving_outputs({}, None, outputs)
+            "serving_default": lambda *texts: task.postprocessor.predictions({}, None, outputs)
         }
     )
     run = types.SimpleNamespace(path="run")
@@ -135,7 +135,7 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     *_, labels, metrics = FORMS[name]
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
-    examples = task.load_examples(path)
+    examples = task.reader.load_examples(path)
     assert len(examples.skipped_rows) == (name == "qqp")
     texts = list(zip(*examples.texts.values(), strict=True))
     assert texts == [texts[: len(task.input_names)] for texts in TEXTS]
@@ -149,8 +149,8 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
         assert task.labels == labels
         assert examples.labels == [number % len(labels) for number in range(6)]
     data = types.SimpleNamespace(labels=task.targets(examples, None)[0])
-    scores = task.metrics(data, right)
-    assert task.best_metric == ("spearman" if name == "stsb" else metrics[0])
+    scores = task.postprocessor.metrics(data, right)
+    assert task.postprocessor.best_metric == ("spearman" if name == "stsb" else metrics[0])
     for metric in metrics:
         assert scores[metric] == pytest.approx(float(metric != "mean_squared_error"))
 

@@ -159,7 +159,7 @@ def test_the_tokens_of_answers_equal_those_found_by_loops(pipeline):
 
 def answers_of(task, encoded, outputs):
     texts = {name: tf.constant(values) for name, values in encoded.examples.texts.items()}
-    answer = task.serving_outputs(texts, encoded.windows, outputs)["answer"]
+    answer = task.postprocessor.predictions(texts, encoded.windows, outputs)["answer"]
     return [text.decode() for text in answer.numpy()]
 
 
@@ -173,12 +173,12 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
         logits[:, 0] += 2
     labels = encoded.examples.labels
     logged = answers_of(task, encoded, outputs)
-    metrics = task.metrics(encoded, outputs)
+    metrics = task.postprocessor.metrics(encoded, outputs)
     silent = [logged[number] == "" for number, answers in enumerate(labels) if not answers]
     assert metrics["no_answer_exact_match"] == metrics["no_answer_f1"] == np.mean(silent)
     assert 0 < np.mean(silent) < 1
 
-    decided = task.tune(encoded, outputs)
+    decided = task.postprocessor.tune(encoded, outputs)
     after = decided.metrics(encoded, outputs)
     assert decided.null_threshold == metrics["best_null_threshold"]
     assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
@@ -272,11 +272,11 @@ def test_the_data_decide_whether_questions_may_have_no_answer(tmp_path):
     task = SpanQA.from_data(some, **SIZES)
     assert task.may_be_impossible and not SpanQA.from_data(none, **SIZES).may_be_impossible
     assert SpanQA.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
-    assert task.load_examples(some).labels == [(("b", 2),), ()]
+    assert task.reader.load_examples(some).labels == [(("b", 2),), ()]
     with pytest.raises(
         UserError, match="some.json: question q1: expected an answer, .*--task=squad2"
     ):
-        SpanQA.from_data(some, may_be_impossible=False, **SIZES).load_examples(some)
+        SpanQA.from_data(some, may_be_impossible=False, **SIZES).reader.load_examples(some)
     decided = SpanQA(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
@@ -358,7 +358,9 @@ def test_it_learns(tmp_path, vocabulary):
         for line, (_, _, answers) in zip(lines, rows, strict=True)
     ]
     assert np.mean(right) > 0.9
-    encoded = EncodedExamples.encode(trained.task.load_examples(dev), trained.pipeline, to_flat)
+    encoded = EncodedExamples.encode(
+        trained.task.reader.load_examples(dev), trained.pipeline, to_flat
+    )
     evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
 
@@ -366,7 +368,7 @@ def test_it_learns(tmp_path, vocabulary):
 def test_the_answers_of_squad_are_tokens(data_dir):
     """Check 1,770 answers: all are in a window; 28 start or end in a token ("Sky" in "BSky")."""
     task = SpanQA.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
-    examples = task.load_examples(data_dir / "squad/dev-v1.1.json")
+    examples = task.reader.load_examples(data_dir / "squad/dev-v1.1.json")
     assert len(task.select_training_examples(examples)) == len(examples) == 1770
     tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)
     encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)

@@ -51,4 +51,6 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     )
     losses = task.losses["tag"](labels, logits).numpy()
     assert metrics.pop("loss") == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
-    assert metrics == task.metrics(data, task.metric_inputs({"tag": logits}))
+    assert metrics == task.postprocessor.metrics(
+        data, task.postprocessor.metric_inputs({"tag": logits})
+    )

@@ -5,34 +5,48 @@ import dataclasses
 import pytest
 
 from tasks.masked_lm import MaskedLm
+from tasks.postprocessor import Postprocessor
+from tasks.reader import Reader
 from tasks.registry import TASK_TYPES, task_class
-from tasks.regression import Regression
+from tasks.regression import Regression, RegressionPostprocessor
 from tasks.task import Task
 
-OF_TRAINED_TASKS = ("best_metric", "losses", "from_data", "targets", "metrics")
+OF_TRAINED_TASKS = ("losses", "from_data", "targets")
+OF_TRAINED_POSTPROCESSORS = ("best_metric", "metrics")
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_registered_task_types_define_all_members(kind):
     of_kind = task_class(kind)
     assert of_kind.kind == kind and not of_kind.__abstractmethods__
-    for name in OF_TRAINED_TASKS:
-        assert name in {
-            key for owner in of_kind.__mro__[: -len(Task.__mro__)] for key in vars(owner)
-        }
+    task = of_kind.__new__(of_kind)  # Fields are not needed.
+    for part, names in (
+        (of_kind, OF_TRAINED_TASKS),
+        (type(task.postprocessor), OF_TRAINED_POSTPROCESSORS),
+        (type(task.reader), ("encode_label",)),
+    ):
+        base = next(owner for owner in part.__mro__ if owner in (Task, Postprocessor, Reader))
+        owners = part.__mro__[: part.__mro__.index(base)]
+        assert set(names) <= {key for owner in owners for key in vars(owner)}
 
 
-def test_a_task_without_an_abstract_member_cannot_be_created():
+def test_a_part_without_an_abstract_member_cannot_be_created():
+    class WithoutMargin(RegressionPostprocessor):
+        margin = Postprocessor.margin
+
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class WithoutMargin(Regression):
-        margin = Task.margin
+    class WithoutEncode(Regression):
+        encode = Task.encode
 
+    task = Regression(max_seq_length=8)
     with pytest.raises(TypeError, match="abstract method margin"):
-        WithoutMargin(max_seq_length=8)
+        WithoutMargin(task)
+    with pytest.raises(TypeError, match="abstract method encode"):
+        WithoutEncode(max_seq_length=8)
 
 
 def test_a_pretrained_run_is_not_trained_as_a_task():
     task = MaskedLm(max_seq_length=8)
     with pytest.raises(NotImplementedError):
-        task.best_metric  # noqa: B018
+        task.postprocessor.best_metric  # noqa: B018
     assert task.tunable_fields == ()

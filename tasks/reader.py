@@ -1,0 +1,83 @@
+"""Base class of the readers: from rows, of files or given as Python objects, to examples."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bert_tf.errors import UserError
+from tasks.examples import Examples
+from tasks.readers.memory import columns_of
+from tasks.readers.rows import BadRow, raise_bad_rows
+
+if TYPE_CHECKING:
+    from tasks.examples import Example
+    from tasks.task import Task
+
+TaskT = TypeVar("TaskT", bound="Task")
+
+
+class Reader(abc.ABC, Generic[TaskT]):
+    """Base class of the readers of the task types.
+
+    Args:
+        task: The task, which names columns and labels.
+    """
+
+    def __init__(self, task: TaskT) -> None:
+        self.task = task
+
+    @abc.abstractmethod
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield an `Example` or a `BadRow` per row of a file, without reading all of it first."""
+
+    def load_examples(self, path: str, labelled: bool = True) -> Examples:
+        """Read a complete file into memory.
+
+        Args:
+            path: A file in a format of the task.
+            labelled: Whether the rows have labels.
+
+        Returns:
+            The good rows; known bad rows of a published dataset are in `skipped_rows`.
+
+        Raises:
+            UserError: At the first bad row that is not known, or if no row is left.
+        """
+        everything = list(self.iter_examples(path, labelled))
+        # Known bad rows are kept apart to be reported; any other bad row raises here.
+        rows = list(raise_bad_rows(everything))
+        skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
+        if not rows:
+            raise UserError(
+                f"{path}: expected at least one good row. First bad row: {skipped_rows[0]}"
+            )
+        texts = {name: [row.texts[name] for row in rows] for name in self.task.input_names}
+        return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return rows given as Python objects as texts by input name; raises UserError."""
+        names = self.task.input_names
+        lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
+        return columns_of(x, names, lists)
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Convert a label given as a Python object to the representation of the task.
+
+        Args:
+            value: The label.
+            texts: The texts of its row by input name.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        raise ValueError(f"{self.task.kind} has no labels")
+
+    def decode_label(self, label: Any) -> Any:
+        """Convert a label to the Python object that `encode_label` accepts."""
+        return label
+
+    def default_labels(self, count: int) -> list:
+        """Return labels for rows without any; raises UserError if the task requires labels."""
+        raise UserError("y: expected one label per row, received none")
