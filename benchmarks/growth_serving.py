@@ -10,7 +10,7 @@ from pretraining_step_tensorflow import config_of, forward_flops
 
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
-from tasks.masked_lm import MaskedLm, MaskedLmPipeline
+from tasks.masked_lm import MaskedLmPipeline, MaskedLmTask
 
 SECONDS_A_POINT, MOST = 1.0, 20
 
@@ -20,7 +20,7 @@ def measure(sizes, lengths, batches):
     sizes = Sizes(**sizes)
     keras.utils.set_random_seed(0)
     words = [f"w{number}" for number in range(sizes.vocabulary - len(SPECIALS))]
-    task = MaskedLm(max_seq_length=max(lengths))
+    task = MaskedLmTask(max_seq_length=max(lengths))
     config = config_of(sizes)
     tokenizer = Tokenizer.from_config(config, Vocabulary([*SPECIALS, *words]))
     pipeline = MaskedLmPipeline(task, tokenizer, task.build_model(config))

@@ -30,7 +30,7 @@ from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
 from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
 
@@ -154,7 +154,7 @@ def main(kinds):
             ("long", long, 512, 8, 4),
         ):
             columns = {"text_columns": ("text",), "label_column": "label", "labels": ()}
-            task = Classification.from_data(path, **columns, max_seq_length=max_seq_length)
+            task = ClassificationTask.from_data(path, **columns, max_seq_length=max_seq_length)
             for measure, batch in ((training, training_batch), (serving, serving_batch)):
                 for layout in ("padded", "flat") * 2:
                     if kind in kinds:

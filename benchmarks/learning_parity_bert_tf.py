@@ -18,7 +18,7 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.pipeline import Pipeline
@@ -38,7 +38,7 @@ def measure(backend, directory, recipe, trainings, output, keeps_losses):
         fused_ops.dropout_mask = uniform_mask
     directory, strategy = pathlib.Path(directory), make_strategy("none")
     source = read_pretrained(str(directory / "encoder"))
-    task = Classification.from_data(
+    task = ClassificationTask.from_data(
         str(directory / "train.csv"), max_seq_length=recipe["max_seq_length"]
     )
     model = task.build_model(source.config)

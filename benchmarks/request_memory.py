@@ -131,19 +131,19 @@ def export(directory, vocab):
     from bert_tf.checkpoints import model_variables
     from bert_tf.run import Run
     from export.saved_model import write_saved_model
-    from tasks.classification import Classification
+    from tasks.classification import ClassificationTask
     from tasks.multiple_choice import MultipleChoiceTask
-    from tasks.span_qa import SpanQA
-    from tasks.tagging import Tagging
+    from tasks.span_qa import QuestionAnsweringTask
+    from tasks.tagging import TaggingTask
     from tasks.trained_model import TrainedModel
 
     labels = tuple(f"intent_{number}" for number in range(150))
     tags = ("O", *(f"{prefix}-{name}" for name in ("PER", "LOC", "ORG", "MISC") for prefix in "BI"))
     tasks = {
-        "classification": Classification(labels=labels, max_seq_length=128),
-        "tail": Classification(labels=labels, max_seq_length=128, truncation="tail"),
-        "tagging": Tagging(labels=tags, max_seq_length=128, doc_stride=63),
-        "span_qa": SpanQA(max_seq_length=384),
+        "classification": ClassificationTask(labels=labels, max_seq_length=128),
+        "tail": ClassificationTask(labels=labels, max_seq_length=128, truncation="tail"),
+        "tagging": TaggingTask(labels=tags, max_seq_length=128, doc_stride=63),
+        "span_qa": QuestionAnsweringTask(max_seq_length=384),
         "multiple_choice": MultipleChoiceTask(max_seq_length=128),
     }
     vocabulary = Vocabulary.load(vocab)

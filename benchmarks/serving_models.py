@@ -23,7 +23,7 @@ from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from export.saved_model import write_saved_model
-from tasks.classification import Classification, TextClassifier
+from tasks.classification import ClassificationTask, TextClassifier
 from tasks.trained_model import TrainedModel
 
 LABELS = ("negative", "neutral", "positive")
@@ -74,7 +74,7 @@ def random_weights(config, vocabulary):
 
 def write_ours(directory, pretrained, head, precision):
     """Write a run and its exported SavedModel."""
-    task = Classification(labels=LABELS, max_seq_length=512)
+    task = ClassificationTask(labels=LABELS, max_seq_length=512)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):

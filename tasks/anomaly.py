@@ -31,7 +31,7 @@ from tasks.text_task import TextReader, TextTask
 from tasks.windows import Windows
 
 
-class AnomalyReader(TextReader["Anomaly"]):
+class AnomalyReader(TextReader["AnomalyTask"]):
     """Reader of texts; a label is 1 for an anomaly, else 0."""
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
@@ -91,7 +91,7 @@ class AnomalyReader(TextReader["Anomaly"]):
                 yield row, label if label is None else as_label(label)
 
 
-class AnomalyPostprocessor(Postprocessor["Anomaly"]):
+class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
     """Postprocessor of reconstruction errors."""
 
     description = "Detects texts that differ from the normal texts of the training data."
@@ -147,7 +147,7 @@ class AnomalyPostprocessor(Postprocessor["Anomaly"]):
             return ["no anomalies among the rows: detection cannot be evaluated"]
         return []
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Anomaly":
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "AnomalyTask":
         """Return the task with the threshold tuned on the normal dev rows."""
         is_normal_N = data.labels["score"] == 0
         threshold = threshold_for_false_alarms(
@@ -185,7 +185,7 @@ class AnomalyPostprocessor(Postprocessor["Anomaly"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Anomaly(TextTask):
+class AnomalyTask(TextTask):
     """Detection of rows whose label is not in `normal_labels`.
 
     In a file without labels, every row is normal.
@@ -289,5 +289,5 @@ class AnomalyDetector(TaskModel):
     normal. The threshold is tuned on validation data, or by `tune`.
     """
 
-    task_class = Anomaly
+    task_class = AnomalyTask
     options = ("latent_dim", "false_alarm_rate")

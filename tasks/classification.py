@@ -41,7 +41,7 @@ from tasks.windows import Windows
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-class ClassificationPostprocessor(Postprocessor["Classification"]):
+class ClassificationPostprocessor(Postprocessor["ClassificationTask"]):
     """Postprocessor of one logit per label, or of one logit for two labels."""
 
     description = "Predicts the labels of a text or of a pair of texts."
@@ -98,7 +98,7 @@ class ClassificationPostprocessor(Postprocessor["Classification"]):
         """Return the probability margin of each decision, `(B,)`."""
         return self.decision(outputs).margin
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "Classification":
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "ClassificationTask":
         """Return the task with temperature and thresholds fitted on dev data."""
         labels, task = data.labels["label"], self.task
         if self.task.calibrate:
@@ -223,7 +223,7 @@ class ClassificationPostprocessor(Postprocessor["Classification"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(ClassLabels):
+class ClassificationTask(ClassLabels):
     """Classification into labels; the fields are those of `ClassLabels`."""
 
     kind = "classification"
@@ -311,7 +311,7 @@ class TextClassifier(TaskModel):
         calibrate: Temperature scaling, fitted on validation rows.
     """
 
-    task_class = Classification
+    task_class = ClassificationTask
     options = (
         *("labels", "pairs", "truncation", "multi_label", "class_weights", "balanced_sampling"),
         *("focal_gamma", "prior_bias", "rare_label", "threshold_objective", "calibrate"),

@@ -34,7 +34,7 @@ LAYERS = {
 POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
-class EmbeddingReader(TextReader["Embedding"]):
+class EmbeddingReader(TextReader["EmbeddingTask"]):
     """Reader of texts without labels."""
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
@@ -47,7 +47,7 @@ class EmbeddingReader(TextReader["Embedding"]):
             yield row if isinstance(row, BadRow) else self.example(row, None)
 
 
-class EmbeddingPostprocessor(Postprocessor["Embedding"]):
+class EmbeddingPostprocessor(Postprocessor["EmbeddingTask"]):
     """Postprocessor of vectors, which are returned as they are."""
 
     description = "Returns a vector for a text or for a pair of texts."
@@ -65,7 +65,7 @@ class EmbeddingPostprocessor(Postprocessor["Embedding"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Embedding(TextTask):
+class EmbeddingTask(TextTask):
     """One vector per text or pair of texts. It has no labels and is not trained.
 
     Attributes:
@@ -113,7 +113,7 @@ class EmbeddingModel(keras.Model):
     def __init__(
         self, config: BertConfig, layers: str, pooling: str, dtype: str = "float32"
     ) -> None:
-        super().__init__(name=Embedding.kind)
+        super().__init__(name=EmbeddingTask.kind)
         self.num_layers, self.combine = LAYERS[layers]
         self.pool = POOLING[pooling]
         self.vector_size = config.hidden_size * (4 if layers == "concat_last_4" else 1)
@@ -151,7 +151,7 @@ class TextEmbedder(TaskModel):
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
 
-    task_class = Embedding
+    task_class = EmbeddingTask
     options = ("layers", "pooling", "pairs", "truncation")
 
     @property

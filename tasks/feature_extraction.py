@@ -10,7 +10,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.embedding import LAYERS, Embedding, TextEmbedder
+from tasks.embedding import LAYERS, EmbeddingTask, TextEmbedder
 from tasks.prediction import in_batches
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import read_rows
@@ -45,7 +45,7 @@ def create_embedder(
             raise UserError(
                 f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
             )
-    task = Embedding.from_options(
+    task = EmbeddingTask.from_options(
         max_seq_length=max_seq_length, pairs=num_texts == 2, layers=layers, pooling=pooling
     )
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))

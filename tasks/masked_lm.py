@@ -37,7 +37,7 @@ from tasks.windows import Windows, one_window_each
 NUM_PREDICTIONS = 5  # Entries returned per text.
 
 
-class MaskedLmReader(Reader["MaskedLm"]):
+class MaskedLmReader(Reader["MaskedLmTask"]):
     """Reader of texts without labels."""
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
@@ -60,7 +60,7 @@ class MaskedLmReader(Reader["MaskedLm"]):
         )
 
 
-class MaskedLmPostprocessor(Postprocessor["MaskedLm"]):
+class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
     """Postprocessor of the most probable tokens, which `MaskedLmPipeline` computes."""
 
     description = "Predicts the token at the first [MASK] of a text."
@@ -85,7 +85,7 @@ class MaskedLmPostprocessor(Postprocessor["MaskedLm"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLm(Task):
+class MaskedLmTask(Task):
     """Masked language model: the most probable entries at the first [MASK] of a text."""
 
     kind = "pretrained"
@@ -194,7 +194,7 @@ class MaskedLanguageModel(TaskModel):
     heads. A run directory records no `max_seq_length`: `load_model` takes all positions.
     """
 
-    task_class = MaskedLm
+    task_class = MaskedLmTask
     pipeline_class = MaskedLmPipeline
 
     @classmethod

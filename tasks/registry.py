@@ -36,21 +36,23 @@ class TaskType:
 
 
 TASK_TYPES = {
-    "classification": TaskType("tasks.classification:Classification"),
-    "regression": TaskType("tasks.regression:Regression"),
-    "tagging": TaskType("tasks.tagging:Tagging", "tasks.readers.tagged:task_rows"),
-    "span_qa": TaskType("tasks.span_qa:SpanQA", "tasks.readers.squad:task_rows"),
+    "classification": TaskType("tasks.classification:ClassificationTask"),
+    "regression": TaskType("tasks.regression:RegressionTask"),
+    "tagging": TaskType("tasks.tagging:TaggingTask", "tasks.readers.tagged:task_rows"),
+    "span_qa": TaskType("tasks.span_qa:QuestionAnsweringTask", "tasks.readers.squad:task_rows"),
     "multiple_choice": TaskType(
         "tasks.multiple_choice:MultipleChoiceTask", "tasks.readers.choices:task_rows"
     ),
     "anomaly": TaskType(
-        "tasks.anomaly:Anomaly", "tasks.readers.tables:rows_with_optional_labels", needs_dev=True
+        "tasks.anomaly:AnomalyTask",
+        "tasks.readers.tables:rows_with_optional_labels",
+        needs_dev=True,
     ),
 }
 # Task types without labelled rows; tasks.finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
-    "embedding": TaskType("tasks.embedding:Embedding"),
-    "pretrained": TaskType("tasks.masked_lm:MaskedLm"),
+    "embedding": TaskType("tasks.embedding:EmbeddingTask"),
+    "pretrained": TaskType("tasks.masked_lm:MaskedLmTask"),
 }
 
 

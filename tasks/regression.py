@@ -26,7 +26,7 @@ from tasks.windows import Windows
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class RegressionReader(LabelledTextReader["Regression"]):
+class RegressionReader(LabelledTextReader["RegressionTask"]):
     """Reader of texts with a number."""
 
     def label_of(self, value: str) -> float:
@@ -48,7 +48,7 @@ class RegressionReader(LabelledTextReader["Regression"]):
         return self.label_of(str(value))
 
 
-class RegressionPostprocessor(Postprocessor["Regression"]):
+class RegressionPostprocessor(Postprocessor["RegressionTask"]):
     """Postprocessor of numbers."""
 
     description = "Predicts a number for a text or for a pair of texts."
@@ -77,7 +77,7 @@ class RegressionPostprocessor(Postprocessor["Regression"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regression(LabelledTextTask):
+class RegressionTask(LabelledTextTask):
     """Prediction of a number per text or pair of texts."""
 
     kind = "regression"
@@ -111,5 +111,5 @@ class TextRegressor(TaskModel):
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
 
-    task_class = Regression
+    task_class = RegressionTask
     options = ("pairs", "truncation")

@@ -42,7 +42,7 @@ N_BEST = 20  # Candidate answers in a served prediction, as in google-research/b
 QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
 
 
-class QuestionReader(Reader["SpanQA"]):
+class QuestionReader(Reader["QuestionAnsweringTask"]):
     """Reader of questions; a label is a tuple of answers (text, start)."""
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -83,7 +83,7 @@ class QuestionReader(Reader["SpanQA"]):
             )
 
 
-class SpanPostprocessor(Postprocessor["SpanQA"]):
+class SpanPostprocessor(Postprocessor["QuestionAnsweringTask"]):
     """Postprocessor of a start and an end logit per token."""
 
     description = "Extracts the answer to a question from a context that may contain it."
@@ -132,7 +132,7 @@ class SpanPostprocessor(Postprocessor["SpanQA"]):
             result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
         return result
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "SpanQA":
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
         """Return the task with the no-answer threshold of the best F1 on this data."""
         if not self.task.may_be_impossible:
             return self.task
@@ -189,7 +189,7 @@ class SpanPostprocessor(Postprocessor["SpanQA"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanQA(Task):
+class QuestionAnsweringTask(Task):
     """Extractive question answering; a label is a tuple of answers (text, start).
 
     Attributes:
@@ -386,5 +386,5 @@ class QuestionAnswerer(TaskModel):
     {"text", "start"}, of which the first is trained; [] means no answer.
     """
 
-    task_class = SpanQA
+    task_class = QuestionAnsweringTask
     options = ("doc_stride", "max_query_length", "max_answer_length", "may_be_impossible")

@@ -45,7 +45,7 @@ from tasks.windows import Windows, pack_windows
 FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
-class TaggingReader(Reader["Tagging"]):
+class TaggingReader(Reader["TaggingTask"]):
     """Reader of texts with entities; a label is a `TaggedSentence` or a `TaggedText`."""
 
     def columns(self, x: Any) -> dict[str, list]:
@@ -91,7 +91,7 @@ class TaggingReader(Reader["Tagging"]):
             yield Example({"text": text}, item if labelled else None, item.location)
 
 
-class TaggingPostprocessor(Postprocessor["Tagging"]):
+class TaggingPostprocessor(Postprocessor["TaggingTask"]):
     """Postprocessor of one logit per token and tag."""
 
     description = "Extracts the entities of a text: their text, type and position."
@@ -164,7 +164,7 @@ class TaggingPostprocessor(Postprocessor["Tagging"]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tagging(Task):
+class TaggingTask(Task):
     """Entity tagging; an example's label is a `TaggedSentence` or a `TaggedText`.
 
     Attributes:
@@ -338,5 +338,5 @@ class TokenClassifier(TaskModel):
     exclusive; or, per list of words, a list of tags.
     """
 
-    task_class = Tagging
+    task_class = TaggingTask
     options = ("labels", "doc_stride")

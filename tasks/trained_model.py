@@ -12,7 +12,7 @@ from bert_tf.run import Run
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights import name_map
-from tasks.masked_lm import MaskedLm, MaskedLmPipeline
+from tasks.masked_lm import MaskedLmPipeline, MaskedLmTask
 from tasks.pipeline import Pipeline
 from tasks.tuning import task_at, tuned_at
 
@@ -40,7 +40,7 @@ class TrainedModel:
 
     @classmethod
     def open(cls, path: str, checkpoint: str | None = None) -> Self:
-        """Open a run. A run that was only pretrained becomes a `MaskedLm` task.
+        """Open a run. A run that was only pretrained becomes a `MaskedLmTask` task.
 
         Args:
             path: Run directory.
@@ -58,10 +58,10 @@ class TrainedModel:
         )
         task: Task
         if run.task is None:
-            task, tuned = MaskedLm(max_seq_length=run.config.max_position_embeddings), None
+            task, tuned = MaskedLmTask(max_seq_length=run.config.max_position_embeddings), None
         else:
             task, tuned = task_at(run, step), tuned_at(run, step)
-        pipeline = MaskedLmPipeline if isinstance(task, MaskedLm) else Pipeline
+        pipeline = MaskedLmPipeline if isinstance(task, MaskedLmTask) else Pipeline
         directory = run.checkpoints.path(step)
         values = checkpoints.read(directory)
         # Checked before the model is built, since one of another size might not fit into memory.

@@ -99,10 +99,10 @@ def _make_run(directory):
     from bert_tf import checkpoints
     from bert_tf.run import Run
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.classification import Classification
+    from tasks.classification import ClassificationTask
 
     bert = BertConfig(**CONFIG)
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     settings = {"seed": 1, "learning_rate": 0.1}
     record = {"settings": settings, "origin": "nowhere", "data": {"a": "b"}}
     run = Run.create(directory / "run", bert, Vocabulary(WORDS), record, task.to_dict())

@@ -11,7 +11,7 @@ import pytest
 
 from bert_tf.checkpoints import model_variables
 from bert_tf.run import Run
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tests import small
 from tests.conftest import COMMANDS, ROOT
 
@@ -48,7 +48,7 @@ def directory(tmp_path_factory, config, vocabulary):
     (directory / "no_model").mkdir()
     shutil.copytree(directory / "weights", directory / "broken")
     (directory / "broken" / "vocab.txt").unlink()
-    task = Classification(labels=("x", "y"), max_seq_length=8)
+    task = ClassificationTask(labels=("x", "y"), max_seq_length=8)
     settings = small.settings(
         directory / "weights",
         {"train": directory / "train.csv", "dev": directory / "dev.csv"},

@@ -13,7 +13,7 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tests import reference, small
 
 # Exponents by hand for three layers: 3 - i for layer i, 4 for the embeddings, 0 for the rest.
@@ -104,7 +104,7 @@ def test_every_variable_of_a_model_has_the_rate_of_its_layer(config):
 
 def make_step(config, num_frozen=None, **options):
     keras.utils.set_random_seed(0)
-    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(config)
     if num_frozen is not None:
         model.encoder.freeze(num_frozen)

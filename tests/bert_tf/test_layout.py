@@ -13,7 +13,7 @@ from bert_tf.layout import FlatLayout, to_flat, to_padded
 from bert_tf.text.packing import Packed
 from bert_tf.train.distribution import choose_layout, distribute
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.windows import one_window_each
@@ -172,7 +172,7 @@ def test_training_and_evaluation_are_equal_in_both_layouts(config, vocabulary, n
     config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     lengths, labels = [5, 1, 16, 3, 3, 2, 9, 1, 12, 4], np.arange(10) % num_labels
     texts = random_texts(lengths, config)
-    task = Classification(labels=tuple("abc"[:num_labels]), max_seq_length=16)
+    task = ClassificationTask(labels=tuple("abc"[:num_labels]), max_seq_length=16)
     logits, weights = {}, {}
     for layout in (to_padded, to_flat):
         keras.utils.set_random_seed(3)

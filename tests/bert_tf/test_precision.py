@@ -15,7 +15,7 @@ from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import read_pretrained
 from tasks import finetuning
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.feature_extraction import create_embedder
 from tasks.heads import SequenceClassifier
 from tests import small
@@ -201,7 +201,7 @@ def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_pa
     pretrained = read_pretrained(str(huggingface_dir))
     create_embedder(pretrained, "last", "mean", 8)
     assert not is_tf32()
-    task = Classification(labels=("a", "b"), max_seq_length=8)
+    task = ClassificationTask(labels=("a", "b"), max_seq_length=8)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     tf.config.experimental.enable_tensor_float_32_execution(True)

@@ -15,7 +15,7 @@ from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
 from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tests import reference, small
 
 CLIP_NORM = 0.02  # Small enough to be exceeded at every step.
@@ -37,7 +37,7 @@ def tiny_config(**changes):
 
 
 def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0, rate=1e-3):
-    task = Classification(labels=labels, max_seq_length=8)
+    task = ClassificationTask(labels=labels, max_seq_length=8)
     with strategy.scope():
         model = task.build_model(config)
         optimizer = optimizer or AdamW(rate, clip_norm=CLIP_NORM)
@@ -390,7 +390,7 @@ def test_a_variable_without_gradient_is_kept_by_apply_and_reported_by_the_step()
 
 def test_float16_is_rejected_by_the_step_and_by_the_flag():
     """Reject it because it needs loss scaling, which Keras 3 decides per replica."""
-    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
     with pytest.raises(ValueError, match="float16: not supported.*use bfloat16"):
         TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)

@@ -11,7 +11,7 @@ from export.signature_defs import read_signatures
 from export.tf_serving_config import BATCHING, batching_parameters
 from tasks import chunking, windows
 from tasks.multiple_choice import MultipleChoiceTask
-from tasks.tagging import Tagging
+from tasks.tagging import TaggingTask
 from tests.export.batching import FAILED_PRECONDITION, Batching
 from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
 from tests.export.server import Servable
@@ -30,7 +30,7 @@ def published(directory, task, config, vocabulary):
 
 @pytest.fixture(scope="module")
 def tagging(tmp_path_factory, config, vocabulary):
-    task = Tagging(labels=("O", "B-x", "I-x"), max_seq_length=12, doc_stride=5)
+    task = TaggingTask(labels=("O", "B-x", "I-x"), max_seq_length=12, doc_stride=5)
     directory = published(tmp_path_factory.mktemp("tagging"), task, config, vocabulary)
     return Servable(directory, batches=True)
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from export.saved_model import write_saved_model
-from tasks.classification import Classification
-from tasks.span_qa import SpanQA
+from tasks.classification import ClassificationTask
+from tasks.span_qa import QuestionAnsweringTask
 from tests.export import c_engine
 from tests.export.test_kinds import trained
 
@@ -18,7 +18,7 @@ from tests.export.test_kinds import trained
 @pytest.fixture(scope="module")
 def labels_dir(tmp_path_factory, config, vocabulary):
     directory = tmp_path_factory.mktemp("bounded_labels")
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     write_saved_model(trained(directory, task, config, vocabulary), directory / "model")
     return directory / "model"
 
@@ -26,7 +26,7 @@ def labels_dir(tmp_path_factory, config, vocabulary):
 @pytest.fixture(scope="module")
 def answers_dir(tmp_path_factory, config, vocabulary):
     directory = tmp_path_factory.mktemp("bounded_answers")
-    task = SpanQA(max_query_length=4, max_seq_length=16, doc_stride=8)
+    task = QuestionAnsweringTask(max_query_length=4, max_seq_length=16, doc_stride=8)
     write_saved_model(trained(directory, task, config, vocabulary), directory / "model")
     return directory / "model"
 

@@ -12,12 +12,12 @@ from bert_tf.run import Run
 from export.local_client import LocalClient
 from export.publishing import publish
 from export.saved_model import write_saved_model
-from tasks.anomaly import Anomaly
-from tasks.classification import Classification
+from tasks.anomaly import AnomalyTask
+from tasks.classification import ClassificationTask
 from tasks.multiple_choice import MultipleChoiceTask
-from tasks.regression import Regression
-from tasks.span_qa import SpanQA
-from tasks.tagging import Tagging
+from tasks.regression import RegressionTask
+from tasks.span_qa import QuestionAnsweringTask
+from tasks.tagging import TaggingTask
 from tasks.trained_model import TrainedModel
 from tests import small
 from tests.export.test_kinds import trained
@@ -25,9 +25,11 @@ from tests.export.test_kinds import trained
 LABELS = ("billing", "hardware", "software")
 WINDOWED = {"max_seq_length": 12, "doc_stride": 3}
 TASKS = {
-    "classification": Classification(labels=LABELS, max_seq_length=12),
-    "binary pairs": Classification(labels=("no", "yes"), text_columns=("a", "b"), max_seq_length=9),
-    "several labels": Classification(
+    "classification": ClassificationTask(labels=LABELS, max_seq_length=12),
+    "binary pairs": ClassificationTask(
+        labels=("no", "yes"), text_columns=("a", "b"), max_seq_length=9
+    ),
+    "several labels": ClassificationTask(
         labels=LABELS,
         max_seq_length=12,
         multi_label=True,
@@ -36,21 +38,21 @@ TASKS = {
         thresholds=(0.2, 0.5, 0.7),
         temperature=1.7,
     ),
-    "a rare label": Classification(
+    "a rare label": ClassificationTask(
         labels=LABELS,
         max_seq_length=12,
         rare_label="hardware",
         threshold_objective="f1",
         thresholds=(0.25,),
     ),
-    "regression": Regression(max_seq_length=12),
-    "tagging": Tagging(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), **WINDOWED),
-    "span_qa": SpanQA(max_query_length=4, **WINDOWED),
-    "span_qa with no answer": SpanQA(
+    "regression": RegressionTask(max_seq_length=12),
+    "tagging": TaggingTask(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), **WINDOWED),
+    "span_qa": QuestionAnsweringTask(max_query_length=4, **WINDOWED),
+    "span_qa with no answer": QuestionAnsweringTask(
         max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
     ),
     "multiple_choice": MultipleChoiceTask(max_seq_length=12),
-    "anomaly": Anomaly(max_seq_length=12, latent_dim=4, threshold=1.25),
+    "anomaly": AnomalyTask(max_seq_length=12, latent_dim=4, threshold=1.25),
 }
 SENTENCES = [text for texts in small.TEXTS.values() for text in texts]
 TEXTS = ["", " ", "a", *SENTENCES, "cafe\u0301 \U0001f600 the bill, unaffable!", "my app 中 " * 40]

@@ -14,7 +14,7 @@ from export.publishing import publish
 from export.saved_model import write_saved_model
 from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import TOKENIZE_OUTPUTS, Pipeline
-from tasks.regression import Regression
+from tasks.regression import RegressionTask
 from tasks.span_qa import SpanPostprocessor
 from tasks.tagging import TaggingPostprocessor
 from tests import small
@@ -219,7 +219,7 @@ def test_predictions_keep_their_size_next_to_long_ones(tmp_path):
 
 @pytest.mark.slow
 def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
-    task = Regression(text_columns=("a", "b"), max_seq_length=12)
+    task = RegressionTask(text_columns=("a", "b"), max_seq_length=12)
     run = trained(tmp_path, task, config, vocabulary)
     publish(run, tmp_path / "models")
     served = LocalClient(tmp_path / "models")

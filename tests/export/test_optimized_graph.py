@@ -10,7 +10,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.run import Run
 from export.saved_model import write_saved_model
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.trained_model import TrainedModel
 from tests import small
 
@@ -21,7 +21,7 @@ MATMUL = "_MklNativeFusedMatMul"
 def write_model(directory, config, vocabulary, hidden_act="gelu"):
     """Write a SavedModel with random weights: TensorFlow would remove biases of 0."""
     config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
     model = task.build_model(config)
     variables = model_variables(model)

@@ -24,11 +24,11 @@ from export.model_card import without_paths
 from export.saved_model import write_saved_model
 from export.signature_defs import read_signatures
 from export.signatures import Signature, Tensor
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.multiple_choice import MultipleChoiceTask
 from tasks.registry import TASK_TYPES, UNLABELLED_TASK_TYPES
-from tasks.span_qa import SpanQA
-from tasks.tagging import Tagging
+from tasks.span_qa import QuestionAnsweringTask
+from tasks.tagging import TaggingTask
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.export import c_engine, rest_json
@@ -64,7 +64,7 @@ def asked(served, signature, inputs):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, config, vocabulary):
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     return trained_as(tmp_path_factory.mktemp("builders-folder"), task, config, vocabulary)
 
 
@@ -335,9 +335,9 @@ def test_a_fingerprint_depends_on_the_content_of_a_model(version, tmp_path):
 
 
 OTHER_TASKS = {
-    "several labels": Classification(labels=("a", "b"), multi_label=True, max_seq_length=12),
-    "tagging": Tagging(labels=("O", "B-x", "I-x"), doc_stride=4, max_seq_length=12),
-    "span_qa": SpanQA(doc_stride=4, max_query_length=4, max_seq_length=16),
+    "several labels": ClassificationTask(labels=("a", "b"), multi_label=True, max_seq_length=12),
+    "tagging": TaggingTask(labels=("O", "B-x", "I-x"), doc_stride=4, max_seq_length=12),
+    "span_qa": QuestionAnsweringTask(doc_stride=4, max_query_length=4, max_seq_length=16),
     "multiple_choice": MultipleChoiceTask(max_seq_length=12),
 }
 

@@ -18,7 +18,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 from bert_tf import UserError, ownership, read_pretrained
 from export import isolated_runner, package, parity, publishing, warmup
 from export.publishing import publish, versions
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
@@ -205,7 +205,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
     source = read_pretrained(
         str(small.write_huggingface(directory / "huggingface", config, vocabulary))
     )
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     return small.trained(directory / "run", source, task, task.build_model(config)).run.path
 
 

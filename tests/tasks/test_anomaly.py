@@ -17,7 +17,7 @@ from bert_tf.layout import to_flat
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained
-from tasks.anomaly import Anomaly
+from tasks.anomaly import AnomalyTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
@@ -37,12 +37,12 @@ UNUSUAL = small.TEXTS["hardware"] + small.TEXTS["software"]
 
 
 def from_data(path, **changes):
-    return Anomaly.from_data(path, **{"max_seq_length": 12, "latent_dim": 3, **changes})
+    return AnomalyTask.from_data(path, **{"max_seq_length": 12, "latent_dim": 3, **changes})
 
 
 @pytest.fixture
 def task():
-    return Anomaly(max_seq_length=12, latent_dim=3, normal_labels=("a", "b"))
+    return AnomalyTask(max_seq_length=12, latent_dim=3, normal_labels=("a", "b"))
 
 
 def test_rows_are_normal_or_anomalous(tmp_path):

@@ -12,7 +12,7 @@ from bert_tf.layout import to_flat, to_padded
 from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.anomaly import Anomaly
+from tasks.anomaly import AnomalyTask
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
@@ -23,7 +23,7 @@ TEXTS = small.TEXTS["billing"] + ["my bill !", "the bill", "is my bill high ?", 
 
 @pytest.fixture
 def task():
-    return Anomaly(max_seq_length=12, latent_dim=3)
+    return AnomalyTask(max_seq_length=12, latent_dim=3)
 
 
 @pytest.fixture

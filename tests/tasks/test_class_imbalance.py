@@ -14,7 +14,7 @@ from bert_tf import UserError
 from bert_tf.layout import to_flat
 from bert_tf.text.packing import Packed
 from bert_tf.train import losses
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.examples import EncodedExamples, Examples
 from tasks.registry import task_from_dict
 from tasks.windows import one_window_each
@@ -30,7 +30,7 @@ def train(tmp_path):
 
 
 def from_data(path, **options):
-    return Classification.from_data(path, max_seq_length=12, **options)
+    return ClassificationTask.from_data(path, max_seq_length=12, **options)
 
 
 def data_of(labels):
@@ -76,7 +76,7 @@ def test_training_starts_with_the_label_fractions_as_prediction(
     config, labels, multi_label, rows, fractions
 ):
     """Compute the output of the head for hidden values of 0."""
-    task = Classification(
+    task = ClassificationTask(
         labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
     )
     model = task.build_model(config)
@@ -103,7 +103,7 @@ def test_training_starts_with_the_label_fractions_as_prediction(
     ],
 )
 def test_the_focal_loss_matches_the_kind_of_labels(labels, multi_label, focal):
-    task = Classification(
+    task = ClassificationTask(
         labels=tuple(labels.split()), multi_label=multi_label, focal_gamma=2.0, max_seq_length=8
     )
     loss = task.losses["label"]
@@ -208,7 +208,7 @@ def test_flags_are_rejected_before_any_file_is_read(huggingface_dir, complaints,
     ],
 )
 def test_the_best_metric_is_among_the_metrics(options, best):
-    task = Classification(labels=("a", "b", "c"), max_seq_length=8, **options)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8, **options)
     assert task.postprocessor.best_metric == best
     rows = np.eye(3) if task.multi_label else [0, 1, 2]
     assert best in task.postprocessor.metrics(data_of(rows), {"label": np.eye(3, dtype=np.float32)})
@@ -220,7 +220,7 @@ def test_the_best_metric_is_among_the_metrics(options, best):
 
 def test_metrics_of_a_rare_class_by_hand():
     """Use p(c) = 0.7, 0.38, 0.4, 0.1 in four rows; from 0.35 on, c is predicted."""
-    task = Classification(
+    task = ClassificationTask(
         labels=("a", "b", "c"),
         rare_label="c",
         threshold_objective="f1",
@@ -266,7 +266,7 @@ def test_metrics_of_a_rare_class_by_hand():
 
 def test_with_many_labels_there_is_no_curve_per_label():
     labels = tuple(f"intent {number}" for number in range(21))
-    task = Classification(labels=labels, max_seq_length=8)
+    task = ClassificationTask(labels=labels, max_seq_length=8)
     metrics = task.postprocessor.metrics(
         data_of(range(21)), {"label": np.eye(21, dtype=np.float32)}
     )
@@ -274,7 +274,7 @@ def test_with_many_labels_there_is_no_curve_per_label():
 
 
 def test_equal_predictions_for_all_rows_are_reported_in_words():
-    task = Classification(labels=("a", "b", "c"), max_seq_length=8)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8)
     same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
     metrics = task.postprocessor.metrics(data_of([0, 1]), same)
     assert metrics["degenerate"] == 1.0
@@ -294,7 +294,7 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
     sure = math.log(16)
     logits = np.array([[sure]] * 10 + [[-sure]] * 10, np.float32)
     labels = [1] * 8 + [0] * 2 + [0] * 8 + [1] * 2
-    task = Classification(
+    task = ClassificationTask(
         labels=("no", "yes"), calibrate=True, threshold_objective="recall=1", max_seq_length=8
     )
     assert task.tunable_fields == ("temperature", "thresholds")
@@ -328,7 +328,7 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
         "rare": {"labels": ("a", "b", "c"), "rare_label": "b"},
         "multi": {"labels": ("a", "b", "c"), "multi_label": True},
     }[form]
-    task = Classification(max_seq_length=8, threshold_objective=threshold_objective, **options)
+    task = ClassificationTask(max_seq_length=8, threshold_objective=threshold_objective, **options)
     if form == "multi":
         labels = (rng.random((80, 3)) < 0.3).astype(np.int32)
         logits = rng.normal(0, 1, (80, 3)) + 2.5 * labels
@@ -356,7 +356,7 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
 
 
 def test_a_dev_file_without_errors_leaves_the_temperature_at_1_with_a_warning():
-    task = Classification(labels=("no", "yes"), calibrate=True, max_seq_length=8)
+    task = ClassificationTask(labels=("no", "yes"), calibrate=True, max_seq_length=8)
     outputs = {"label": np.array([[2.0], [1.0], [-3.0]], np.float32)}
     tuned = task.postprocessor.tune(data_of([1, 1, 0]), outputs)
     assert tuned.temperature == 1.0
@@ -372,7 +372,7 @@ def test_a_dev_file_without_errors_leaves_the_temperature_at_1_with_a_warning():
 
 
 def test_an_objective_that_is_not_reached_is_reported():
-    task = Classification(
+    task = ClassificationTask(
         labels=("no", "yes"), threshold_objective="precision=0.9", max_seq_length=8
     )
     data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}

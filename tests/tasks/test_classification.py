@@ -17,7 +17,7 @@ import tensorflow as tf
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
 from bert_tf.layout import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 
 
 def from_data(path, **changes):
-    return Classification.from_data(
+    return ClassificationTask.from_data(
         path,
         **{
             "text_columns": ("text",),
@@ -70,7 +70,7 @@ def test_one_class_and_unknown_labels_are_rejected(tmp_path):
 
 def test_a_task_is_restored_from_its_json():
     for columns in (("text",), ("a", "b")):
-        task = Classification(text_columns=columns, labels=("x", "y", "z"), max_seq_length=12)
+        task = ClassificationTask(text_columns=columns, labels=("x", "y", "z"), max_seq_length=12)
         assert task_from_dict(task.to_dict()) == task
     assert task.input_names == ("text_a", "text_b")
     with pytest.raises(UserError, match="task type 'dancing': expected one of classification"):
@@ -78,7 +78,7 @@ def test_a_task_is_restored_from_its_json():
 
 
 def test_the_prediction_of_a_binary_task_by_hand():
-    task = Classification(labels=("no", "yes"), max_seq_length=12)
+    task = ClassificationTask(labels=("no", "yes"), max_seq_length=12)
     prediction = {
         name: value.numpy()
         for name, value in task.postprocessor.predictions(
@@ -92,14 +92,14 @@ def test_the_prediction_of_a_binary_task_by_hand():
 
 
 def test_the_prediction_of_a_multi_class_task_by_hand():
-    task = Classification(labels=("a", "b", "c"), max_seq_length=12)
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
     prediction = task.postprocessor.predictions({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert prediction["label"].numpy().tolist() == [b"b"]
     np.testing.assert_allclose(prediction["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
 
 def test_metrics_by_hand():
-    task = Classification(labels=("no", "yes"), max_seq_length=12)
+    task = ClassificationTask(labels=("no", "yes"), max_seq_length=12)
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
     data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0], np.int32)})
     result = task.postprocessor.metrics(data, {"label": logits})
@@ -139,7 +139,7 @@ def test_the_evaluation_loss_by_hand(pipeline, encoded, monkeypatch):
 
 @pytest.fixture
 def pipeline(config, vocabulary):
-    task = Classification(labels=("billing", "hardware", "software"), max_seq_length=12)
+    task = ClassificationTask(labels=("billing", "hardware", "software"), max_seq_length=12)
     return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
 
 
@@ -232,7 +232,7 @@ def test_evaluation_keeps_the_order_for_any_batch_size_and_number_of_replicas(
 )
 def test_the_model_saves_and_loads_in_keras(config, inputs_BL, tmp_path, dtype):
     """Follow a notebook: compile, fit for a step, save, load, and fit again."""
-    task = Classification(labels=("no", "yes"), max_seq_length=12)
+    task = ClassificationTask(labels=("no", "yes"), max_seq_length=12)
     model = task.build_model(config, dtype)
     model.compile(
         AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(task.losses["label"])}
@@ -249,7 +249,7 @@ def test_the_model_saves_and_loads_in_keras(config, inputs_BL, tmp_path, dtype):
 
 @pytest.mark.slow
 def test_a_saved_model_loads_in_a_process_that_imports_only_the_task(config, inputs_BL, tmp_path):
-    model = Classification(labels=("no", "yes"), max_seq_length=12).build_model(config)
+    model = ClassificationTask(labels=("no", "yes"), max_seq_length=12).build_model(config)
     model.compile(
         AdamW(WarmupLinearDecay(1e-2, 10, 1)), {"label": WeightedMean(sigmoid_cross_entropy)}
     )

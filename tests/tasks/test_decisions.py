@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.decisions import decide_each, decide_one
 
 THREE = tf.math.log([[0.2, 0.5, 0.3], [0.35, 0.25, 0.4], [0.1, 0.3, 0.6]])
@@ -90,7 +90,7 @@ def test_of_several_labels_each_has_a_threshold():
 def test_metrics_are_computed_from_the_predictions(labels, options, rows):
     """Count the predictions of a traced graph in plain Python."""
     rng = np.random.default_rng(rows)
-    task = Classification(labels=tuple(labels.split()), max_seq_length=12, **options)
+    task = ClassificationTask(labels=tuple(labels.split()), max_seq_length=12, **options)
     count = len(task.labels)
     logits = rng.normal(0, 2, (rows, 1 if task.is_binary else count)).astype(np.float32)
     shape, top = ((rows, count), 2) if task.multi_label else ((rows,), count)

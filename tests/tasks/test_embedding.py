@@ -9,7 +9,7 @@ import pytest
 
 import tasks
 from bert_tf import UserError, read_pretrained
-from tasks.embedding import Embedding
+from tasks.embedding import EmbeddingTask
 from tasks.feature_extraction import create_embedder, extract
 from tasks.registry import TASK_TYPES, task_from_dict
 from tests import small
@@ -101,7 +101,7 @@ def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp
 
 def test_the_kind_is_known_to_runs_but_not_to_fine_tuning():
     assert "embedding" not in TASK_TYPES
-    task = Embedding(max_seq_length=8, layers="concat_last_4")
+    task = EmbeddingTask(max_seq_length=8, layers="concat_last_4")
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
     with pytest.raises(UserError, match=r"rows.csv: an embedding has no metrics"):
         list(task.reader.iter_examples("rows.csv", labelled=True))

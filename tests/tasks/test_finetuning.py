@@ -22,7 +22,7 @@ from bert_tf.run import Run
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
 from tasks.registry import task_from_dict
 from tasks.trained_model import TrainedModel
@@ -60,7 +60,7 @@ def test_it_learns_and_the_run_directory_records_it(settings):
     run = finetune(dataclasses.replace(settings, epochs=6, seed=1), said.append)
     assert run.checkpoints.info(run.checkpoints.best_step())["metrics"]["dev_accuracy"] == 1.0
     labels = ("billing", "hardware", "software")
-    assert task_from_dict(run.task) == Classification(labels=labels, max_seq_length=12)
+    assert task_from_dict(run.task) == ClassificationTask(labels=labels, max_seq_length=12)
     written = read_json_object(run.file("train.json"))
     assert written["settings"]["learning_rate"] == 1e-2
     assert "output_dir" not in written["settings"]

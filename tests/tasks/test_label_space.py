@@ -5,11 +5,11 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.anomaly import Anomaly
-from tasks.classification import Classification
+from tasks.anomaly import AnomalyTask
+from tasks.classification import ClassificationTask
 from tasks.readers.choices import read_choices
 from tasks.registry import task_from_dict
-from tasks.tagging import Tagging
+from tasks.tagging import TaggingTask
 from tests import small
 
 ROWS = [("a", "x"), ("b", "x "), ("c", "\u00a0x\t"), ("d", "y")]
@@ -29,17 +29,19 @@ def write(path, rows):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_space_is_stripped_from_one_label_per_row(tmp_path, suffix):
     path = write(tmp_path / f"rows{suffix}", ROWS)
-    task = Classification.from_data(path, class_weights=("balanced",), max_seq_length=8)
+    task = ClassificationTask.from_data(path, class_weights=("balanced",), max_seq_length=8)
     assert task.labels == ("x", "y") and task.reader.load_examples(path).labels == [0, 0, 0, 1]
     assert task.class_weights == (4 / (2 * 3), 4 / (2 * 1))
-    flags = Classification.from_data(path, labels=("y", " x"), rare_label="x ", max_seq_length=8)
+    flags = ClassificationTask.from_data(
+        path, labels=("y", " x"), rare_label="x ", max_seq_length=8
+    )
     assert (flags.labels, flags.rare_label) == (("y", "x"), "x")
 
 
 def test_space_is_stripped_from_several_labels_per_row(tmp_path):
     rows = [("a", "x | y"), ("b", ["x ", "\ty"]), ("c", " "), ("d", [])]
     path = write(tmp_path / "rows.jsonl", rows)
-    task = Classification.from_data(path, multi_label=True, max_seq_length=8)
+    task = ClassificationTask.from_data(path, multi_label=True, max_seq_length=8)
     assert task.labels == ("x", "y") and task.reader.load_examples(path).labels == [
         (0, 1),
         (0, 1),
@@ -51,13 +53,13 @@ def test_space_is_stripped_from_several_labels_per_row(tmp_path):
 def test_space_is_stripped_from_labels_of_glue(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("sentence\tlabel\na\t1 \nb\t0\n")
-    task = Classification.from_data(str(path), file_format="sst2", max_seq_length=8)
+    task = ClassificationTask.from_data(str(path), file_format="sst2", max_seq_length=8)
     assert task.reader.load_examples(str(path)).labels == [1, 0]
 
 
 def test_space_is_stripped_from_normal_labels(tmp_path):
     path = write(tmp_path / "rows.csv", ROWS)
-    task = Anomaly.from_data(path, normal_labels=(" x",), max_seq_length=8)
+    task = AnomalyTask.from_data(path, normal_labels=(" x",), max_seq_length=8)
     assert task.normal_labels == ("x",) and task.reader.load_examples(path).labels == [0, 0, 0, 1]
 
 
@@ -65,10 +67,10 @@ def test_space_is_stripped_from_types_of_entities(tmp_path):
     path = tmp_path / "rows.jsonl"
     spans = [{"start": 0, "end": 1, "type": "PER "}, {"start": 2, "end": 3, "type": "PER"}]
     path.write_text(json.dumps({"text": "a b", "entities": spans}))
-    assert Tagging.from_data(str(path), max_seq_length=8).labels == ("O", "B-PER", "I-PER")
+    assert TaggingTask.from_data(str(path), max_seq_length=8).labels == ("O", "B-PER", "I-PER")
     columns = tmp_path / "rows.conll"
     columns.write_text("a B-PER\u00a0\nb I-PER\n", encoding="utf-8")
-    task = Tagging.from_data(str(columns), labels=("PER ",), max_seq_length=8)
+    task = TaggingTask.from_data(str(columns), labels=("PER ",), max_seq_length=8)
     assert task.labels == ("O", "B-PER", "I-PER")
     assert task.reader.load_examples(str(columns)).labels[0].tags == ["B-PER", "I-PER"]
 
@@ -86,13 +88,13 @@ def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, co
     with pytest.raises(UserError, match="expected at least two different labels"):
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
     with pytest.raises(UserError, match="expected two or more labels. Received: 'x'"):
-        Classification.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)
+        ClassificationTask.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)
 
 
 def test_runs_that_saved_labels_with_space_still_read_rows(tmp_path):
-    saved = Classification(labels=("x ", "y"), max_seq_length=8).to_dict()
+    saved = ClassificationTask(labels=("x ", "y"), max_seq_length=8).to_dict()
     task = task_from_dict(json.loads(json.dumps(saved)))
     assert task.labels == ("x ", "y")
     assert task.reader.load_examples(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 1]
-    both = Classification(labels=("x", "x ", "y"), max_seq_length=8)
+    both = ClassificationTask(labels=("x", "x ", "y"), max_seq_length=8)
     assert both.reader.load_examples(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 2]

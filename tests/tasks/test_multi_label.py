@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
 from tasks.prediction import predict
 from tasks.trained_model import TrainedModel
@@ -17,7 +17,7 @@ from tests.tasks.metrics import brute_force
 
 
 def from_data(path, **options):
-    return Classification.from_data(path, max_seq_length=12, **options)
+    return ClassificationTask.from_data(path, max_seq_length=12, **options)
 
 
 def test_a_row_may_have_several_labels_or_none(tmp_path):
@@ -64,7 +64,7 @@ def test_metrics_of_several_labels_equal_their_definitions():
     logits = rng.normal(0, 2, (60, 4)).astype(np.float32)
     # The last label never occurs.
     labels = (rng.random((60, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(np.int32)
-    task = Classification(
+    task = ClassificationTask(
         labels=tuple("wxyz"),
         multi_label=True,
         threshold_objective="recall=0.6",

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, files, ownership
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.prediction import predict
 from tests import small
 
@@ -18,7 +18,7 @@ def stub(prediction, **changes):
 
     `prediction` is its model, which returns {name: [B, ...]} of strings.
     """
-    task = Classification(labels=("a", "b"), max_seq_length=12, **changes)
+    task = ClassificationTask(labels=("a", "b"), max_seq_length=12, **changes)
     pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": prediction})
     return types.SimpleNamespace(task=task, pipeline=pipeline)
 

@@ -11,7 +11,7 @@ from bert_tf import UserError
 from tasks.finetuning import finetune
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
-from tasks.regression import Regression
+from tasks.regression import RegressionTask
 from tasks.trained_model import TrainedModel
 from tests import small
 
@@ -21,19 +21,19 @@ from tests import small
     [("4.750", 4.75), ("-1", -1.0), (" 3 ", 3.0), ("1e3", 1000.0), ("0", 0.0)],
 )
 def test_labels_are_numbers(text, value):
-    assert Regression(max_seq_length=12).reader.label_of(text) == value
+    assert RegressionTask(max_seq_length=12).reader.label_of(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
 def test_a_label_that_is_no_number_is_rejected_with_its_line(tmp_path, text):
     path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
-    task = Regression.from_data(path, max_seq_length=12)
+    task = RegressionTask.from_data(path, max_seq_length=12)
     with pytest.raises(UserError, match=f"train.csv:3: label '{text}': expected a number"):
         task.reader.load_examples(path)
 
 
 def test_metrics_and_prediction_by_hand():
-    task = Regression(max_seq_length=12)
+    task = RegressionTask(max_seq_length=12)
     data = types.SimpleNamespace(labels={"value": np.array([1, 2, 3, 4], np.float32)})
     outputs = {"value": np.array([[2.0], [4.0], [6.0], [5.0]], np.float32)}
     assert task.postprocessor.metrics(data, outputs) == pytest.approx(

@@ -8,7 +8,7 @@ from bert_tf import command
 from bert_tf.errors import UserError
 from tasks.registry import TASK_TYPES, task_class
 from tasks.settings import FinetuneSettings
-from tasks.span_qa import SpanQA
+from tasks.span_qa import QuestionAnsweringTask
 
 FLAGS = {field.name: field for field in dataclasses.fields(FinetuneSettings)}
 OPTIONS = {name: field for name, field in FLAGS.items() if "tasks" in field.metadata}
@@ -53,7 +53,7 @@ def test_the_defaults_in_the_help_are_those_of_the_task_types():
         ("global_batch_size", "(default 32; anomaly 128)"),
         ("epochs", "(default 3; anomaly 20)"),
         ("learning_rate", "(default 5e-5; anomaly 0.003)"),
-        ("doc_stride", f"(span_qa: default {SpanQA.doc_stride})"),
+        ("doc_stride", f"(span_qa: default {QuestionAnsweringTask.doc_stride})"),
     ):
         (line,) = (line for line in shown.splitlines() if line.startswith(f"  --{name}  "))
         assert line.endswith(text)

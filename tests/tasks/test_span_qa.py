@@ -18,7 +18,7 @@ from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
 from tasks.settings import FinetuneSettings
-from tasks.span_qa import SpanQA
+from tasks.span_qa import QuestionAnsweringTask
 from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import WORDS
@@ -33,7 +33,7 @@ PLAIN = [word for word in WORDS if word.isalnum() and word not in ("a", "the")]
 @pytest.fixture(scope="module")
 def pipeline(config, vocabulary):
     """Return the pipeline of a task in which questions may have no answer."""
-    task = SpanQA(**SIZES, may_be_impossible=True)
+    task = QuestionAnsweringTask(**SIZES, may_be_impossible=True)
     return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
 
 
@@ -187,7 +187,7 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     assert answers_of(decided, encoded, outputs) != logged
 
     # A model that always answers is scored on the same texts.
-    always = SpanQA(**SIZES)
+    always = QuestionAnsweringTask(**SIZES)
     logged = answers_of(always, encoded, outputs)
     labels[:] = [((text, 0),) for text in logged[:10]] + [(("no such word", 0),)] * (
         len(logged) - 10
@@ -256,7 +256,7 @@ def test_served_predictions_by_hand(pipeline):
 
 
 def test_a_context_of_20000_words_is_answered(pipeline):
-    always = SpanQA(**{**SIZES, "doc_stride": 4})
+    always = QuestionAnsweringTask(**{**SIZES, "doc_stride": 4})
     answer = Pipeline(always, pipeline.tokenizer, pipeline.model).predict(
         question=tf.constant(["my bill"] * 2),
         context=tf.constant(["the app is broken " * 5000, "a"]),
@@ -269,27 +269,32 @@ def test_a_context_of_20000_words_is_answered(pipeline):
 def test_the_data_decide_whether_questions_may_have_no_answer(tmp_path):
     some = write_squad(tmp_path / "some.json", [("a", "a b", ["b"]), ("b", "a b", [])])
     none = write_squad(tmp_path / "none.json", [("a", "a b", ["b"])])
-    task = SpanQA.from_data(some, **SIZES)
-    assert task.may_be_impossible and not SpanQA.from_data(none, **SIZES).may_be_impossible
-    assert SpanQA.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
+    task = QuestionAnsweringTask.from_data(some, **SIZES)
+    assert (
+        task.may_be_impossible
+        and not QuestionAnsweringTask.from_data(none, **SIZES).may_be_impossible
+    )
+    assert QuestionAnsweringTask.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
     assert task.reader.load_examples(some).labels == [(("b", 2),), ()]
     with pytest.raises(
         UserError, match="some.json: question q1: expected an answer, .*--task=squad2"
     ):
-        SpanQA.from_data(some, may_be_impossible=False, **SIZES).reader.load_examples(some)
-    decided = SpanQA(**SIZES, may_be_impossible=True, null_threshold=-1.5)
+        QuestionAnsweringTask.from_data(
+            some, may_be_impossible=False, **SIZES
+        ).reader.load_examples(some)
+    decided = QuestionAnsweringTask(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
 
 
 def test_no_space_for_the_context_is_reported():
     with pytest.raises(UserError, match="--max_seq_length=67: .* at least 68, .*_query_length=64"):
-        SpanQA(max_seq_length=67)
-    assert SpanQA(max_seq_length=68).doc_stride == 128
+        QuestionAnsweringTask(max_seq_length=67)
+    assert QuestionAnsweringTask(max_seq_length=68).doc_stride == 128
 
 
 def test_only_answers_found_in_the_context_are_trained_on():
-    task = SpanQA(**SIZES, may_be_impossible=True)
+    task = QuestionAnsweringTask(**SIZES, may_be_impossible=True)
     rows = [
         ("a", "a b", [("b", 0)]),
         ("a", "a b", []),
@@ -367,7 +372,7 @@ def test_it_learns(tmp_path, vocabulary):
 
 def test_the_answers_of_squad_are_tokens(data_dir):
     """Check 1,770 answers: all are in a window; 28 start or end in a token ("Sky" in "BSky")."""
-    task = SpanQA.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
+    task = QuestionAnsweringTask.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
     examples = task.reader.load_examples(data_dir / "squad/dev-v1.1.json")
     assert len(task.select_training_examples(examples)) == len(examples) == 1770
     tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)

@@ -10,12 +10,12 @@ import tensorflow as tf
 from bert_tf import AdamW, Tokenizer
 from bert_tf.layout import to_padded
 from bert_tf.train.step import TrainStep
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
-from tasks.tagging import Tagging
+from tasks.tagging import TaggingTask
 from tests import small
 
 TEXTS = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
@@ -27,7 +27,7 @@ KINDS = ("classification", "multiple_choice", "tagging")
 
 
 def classification(directory):
-    task = Classification(labels=("billing", "hardware", "software"), max_seq_length=12)
+    task = ClassificationTask(labels=("billing", "hardware", "software"), max_seq_length=12)
     return task, Examples({"text": TEXTS}, LABELS)
 
 
@@ -43,7 +43,7 @@ def tagging(directory):
     sentence = "the O\nbill B-X\nis O\ntoo O\nhigh B-X\n! O\n\n"
     path = directory / "train.txt"
     path.write_text(sentence * 5)
-    task = Tagging.from_data(path, max_seq_length=6, doc_stride=2)
+    task = TaggingTask.from_data(path, max_seq_length=6, doc_stride=2)
     return task, task.reader.load_examples(path)
 
 

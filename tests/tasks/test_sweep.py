@@ -17,7 +17,7 @@ from bert_tf.run import Run
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from tasks import sweep as sweep_module
-from tasks.classification import Classification
+from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
 from tasks.sweep import sweep
 from tasks.sweep_settings import SweepSettings
@@ -206,7 +206,7 @@ def test_any_other_error_stops_the_sweep(settings, monkeypatch):
 
 @pytest.mark.slow
 def test_the_model_of_a_run_is_freed_before_the_next(settings, monkeypatch):
-    original, models, alive = Classification.build_model, [], []
+    original, models, alive = ClassificationTask.build_model, [], []
 
     def build(*arguments):
         alive.append(sum(model() is not None for model in models))
@@ -214,7 +214,7 @@ def test_the_model_of_a_run_is_freed_before_the_next(settings, monkeypatch):
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(Classification, "build_model", build)
+    monkeypatch.setattr(ClassificationTask, "build_model", build)
     assert not gc.isenabled()  # The sweep itself has to free the models.
     sweep(settings)
     assert alive == [0, 0]

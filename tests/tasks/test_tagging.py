@@ -17,7 +17,7 @@ from tasks.finetuning import finetune
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
-from tasks.tagging import Tagging
+from tasks.tagging import TaggingTask
 from tasks.trained_model import TrainedModel
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
@@ -56,7 +56,7 @@ def write_spans(path, rows):
 
 
 def from_data(path, **changes):
-    return Tagging.from_data(path, **{"max_seq_length": 6, "doc_stride": 2, **changes})
+    return TaggingTask.from_data(path, **{"max_seq_length": 6, "doc_stride": 2, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +365,7 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
 def test_wnut17_is_learned(data_dir, pretrained_dir):
     """Read all of its files; train a real BERT for a few steps on sentences with entities."""
     directory = data_dir / "ner" / "wnut17"
-    task = Tagging.from_data(directory / "wnut17train.conll", max_seq_length=32)
+    task = TaggingTask.from_data(directory / "wnut17train.conll", max_seq_length=32)
     assert len(task.labels) == 13
     for name in ("emerging.dev.conll", "emerging.test.annotated"):
         assert len(task.reader.load_examples(directory / name)) > 1000

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from tasks.masked_lm import MaskedLm
+from tasks.masked_lm import MaskedLmTask
 from tasks.postprocessor import Postprocessor
 from tasks.reader import Reader
 from tasks.registry import TASK_TYPES, task_class
-from tasks.regression import Regression, RegressionPostprocessor
+from tasks.regression import RegressionPostprocessor, RegressionTask
 from tasks.task import Task
 
 OF_TRAINED_TASKS = ("losses", "from_data", "targets")
@@ -35,10 +35,10 @@ def test_a_part_without_an_abstract_member_cannot_be_created():
         margin = Postprocessor.margin
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class WithoutEncode(Regression):
+    class WithoutEncode(RegressionTask):
         encode = Task.encode
 
-    task = Regression(max_seq_length=8)
+    task = RegressionTask(max_seq_length=8)
     with pytest.raises(TypeError, match="abstract method margin"):
         WithoutMargin(task)
     with pytest.raises(TypeError, match="abstract method encode"):
@@ -46,7 +46,7 @@ def test_a_part_without_an_abstract_member_cannot_be_created():
 
 
 def test_a_pretrained_run_is_not_trained_as_a_task():
-    task = MaskedLm(max_seq_length=8)
+    task = MaskedLmTask(max_seq_length=8)
     with pytest.raises(NotImplementedError):
         task.postprocessor.best_metric  # noqa: B018
     assert task.tunable_fields == ()

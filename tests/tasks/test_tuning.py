@@ -13,10 +13,10 @@ from bert_tf.config import read_json_object
 from bert_tf.run import Run
 from export import model_card, publishing
 from tasks import evaluate, predict
-from tasks.anomaly import Anomaly
-from tasks.classification import Classification
+from tasks.anomaly import AnomalyTask
+from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
-from tasks.span_qa import SpanQA
+from tasks.span_qa import QuestionAnsweringTask
 from tasks.trained_model import TrainedModel
 from tasks.tuning import task_at, tuned_at
 from tests import small
@@ -65,7 +65,7 @@ TUNED = {
 @pytest.fixture
 def run(tmp_path, config, vocabulary):
     """Return a run without training: steps 3 and 6, of which 6 is the best and tuned."""
-    task = Classification(
+    task = ClassificationTask(
         labels=("no", "yes"), threshold_objective="f1", calibrate=True, max_seq_length=8
     )
     train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
@@ -214,14 +214,14 @@ def opened(directory, config, vocabulary, task, **settings):
 def test_a_threshold_with_a_published_default_is_missed_only_after_a_dev_file(
     tmp_path, config, vocabulary
 ):
-    task = SpanQA(may_be_impossible=True, max_seq_length=80)
+    task = QuestionAnsweringTask(may_be_impossible=True, max_seq_length=80)
     assert opened(tmp_path / "no dev", config, vocabulary, task, dev=[]).untuned is None
     stopped = opened(tmp_path / "dev", config, vocabulary, task, dev=["dev.json"])
     assert "step-00000006: untuned: null_threshold was never fitted" in stopped.untuned
 
 
 def test_an_untuned_anomaly_task_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
-    task = Anomaly(max_seq_length=8)
+    task = AnomalyTask(max_seq_length=8)
     trained = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
     monkeypatch.setattr(TrainedModel, "open", lambda *arguments: trained)
     rows, output = small.write_rows(tmp_path / "rows.csv", ROWS), tmp_path / "answers.jsonl"
