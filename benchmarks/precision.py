@@ -23,14 +23,14 @@ import tensorflow as tf
 from bert_tf import UserError
 from export.saved_model import write_saved_model
 from tasks.examples import as_tensor
-from tasks.trained_model import TrainedModel
+from tasks.loading import load_model
 
 BATCH = 32
 
 
 def main(run, path):
     """Print how much the predictions of both precisions differ."""
-    trained = TrainedModel.open(run)
+    trained = load_model(run)
     task = trained.task
     if task.kind != "classification" or task.multi_label:
         raise UserError(f"--run={run}: expected a classification run with one label per text")

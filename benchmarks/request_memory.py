@@ -132,10 +132,10 @@ def export(directory, vocab):
     from bert_tf.run import Run
     from export.saved_model import write_saved_model
     from tasks.classification import ClassificationTask
+    from tasks.loading import load_model
     from tasks.multiple_choice import MultipleChoiceTask
     from tasks.span_qa import QuestionAnsweringTask
     from tasks.tagging import TaggingTask
-    from tasks.trained_model import TrainedModel
 
     labels = tuple(f"intent_{number}" for number in range(150))
     tags = ("O", *(f"{prefix}-{name}" for name in ("PER", "LOC", "ORG", "MISC") for prefix in "BI"))
@@ -153,7 +153,7 @@ def export(directory, vocab):
         model = task.build_model(config)
         run = Run.create(f"{directory}/run-{name}", config, vocabulary, {}, task.to_dict())
         run.checkpoints.save(0, model_variables(model))
-        write_saved_model(TrainedModel.open(run.path), f"{directory}/{name}")
+        write_saved_model(load_model(run.path), f"{directory}/{name}")
     return {}
 
 

@@ -20,23 +20,23 @@ import numpy as np
 
 from export.local_client import LocalClient
 from tasks.examples import as_tensor
+from tasks.loading import load_model
 from tasks.prediction import in_batches, jsonable
 from tasks.readers.rows import BadRow
-from tasks.trained_model import TrainedModel
 
 TOLERANCE = 1e-5
 
 
 def main(run, model_dir, data, num_rows):
     """Compare and time the predictions, and print a JSON line."""
-    trained, served = TrainedModel.open(run), LocalClient(model_dir)
+    trained, served = load_model(run), LocalClient(model_dir)
     rows = [
         row
         for row in trained.task.reader.iter_examples(data, labelled=False)
         if not isinstance(row, BadRow)
     ]
     rows = rows[:num_rows]
-    prediction = trained.pipeline.signatures()["serving_default"]
+    prediction = trained.serving.pipeline.signatures()["serving_default"]
     predicted = []
     for batch in in_batches(rows, 64):
         texts = texts_of(batch, trained.task)

@@ -24,7 +24,7 @@ from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from export.saved_model import write_saved_model
 from tasks.classification import ClassificationTask, TextClassifier
-from tasks.trained_model import TrainedModel
+from tasks.loading import load_model
 
 LABELS = ("negative", "neutral", "positive")
 SEED = 0
@@ -81,7 +81,7 @@ def write_ours(directory, pretrained, head, precision):
         variable.assign(value)
     classifier = TextClassifier(task, pretrained.config, pretrained.vocabulary, network=model)
     run = classifier.save_run(directory / "run")
-    write_saved_model(TrainedModel.open(run.path), directory / "ours", precision)
+    write_saved_model(load_model(run.path), directory / "ours", precision)
 
 
 def write_huggingface(directory, pretrained, head):

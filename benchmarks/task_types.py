@@ -31,8 +31,8 @@ from bert_tf.train.signals import Interrupted
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.settings import FinetuneSettings
-from tasks.trained_model import TrainedModel
 
 RECIPE = ("max_seq_length", "global_batch_size", "learning_rate", "epochs", "precision")
 
@@ -103,12 +103,14 @@ def _complete_run(settings, test, name):
     run = finetune(settings, log)
     seconds = time.perf_counter() - times["steps of"]
     samples, steps = next(filter(None, counts)), run.checkpoints.steps()[-1]
-    trained, strategy = TrainedModel.open(run.path), make_strategy("none")
+    trained, strategy = load_model(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
-        trained.task.reader.load_examples(str(test)), trained.pipeline, choose_layout(strategy)
+        trained.task.reader.load_examples(str(test)),
+        trained.serving.pipeline,
+        choose_layout(strategy),
     )
-    report = Evaluator(trained.task, trained.pipeline.model, strategy).report(encoded)
+    report = Evaluator(trained.task, trained.network, strategy).report(encoded)
     metrics = {key: value for key, value in report.items() if isinstance(value, float)}
     if name.startswith("hate_speech"):
         metrics["pr_auc_0"] = report["per_label"]["pr_auc"][0]

@@ -29,6 +29,7 @@ _PATH_ERRORS = (
     PermissionError,
 )
 STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 Ctrl-C, 143 SIGTERM.
+_KINDS = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
@@ -74,11 +75,29 @@ def check_bounds(settings: Any) -> None:
         if value is not None and not all(
             _COMPARISONS[sign](value, bound) for sign, bound in bounds.items()
         ):
-            number = "an integer" if kind is int else "a number"
             raise UserError(
-                f"--{_flag_name(field)}={value}: expected {number} "
+                f"--{_flag_name(field)}={value}: expected {_KINDS[kind]} "
                 + " and ".join(f"{sign} {bound}" for sign, bound in bounds.items())
             )
+
+
+def check_types(settings: Any, settings_class: type) -> None:
+    """Check types and choices of settings that are given in Python instead of as flags.
+
+    Args:
+        settings: Instance of `settings_class` or of a subclass.
+        settings_class: Settings dataclass whose fields are checked.
+
+    Raises:
+        UserError: If a value is of another type or not one of the choices.
+    """
+    for field, kind in _fields(settings_class):
+        value, choices = getattr(settings, field.name), field.metadata["choices"]
+        is_kind = type(value) is kind or (kind is float and type(value) is int)
+        if (value is None and field.default is None) or (is_kind and value in (choices or [value])):
+            continue
+        expected = f"one of {', '.join(choices)}" if choices else _KINDS[kind]
+        raise UserError(f"--{_flag_name(field)}={value!r:.80}: expected {expected}")
 
 
 def log(line: str) -> None:

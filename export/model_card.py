@@ -11,7 +11,7 @@ from bert_tf.text import unicode_tables
 from export import documents
 
 if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
 _SETTINGS = (
@@ -26,30 +26,32 @@ _SETTINGS = (
 )
 
 
-def model_card(name: str, trained: TrainedModel, precision: str) -> str:
+def model_card(name: str, model: TaskModel, precision: str) -> str:
     """Return the model card as Markdown. It contains no path of this machine.
 
     Args:
         name: Name of the published model.
-        trained: The exported model.
+        model: The exported model, loaded from a run.
         precision: "float32" or "bfloat16".
     """
-    run, config, train = trained.run, trained.run.config, trained.run.train
+    source, config = model.source, model.config
+    assert source is not None  # `publish` saves other models to a run first.
+    run, train = source.run, source.run.train
     settings, data = train.get("settings", {}), train.get("data") or {}
     if not isinstance(data, dict):  # Pretraining records one digest per directory of shards.
         data = dict(zip(settings.get("shards", ()), data, strict=False))
-    checkpoint = documents.base_name(trained.checkpoint)
+    checkpoint = documents.base_name(source.path)
     step = run.checkpoints.step_of(checkpoint)
-    tuned_metrics = (trained.tuned or {}).get("metrics", {})
+    tuned_metrics = (source.tuned or {}).get("metrics", {})
     return documents.render(
         "MODEL_CARD.md",
         name=name,
-        task=trained.task.to_dict(),
-        description=trained.task.postprocessor.description,
+        task=model.task.to_dict(),
+        description=model.task.postprocessor.description,
         # Fields that predictions depend on, in addition to weights and vocabulary.
         fields={
             field.name: field.metadata["description"]
-            for field in dataclasses.fields(trained.task)
+            for field in dataclasses.fields(model.task)
             if "description" in field.metadata
         },
         data=data,
@@ -60,8 +62,8 @@ def model_card(name: str, trained: TrainedModel, precision: str) -> str:
             **(run.checkpoints.info(step).get("metrics") or {}),
             **{f"tuned_{metric}": value for metric, value in tuned_metrics.items()},
         },
-        tuned=trained.tuned,
-        vocabulary={"entries": len(run.vocabulary), "sha256": run.vocabulary.sha256},
+        tuned=source.tuned,
+        vocabulary={"entries": len(model.vocabulary), "sha256": model.vocabulary.sha256},
         config=config.to_dict(),
         # As in the released tokenizer: by default, accents are removed from uncased text only.
         keeps_accents=not (
@@ -72,7 +74,7 @@ def model_card(name: str, trained: TrainedModel, precision: str) -> str:
             "sha256": unicode_tables.sha256(),
         },
         origin=without_paths(str(train.get("origin", ""))),
-        parameters=trained.pipeline.model.count_params(),
+        parameters=model.network.count_params(),
         checkpoint=checkpoint,
         precision=precision,
         versions={

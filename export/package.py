@@ -27,19 +27,19 @@ from export.tf_serving_config import BATCHING, batching_parameters, models_confi
 if TYPE_CHECKING:
     import numpy as np
 
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 
 def prepare(
     directory: os.PathLike | str,
-    trained: TrainedModel,
+    model: TaskModel,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Signature, ...]:
     """Add the files that a server reads to a SavedModel.
 
     Args:
         directory: The SavedModel.
-        trained: The exported model.
+        model: The exported model.
         log: Receives one line if no warm-up records can be written.
 
     Returns:
@@ -47,14 +47,14 @@ def prepare(
     """
     signatures = read_signatures(directory)
     settle_fingerprint(directory)
-    warmup.write(directory, signatures, trained, log)
+    warmup.write(directory, signatures, model, log)
     return signatures
 
 
 def write_documents(
     directory: os.PathLike | str,
     name: str,
-    trained: TrainedModel,
+    model: TaskModel,
     precision: str,
     signatures: Sequence[Signature],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
@@ -64,18 +64,18 @@ def write_documents(
     Args:
         directory: The SavedModel.
         name: Name of the model.
-        trained: The exported model.
+        model: The exported model.
         precision: "float32" or "bfloat16".
         signatures: Signatures of the SavedModel.
         predictions: The outputs for each signature's example request.
     """
     directory = pathlib.Path(directory)
-    specs = trained.pipeline.signature_specs()
+    specs = model.serving.pipeline.signature_specs()
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
-        ("MODEL_CARD.md", model_card(name, trained, precision)),
+        ("MODEL_CARD.md", model_card(name, model, precision)),
     ):
         if text is not None:
             (directory / file_name).write_text(text, encoding="utf-8")

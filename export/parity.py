@@ -26,7 +26,7 @@ from tasks.postprocessor import OutputSpec
 from tasks.prediction import jsonable
 
 if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 # In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
 MARGIN = 0.04
@@ -55,7 +55,7 @@ TOLERANCES = {
 
 def check(
     directory: pathlib.Path,
-    trained: TrainedModel,
+    model: TaskModel,
     precision: str = "float32",
     questions: Sequence[Request] = (),
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -67,7 +67,7 @@ def check(
 
     Args:
         directory: The SavedModel.
-        trained: The trained model, which computes the expected outputs.
+        model: The trained model, which computes the expected outputs.
         precision: Key of `TOLERANCES`, "float32" or "bfloat16".
         questions: Additional requests: signature names with strings, or lists of strings, per
             input.
@@ -79,9 +79,9 @@ def check(
         UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
             differ by more than the tolerance. The message names the first such string.
     """
-    functions, tolerance = trained.pipeline.signatures(), TOLERANCES[precision]
-    specs = trained.pipeline.signature_specs()
-    cases = [*questions, *requests(trained, functions)]
+    functions, tolerance = model.serving.pipeline.signatures(), TOLERANCES[precision]
+    specs = model.serving.pipeline.signature_specs()
+    cases = [*questions, *requests(model, functions)]
     served = _served(directory, cases)
     for number, (signature, inputs) in enumerate(cases):
         tensors = {
@@ -90,7 +90,7 @@ def check(
         }
         margins = None
         if tolerance.margin and specs[signature].has_margin:
-            margins = trained.pipeline.margin(**tensors).numpy()
+            margins = model.serving.pipeline.margin(**tensors).numpy()
         for name, expected in functions[signature](*tensors.values()).items():
             spec = specs[signature].outputs[name]
             case = _Case(signature, inputs, name, spec, tolerance, margins)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 # Name of a signature, and strings or lists of strings per input.
 Request = tuple[str, Mapping[str, Sequence]]
@@ -46,12 +46,12 @@ WORDS_PER_BATCH = 4096
 
 
 def requests(
-    trained: TrainedModel, functions: Mapping[str, tf.types.experimental.GenericFunction]
+    model: TaskModel, functions: Mapping[str, tf.types.experimental.GenericFunction]
 ) -> list[Request]:
     """Return the requests that a SavedModel has to answer as the trained model does.
 
     Args:
-        trained: The trained model.
+        model: The trained model.
         functions: Its signatures.
 
     Returns:
@@ -59,15 +59,15 @@ def requests(
         the tokenizer.
     """
     cases: list[Request] = []
-    specs = trained.pipeline.signature_specs()
+    specs = model.serving.pipeline.signature_specs()
     for signature, function in functions.items():
         inputs = [spec.name for spec in function.input_signature]
         limit = LONGEST_OF_WINDOWS if specs[signature].splits_texts else None
         texts = [text[:limit] for text in ADVERSARIAL_TEXTS]
         # If there are two inputs, the second one receives the texts in reverse order.
-        cases += _batches(signature, _columns(trained.task, inputs, (texts, texts[::-1])))
-    words = vocabulary_words(trained.run.vocabulary)
-    columns = _columns(trained.task, trained.task.input_names, (words, words))
+        cases += _batches(signature, _columns(model.task, inputs, (texts, texts[::-1])))
+    words = vocabulary_words(model.vocabulary)
+    columns = _columns(model.task, model.task.input_names, (words, words))
     return cases + _batches("tokenize", columns, WORDS_PER_BATCH)
 
 

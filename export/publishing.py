@@ -19,20 +19,20 @@ from bert_tf.errors import UserError
 from bert_tf.files import sync
 from export import package, parity, staging
 from export.saved_model import write_saved_model
+from tasks.loading import load_model
 from tasks.task_model import TaskModel
-from tasks.trained_model import TrainedModel
 
 PRECISIONS = ("float32", "bfloat16")
 
 
 def publish(
-    model_or_run: TaskModel | TrainedModel | os.PathLike | str,
+    model_or_run: TaskModel | os.PathLike | str,
     output_dir: os.PathLike | str,
     *,
     precision: str = "float32",
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    write: Callable[[TrainedModel, pathlib.Path, str], None] = write_saved_model,
+    write: Callable[[TaskModel, pathlib.Path, str], None] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
@@ -40,7 +40,7 @@ def publish(
     renamed once they have passed the parity check. After any error nothing is published.
 
     Args:
-        model_or_run: A model such as `TextClassifier`, the path of a run, or an open run.
+        model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
         output_dir: Directory of versions. It is created if it does not exist.
         precision: "float32" or "bfloat16".
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
@@ -62,46 +62,47 @@ def publish(
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
-    with _opened(model_or_run, checkpoint) as trained:
-        if trained.untuned:
-            raise UserError(trained.untuned)
-        return _publish(trained, output_dir, precision, log, write)
+    with _loaded(model_or_run, checkpoint) as model:
+        if model.source.untuned:
+            raise UserError(model.source.untuned)
+        return _publish(model, output_dir, precision, log, write)
 
 
 @contextlib.contextmanager
-def _opened(model_or_run, checkpoint):
-    """Yield a `TrainedModel` of a model, of the path of a run, or itself."""
+def _loaded(model_or_run, checkpoint):
+    """Yield a model of a run whose files describe it: metrics, data and origin."""
+    model = model_or_run
     if isinstance(model_or_run, str | os.PathLike):
-        yield TrainedModel.open(os.fspath(model_or_run), checkpoint)
-        return
-    if checkpoint is not None:
-        raise UserError(
-            f"checkpoint={checkpoint!r}: expected with the path of a run only, received a "
-            f"{type(model_or_run).__name__}"
-        )
-    if isinstance(model_or_run, TaskModel):
-        with tempfile.TemporaryDirectory() as directory:
-            yield TrainedModel.open(model_or_run.save_run(os.path.join(directory, "run")).path)
-    elif isinstance(model_or_run, TrainedModel):
-        yield model_or_run
-    else:
+        model = load_model(model_or_run, checkpoint=checkpoint)
+    elif not isinstance(model_or_run, TaskModel):
         raise UserError(
             "model_or_run: expected a model such as TextClassifier or the path of a run, received "
             f"a {type(model_or_run).__name__}"
         )
+    elif checkpoint is not None:
+        raise UserError(
+            f"checkpoint={checkpoint!r}: expected with the path of a run only, received a "
+            f"{type(model_or_run).__name__}"
+        )
+    if model.source and model.source.is_that_of(model.task, model.network):
+        yield model
+        return
+    # The metrics of a run are not those of a model that was trained further.
+    with tempfile.TemporaryDirectory() as directory:
+        yield load_model(model.save_run(os.path.join(directory, "run")).path)
 
 
-def _publish(trained, output_dir, precision, log, write):
+def _publish(model, output_dir, precision, log, write):
     try:
         with staging.staging_directory(output_dir, log) as temporary:
-            log(f"writing the SavedModel of {trained.checkpoint}")
-            write(trained, temporary, precision)
-            signatures = package.prepare(temporary, trained, log)
+            log(f"writing the SavedModel of {model.source.path}")
+            write(model, temporary, precision)
+            signatures = package.prepare(temporary, model, log)
             log("checking parity with the trained model in a separate process")
             examples = [(signature.name, signature.example()) for signature in signatures]
-            predictions = parity.check(temporary, trained, precision, examples)
+            predictions = parity.check(temporary, model, precision, examples)
             package.write_documents(
-                temporary, _name(output_dir), trained, precision, signatures, predictions
+                temporary, _name(output_dir), model, precision, signatures, predictions
             )
             for path in (*temporary.rglob("*"), temporary):
                 # The server may run as another user.

@@ -19,7 +19,7 @@ import tensorflow as tf
 from bert_tf.text import unicode_tables
 
 if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
@@ -28,7 +28,7 @@ SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
 
 
 def write_saved_model(
-    trained: TrainedModel, directory: os.PathLike | str, precision: str = "float32"
+    model: TaskModel, directory: os.PathLike | str, precision: str = "float32"
 ) -> None:
     """Write a trained model as a SavedModel that maps strings to predictions.
 
@@ -49,7 +49,7 @@ def write_saved_model(
     every matrix product.
 
     Args:
-        trained: The trained model.
+        model: The trained model.
         directory: Directory to write.
         precision: "float32", or "bfloat16" for the encoder's computation. Outputs are always
             float32.
@@ -57,18 +57,18 @@ def write_saved_model(
     # A tf.Module holds variables and functions, but no state of Keras.
     module = tf.Module(name="servable")
     if precision == "float32":
-        pipeline = _in_float32(trained)
+        pipeline = _in_float32(model.serving.pipeline, model.config)
         module.weights = [variable.value for variable in pipeline.model.variables]
     else:
-        pipeline = _in_bfloat16(trained)
+        pipeline = _in_bfloat16(model.serving.pipeline, model.config)
     module.functions = pipeline.signatures()
     tf.saved_model.save(module, str(directory), signatures=module.functions)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
-    trained.run.vocabulary.save(extra / "vocab.txt")
+    model.vocabulary.save(extra / "vocab.txt")
     for name, values in (
-        ("config.json", trained.run.config.to_dict()),
-        ("task.json", trained.task.to_dict()),
+        ("config.json", model.config.to_dict()),
+        ("task.json", model.task.to_dict()),
         (
             "tokenizer.json",
             {"tables_sha256": unicode_tables.sha256(), "unicode": unicode_tables.unicode_version()},
@@ -79,26 +79,25 @@ def write_saved_model(
         )
 
 
-def _in_float32(trained):
+def _in_float32(pipeline, config):
     """Return the pipeline, with `FILLER` zero columns if the feed-forward width would be slow.
 
     The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
     second weight matrix are 0 as well.
     """
-    config = trained.run.config
     if config.intermediate_size % SLOW_WIDTH:
-        return trained.pipeline
+        return pipeline
     wider = dataclasses.replace(config, intermediate_size=config.intermediate_size + FILLER)
-    model = trained.task.build_model(wider)
-    for variable, source in zip(model.variables, trained.pipeline.model.variables, strict=True):
+    model = pipeline.task.build_model(wider)
+    for variable, source in zip(model.variables, pipeline.model.variables, strict=True):
         missing = np.subtract(variable.shape, source.shape)
         variable.assign(np.pad(source.numpy(), [(0, count) for count in missing]))
-    return type(trained.pipeline)(trained.task, trained.pipeline.tokenizer, model)
+    return type(pipeline)(pipeline.task, pipeline.tokenizer, model)
 
 
-def _in_bfloat16(trained):
+def _in_bfloat16(pipeline, config):
     """Return the pipeline with bfloat16 matrix products and with its weights as constants."""
-    model = trained.task.build_model(trained.run.config, "mixed_bfloat16")
+    model = pipeline.task.build_model(config, "mixed_bfloat16")
     rounded = {
         id(variable)
         for layer in model._flatten_layers()
@@ -107,7 +106,7 @@ def _in_bfloat16(trained):
     }
     variables = [
         (variable, value.numpy(), tf.bfloat16 if id(variable) in rounded else variable.dtype)
-        for variable, value in zip(model.variables, trained.pipeline.model.variables, strict=True)
+        for variable, value in zip(model.variables, pipeline.model.variables, strict=True)
     ]
 
     # A separate function, so that the constants are stored once and shared by all signatures.
@@ -124,4 +123,4 @@ def _in_bfloat16(trained):
         with scope:
             yield
 
-    return type(trained.pipeline)(trained.task, trained.pipeline.tokenizer, model, weights)
+    return type(pipeline)(pipeline.task, pipeline.tokenizer, model, weights)

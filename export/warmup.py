@@ -18,7 +18,7 @@ import tensorflow as tf
 from export.signatures import Signature
 
 if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 # The path is fixed by TensorFlow Serving.
 RELATIVE_PATH = "assets.extra/tf_serving_warmup_requests"
@@ -33,7 +33,7 @@ BUDGET = 7e11
 def write(
     directory: os.PathLike | str,
     signatures: Sequence[Signature],
-    trained: TrainedModel,
+    model: TaskModel,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write warm-up records for every signature, with few and many, short and long rows.
@@ -44,7 +44,7 @@ def write(
     Args:
         directory: The SavedModel.
         signatures: Its signatures.
-        trained: The exported model.
+        model: The exported model.
         log: Receives one line if no records are written.
     """
     try:
@@ -56,7 +56,7 @@ def write(
         )
         return
     with tf.io.TFRecordWriter(str(pathlib.Path(directory) / RELATIVE_PATH)) as records:
-        for signature, inputs in requests(signatures, trained):
+        for signature, inputs in requests(signatures, model):
             prediction_log = prediction_log_pb2.PredictionLog()
             request = prediction_log.predict_log.request
             request.model_spec.signature_name = signature
@@ -88,7 +88,7 @@ def read(directory: os.PathLike | str) -> list[tuple[str, dict[str, list]]]:
 
 
 def requests(
-    signatures: Sequence[Signature], trained: TrainedModel
+    signatures: Sequence[Signature], model: TaskModel
 ) -> list[tuple[str, dict[str, list]]]:
     """Return the requests of the warm-up records.
 
@@ -97,18 +97,18 @@ def requests(
 
     Args:
         signatures: Signatures of the SavedModel.
-        trained: The exported model.
+        model: The exported model.
 
     Returns:
         Signature names with strings, or lists of strings, per input.
     """
-    config = trained.run.config
+    config = model.config
     weights_per_token = config.num_hidden_layers * (
         4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     )
-    max_words = max(trained.task.max_seq_length - 3, 1)  # Without [CLS] and two [SEP].
+    max_words = max(model.task.max_seq_length - 3, 1)  # Without [CLS] and two [SEP].
     lengths = list(dict.fromkeys(min(length, max_words) for length in LENGTHS))
-    words = _words(trained.run.vocabulary)
+    words = _words(model.vocabulary)
     found = []
     for signature in signatures:
         tokens_left = BUDGET / weights_per_token / len(signatures)

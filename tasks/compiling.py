@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from tasks.task_model import TaskModel
 
 
+def check_scope(created_in: tf.distribute.Strategy, method: str) -> None:
+    """Raise UserError in the scope of a strategy in which the model was not created.
+
+    Args:
+        created_in: The strategy in whose scope it was created.
+        method: Name of the method that is called.
+    """
+    strategy = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and strategy is not created_in:
+        raise UserError(
+            f"{method}: the model was created outside of the scope of this "
+            f"{type(strategy).__name__}; create it inside"
+        )
+
+
 def resolve(
     model: TaskModel,
     optimizer: Any = "auto",

@@ -186,4 +186,4 @@ class TextEmbedder(TaskModel):
             "TextClassifier or TextRegressor instead, or another model on the vectors of predict"
         )
 
-    fit = evaluate = report = tune = compile
+    fit = train = evaluate = report = tune = compile

@@ -32,25 +32,22 @@ class EvaluateSettings:
 
 def main(settings: EvaluateSettings) -> None:
     """Print the metrics and tables of the run on the data."""
-    from bert_tf.train.distribution import choose_layout, make_strategy
-    from tasks.evaluation import Evaluator
-    from tasks.examples import EncodedExamples
-    from tasks.trained_model import TrainedModel
+    from tasks.fitting import encode
+    from tasks.loading import load_model
 
-    trained = TrainedModel.open(settings.run, settings.checkpoint)
-    command.log(f"{trained.checkpoint}: evaluating on {settings.data}")
-    if trained.untuned:
-        command.log(f"warning: {trained.untuned}")
-    strategy = make_strategy("none")
-    examples = trained.task.reader.load_examples(settings.data)
+    model = load_model(settings.run, checkpoint=settings.checkpoint)
+    assert model.source is not None  # Of a run.
+    command.log(f"{model.source.path}: evaluating on {settings.data}")
+    if model.source.untuned:
+        command.log(f"warning: {model.source.untuned}")
+    examples = model.task.reader.load_examples(settings.data)
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
-    encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
-    for line in trained.task.label_warnings(encoded):
+    encoded = encode(model, examples)
+    for line in model.task.label_warnings(encoded):
         command.log(f"{settings.data}: {line}")
-    evaluator = Evaluator(trained.task, trained.pipeline.model, strategy)
-    report = evaluator.report(encoded)
-    warning = trained.task.postprocessor.warning(report)
+    report = model.report(encoded)
+    warning = model.task.postprocessor.warning(report)
     if warning:
         command.log(f"warning: {warning}")
     print(json.dumps(report))

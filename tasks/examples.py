@@ -213,7 +213,7 @@ class EncodedExamples:
         ]
         return _dataset(
             np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas),
-            self._with_targets(self.task.sample_weights(self.examples, self.windows)),
+            self._with_targets(self._weights_of_samples()),
         )
 
     def fit_batches(
@@ -249,16 +249,20 @@ class EncodedExamples:
             for number in range(passes)
         )
         numbers = np.concatenate([_batched(order, batch_size) for order in orders])[:num_steps]
-        weights_S = self.task.sample_weights(self.examples, self.windows)
-        if self.examples.weights:
-            of_rows = np.array(self.examples.weights)[self.example_of_sample()]
-            weights_S = of_rows if weights_S is None else of_rows * weights_S
         numbers, last = tf.constant(numbers, tf.int32), num_steps - 1
         # Prefetching may ask for steps after the last one.
         rows = tf.data.Dataset.range(num_steps).map(
             lambda step: numbers[tf.minimum(step + first_step, last)]
         )
-        return _mapped(rows, self._with_targets(weights_S, multiple_of))
+        return _mapped(rows, self._with_targets(self._weights_of_samples(), multiple_of))
+
+    def _weights_of_samples(self):
+        """Return the loss weight per sample, of task and rows, or `None` if all are 1."""
+        weights_S = self.task.sample_weights(self.examples, self.windows)
+        if not self.examples.weights:
+            return weights_S
+        of_rows = np.array(self.examples.weights)[self.example_of_sample()]
+        return of_rows if weights_S is None else of_rows * weights_S
 
     def example_of_sample(self) -> np.ndarray:
         """Return the index of each sample's example, `(S,)`."""

@@ -16,28 +16,32 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
+from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
 from tasks.evaluation import Evaluator, FeatureExamples
-from tasks.examples import EncodedExamples
+from tasks.examples import EncodedExamples, Examples
 from tasks.rows import check_positive, examples_of
 
 if TYPE_CHECKING:
+    from tasks.task import Task
     from tasks.task_model import TaskModel
 
 
-def encode(model: TaskModel, x: Any, y: Any, sample_weight: Any = None) -> EncodedExamples:
-    """Tokenize labelled rows for training or evaluation.
+def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
+    """Tokenize labelled rows for evaluation.
 
     Args:
         model: The model.
-        x: Rows, see `fit`.
+        x: Rows, see `fit`; or rows that are tokenized already.
         y: Labels, see `fit`.
-        sample_weight: Loss weight per row.
 
     Raises:
         UserError: If rows and labels differ in number, or a label does not fit the task.
     """
-    return _encode(model, examples_of(model.task, x, y, sample_weight))
+    if isinstance(x, EncodedExamples):
+        return x
+    layout = choose_layout(model.distribute_strategy)
+    return EncodedExamples.encode(examples_of(model.task, x, y), model.serving.pipeline, layout)
 
 
 def fit(
@@ -111,14 +115,13 @@ def fit(
     train, dev = examples_of(model.task, x, y, sample_weight, class_weight), None
     if validation_data is not None:
         try:
-            dev = examples_of(model.task, *_pair(validation_data))
+            dev = labelled_rows(model.task, validation_data)
         except UserError as error:
             raise UserError(f"validation_data: {error}") from None
     elif validation_split:
         train, dev = _split(train, validation_split)
     encoded, encoded_dev = _encode_both(model, train, dev)
-    if int(model.optimizer.iterations.numpy()) == 0:
-        model.task.init_head(model.network, encoded)
+    init_head(model, encoded)
     data = FitData(
         encoded,
         encoded_dev,
@@ -148,7 +151,7 @@ def fit(
     finally:
         object.__setattr__(model, "_data", None)
     if encoded_dev is not None and model.task.tunable_fields:
-        model.tune_on(encoded_dev)
+        model.tune(encoded_dev)
     return history
 
 
@@ -159,7 +162,7 @@ def _placeholder(strategy):
 
 def _encode_both(model, train, dev):
     """Return the encoded training and validation rows."""
-    train = _encode(model, _selected(model, train))
+    train = _encode(model, select_training_examples(model.task, train))
     dev = None if dev is None else _encode(model, dev)
     if not model.task.trains_on_vectors:
         return train, dev
@@ -270,22 +273,27 @@ def _encode(model, examples):
     )
 
 
-def _selected(model, examples):
-    selected = model.task.select_training_examples(examples)
+def select_training_examples(task: Task, examples: Examples) -> Examples:
+    """Return the rows that training uses; raises UserError if there are none."""
+    selected = task.select_training_examples(examples)
     if not len(selected):
         raise UserError("x: expected at least one row to train on, received none")
     return selected
 
 
-def _pair(data):
-    """Return (x, y, sample_weight) of validation data."""
-    if isinstance(data, tuple):
-        if not 2 <= len(data) <= 3:
-            raise UserError(
-                f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries"
-            )
-        return (*data, None)[:3]
-    return data, None, None
+def labelled_rows(task: Task, data: Any) -> Examples:
+    """Return the examples of (x, y), (x, y, sample_weight), `Rows` or a dataset."""
+    if not isinstance(data, tuple):
+        return examples_of(task, data)
+    if not 2 <= len(data) <= 3:
+        raise UserError(f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries")
+    return examples_of(task, *data)
+
+
+def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
+    """Initialize a new head from training rows, unless `fit` has trained it already."""
+    if not model.compiled or int(model.optimizer.iterations.numpy()) == 0:
+        model.task.init_head(model.network, encoded)
 
 
 def _split(examples, fraction):

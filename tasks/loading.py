@@ -11,8 +11,9 @@ import keras
 
 import tasks
 from bert_tf.errors import UserError
+from bert_tf.train.distribution import use_precision
+from tasks.run_checkpoint import RunCheckpoint
 from tasks.task_model import TaskModel
-from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -26,21 +27,27 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         checkpoint: Name of a directory in the run's checkpoints; by default the best, else the
             latest.
 
+    Returns:
+        The model. Its `source` is the checkpoint of a run directory.
+
     Raises:
         UserError: If it is neither, or is damaged.
     """
     if str(path).endswith(".keras"):
         _import_class(path)
         return keras.saving.load_model(path)
-    trained = TrainedModel.open(os.fspath(path), checkpoint)
-    record = {name: trained.run.train[name] for name in ("origin",) if name in trained.run.train}
-    return model_class(trained.task)(
-        trained.task,
-        trained.run.config,
-        trained.run.vocabulary,
-        network=trained.pipeline.model,
-        record=record,
+    source = RunCheckpoint.open(os.fspath(path), checkpoint)
+    weights, train = source.read(), source.run.train
+    model = model_class(source.task)(
+        source.task,
+        source.run.config,
+        source.run.vocabulary,
+        record={name: train[name] for name in ("origin",) if name in train},
+        dtype=use_precision("float32"),
     )
+    source.assign(weights, model.network)
+    model.source = source
+    return model
 
 
 def model_class(task: Task) -> type[TaskModel]:

@@ -229,6 +229,3 @@ class MaskedLanguageModel(TaskModel):
         """
         columns = columns_of((text_a, text_b), ("text_a", "text_b"))
         return self.serving.call("next_sentence", columns)["is_next"]
-
-    def _task_of_run(self) -> None:
-        """Return `None`: a pretrained run has no task.json."""

@@ -49,22 +49,17 @@ def main(settings: PredictSettings) -> None:
     """Predict the input file and log the number of rows."""
     # Imported here, since they import TensorFlow, which flags and inputs are checked before.
     from bert_tf.ownership import sole_output
+    from tasks.loading import load_model
     from tasks.prediction import predict, submit
-    from tasks.trained_model import TrainedModel
 
     with sole_output(settings.output, settings.overwrite):
-        trained = TrainedModel.open(settings.run, settings.checkpoint)
-        if trained.untuned:
-            if not trained.task.predicts_untuned:
-                raise UserError(trained.untuned)
-            command.log(f"warning: {trained.untuned}")
-        arguments = (
-            trained,
-            settings.input,
-            settings.output,
-            settings.batch_size,
-            command.log,
-        )
+        model = load_model(settings.run, checkpoint=settings.checkpoint)
+        assert model.source is not None  # Of a run.
+        if untuned := model.source.untuned:
+            if not model.task.predicts_untuned:
+                raise UserError(untuned)
+            command.log(f"warning: {untuned}")
+        arguments = (model, settings.input, settings.output, settings.batch_size, command.log)
         if settings.output.endswith(".tsv"):
             command.log(f"{settings.output}: submission of {submit(*arguments)} rows")
             return

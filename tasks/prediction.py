@@ -12,18 +12,17 @@ from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
-from tasks.examples import as_tensor
 from tasks.readers.glue import GLUE, check_submission, submission_lines
 from tasks.readers.rows import BadRow
 
 if TYPE_CHECKING:
-    from tasks.trained_model import TrainedModel
+    from tasks.task_model import TaskModel
 
 _Row = TypeVar("_Row")
 
 
 def predict(
-    trained: TrainedModel,
+    model: TaskModel,
     input_path: str,
     output_path: str,
     batch_size: int,
@@ -35,7 +34,7 @@ def predict(
     of rows is in memory. The output file is written atomically.
 
     Args:
-        trained: The model.
+        model: The model.
         input_path: Input file, in a format of the task.
         output_path: .jsonl file.
         batch_size: Rows per batch.
@@ -46,7 +45,7 @@ def predict(
     """
     count = bad = 0
     with atomic_writer(output_path) as lines:
-        for row, prediction in _predictions_of(trained, input_path, batch_size, log):
+        for row, prediction in _predictions_of(model, input_path, batch_size, log):
             lines.write(json.dumps(prediction or {"error": str(row)}, ensure_ascii=False) + "\n")
             count += 1
             bad += prediction is None
@@ -54,7 +53,7 @@ def predict(
 
 
 def submit(
-    trained: TrainedModel,
+    model: TaskModel,
     input_path: str,
     output_path: str,
     batch_size: int,
@@ -62,7 +61,7 @@ def submit(
 ) -> int:
     """Write the predictions for a GLUE test file as a submission, .tsv.
 
-    Arguments as in `predict`.
+    Arguments as in `predict`; the model is loaded from a run.
 
     Returns:
         The number of rows.
@@ -70,12 +69,12 @@ def submit(
     Raises:
         UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
     """
-    task = trained.task
-    file_format = getattr(task, "file_format", None) or ""
-    check_submission(output_path, file_format, trained.run.path)
+    file_format = getattr(model.task, "file_format", None) or ""
+    assert model.source is not None  # The rows of GLUE are those of a run.
+    check_submission(output_path, file_format, model.source.run.path)
 
     def labels_by_id():
-        for row, prediction in _predictions_of(trained, input_path, batch_size, log):
+        for row, prediction in _predictions_of(model, input_path, batch_size, log):
             if prediction is None:
                 raise UserError(f"{row}; a submission requires a prediction for every row")
             if row.id is None:
@@ -92,14 +91,12 @@ def submit(
     return count
 
 
-def _predictions_of(trained, path, batch_size, log):
+def _predictions_of(model, path, batch_size, log):
     """Yield (row, its prediction as a dict of JSON types; None for a bad row)."""
-    # The served signature, so that predictions are those of the exported model.
-    function = trained.pipeline.signatures()["serving_default"]
     count = 0
-    for batch in in_batches(trained.task.reader.iter_examples(path, labelled=False), batch_size):
+    for batch in in_batches(model.task.reader.iter_examples(path, labelled=False), batch_size):
         # Bad rows are not in the batch of the model; the iterator skips them.
-        predictions = iter(_predict_batch(trained.task, function, batch))
+        predictions = iter(_predict_batch(model, batch))
         for row in batch:
             yield row, None if isinstance(row, BadRow) else next(predictions)
         count += len(batch)
@@ -113,20 +110,18 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _predict_batch(task, function, rows):
+def _predict_batch(model, rows):
     """Return the prediction per good row as a dict of JSON types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
-    texts = (as_tensor([row.texts[name] for row in good]) for name in task.input_names)
-    fields = {name: jsonable(values) for name, values in function(*texts).items()}
-    predictions = [
-        task.postprocessor.strip_padding(dict(zip(fields, row, strict=True)))
-        for row in zip(*fields.values(), strict=True)
-    ]
+    # The served signature, so that predictions are those of the exported model.
+    columns = {name: [row.texts[name] for row in good] for name in model.task.input_names}
     return [
         prediction if row.id is None else {"id": row.id, **prediction}
-        for row, prediction in zip(good, predictions, strict=True)
+        for row, prediction in zip(
+            good, model.serving.predict_rows(columns, len(good)), strict=True
+        )
     ]
 
 

@@ -95,7 +95,7 @@ def examples_of(
 
     Args:
         task: The task.
-        x: Rows, see `tasks.fitting.fit`.
+        x: Rows, see `tasks.fitting.fit`; or `Examples` of the task.
         y: Labels, see `tasks.fitting.fit`.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
@@ -103,6 +103,8 @@ def examples_of(
     Raises:
         UserError: If rows, labels and weights differ in number or do not fit the task.
     """
+    if isinstance(x, Examples):
+        return x
     if isinstance(x, tf.data.Dataset):
         if y is not None:
             raise UserError("y: expected none, since the dataset x contains the labels")

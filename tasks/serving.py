@@ -53,6 +53,20 @@ class ServingFunctions:
         ]
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
+    def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
+        """Return the prediction per row as a dict of JSON types, without padding.
+
+        Args:
+            columns: As for `call`.
+            batch_size: Rows per call.
+        """
+        outputs = self.call("serving_default", columns, batch_size)
+        rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
+        return [
+            self.task.postprocessor.strip_padding(dict(zip(outputs, row, strict=True)))
+            for row in rows
+        ]
+
     def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
         """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
         entries = self.pipeline.vocabulary.entries

@@ -4,34 +4,21 @@ The module is free of TensorFlow, so that wrong flags are reported at once.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from bert_tf import files, paths
-from bert_tf.command import check_bounds, flag
+from bert_tf.command import flag
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.weights import sources
 from tasks import class_imbalance, inputs, registry
 from tasks.readers.rows import as_label
+from tasks.training_settings import TrainingSettings, flag_by_task
 
 # Task types with a flag in common.
 _TEXT = ("classification", "regression", "anomaly")
 _PAIR = ("classification", "regression")
-
-
-def format_number(number: float) -> str:
-    """Format a number for help and names of directories: "2e-5", where Python writes "2e-05"."""
-    return repr(number).replace("e-0", "e-")
-
-
-def _flag_by_task(help: str, default: float, defaults: Mapping[str, float], **metadata: Any) -> Any:
-    """Return a flag whose default is `default`, or that of its task type in `defaults`."""
-    others = "".join(f"; {kind} {format_number(value)}" for kind, value in defaults.items())
-    defaults = {**dict.fromkeys(registry.TASK_TYPES, default), **defaults}
-    help = f"{help} (default {format_number(default)}{others})"
-    return flag(help, None, defaults=defaults, others=default, **metadata)
 
 
 def task_defaults(kind: str) -> dict[str, Any]:
@@ -44,15 +31,11 @@ def task_defaults(kind: str) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuneSettings:
-    """Settings of tasks.finetune for one run.
+class DataSettings:
+    """Files and task of tasks.finetune.
 
     A field with `tasks` is an option of these task types, which is passed to their `from_data` if
-    it is given; the other fields apply to all task types. A field that is `None` gets the default
-    of the task type, if there is one.
-
-    Raises:
-        UserError: If a value is out of range or does not fit the task; the message names the flag.
+    it is given; the other fields apply to all task types.
     """
 
     task: str = flag(
@@ -87,7 +70,7 @@ class FinetuneSettings:
         former_name="html_entities",
         tasks=_TEXT,
     )
-    max_seq_length: int = _flag_by_task(
+    max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]",
         128,
         {"span_qa": 384},
@@ -162,70 +145,25 @@ class FinetuneSettings:
         former_name="code_size",
         tasks=("anomaly",),
     )
-    # Training. The defaults are those of google-research/bert (Devlin et al. 2019, A.3).
-    global_batch_size: int = _flag_by_task(
-        "examples per step, over all replicas", 32, {"anomaly": 128}, bounds={">=": 1}
-    )
-    epochs: int = _flag_by_task(
-        "passes over the training rows", 3, {"anomaly": 20}, bounds={">=": 1}
-    )
-    learning_rate: float = _flag_by_task(
-        "peak learning rate", 5e-5, {"anomaly": 3e-3}, bounds={">": 0}
-    )
-    warmup_proportion: float = flag(
-        "fraction of the steps used for learning rate warmup", 0.1, bounds={">=": 0, "<": 1}
-    )
-    schedule: str = flag(
-        "linear decay of the learning rate: released counts from step 0 (google-research/bert), "
-        "continuous from the peak (Hugging Face)",
-        "released",
-        choices=("released", "continuous"),
-    )
-    weight_decay_rate: float = flag(
-        "weight decay of AdamW, not applied to biases and LayerNorm", 0.01, bounds={">=": 0}
-    )
-    layer_decay: float = flag(
-        "factor on the learning rate from each layer to the one below",
-        1.0,
-        bounds={">": 0, "<=": 1},
-    )
-    frozen_layers: int | None = flag(
-        "number of lowest layers that are not trained, together with the embeddings",
-        None,
-        bounds={">=": 0},
-    )
-    patience: int | None = flag(
-        "evaluations without improvement before training stops", None, bounds={">=": 1}
-    )
-    bias_correction: bool = flag("bias correction of Adam (google-research/bert has none)", True)
-    seed: int = flag("seed of head initialization, row order and dropout", 0, bounds={">=": 0})
-    strategy: str = flag(
-        "one device; one replica per local GPU; several processes from TF_CONFIG; TPU cores",
-        "none",
-        choices=("none", "mirrored", "multi_worker", "tpu"),
-    )
-    tpu: str = flag("TPU name or grpc:// address, or local", "local")
-    precision: str = flag(
-        "precision of matrix products in training; tf32 rounds float32 factors, on GPUs and TPUs",
-        "float32",
-        choices=("float32", "tf32", "bfloat16"),
-    )
-    do_lower_case: bool | None = flag(
-        "lower-casing of the text; by default as in the pretrained weights' configuration", None
-    )
-    save_every: int = flag(
-        "steps between checkpoints, in addition to one per epoch", 1000, bounds={">=": 1}
-    )
-    log_every: int = flag("steps between progress lines", 10, bounds={">=": 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneSettings(TrainingSettings, DataSettings):
+    """Settings of tasks.finetune for one run.
+
+    The fields of `DataSettings` come first. A field that is `None` gets the default of the task
+    type, if there is one.
+
+    Raises:
+        UserError: If a value is out of range or does not fit the task; the message names the flag.
+    """
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is None:
                 # The dataclass is frozen, and its defaults depend on the task type.
                 object.__setattr__(self, field.name, self._default(field))
-        check_bounds(self)
-        if self.seed >= 2**32:
-            raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
+        super().__post_init__()
         if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
             raise UserError(
                 f"--labels={','.join(self.labels)}: expected at least two different labels"
@@ -283,11 +221,7 @@ class FinetuneSettings:
                 f"--max_seq_length={self.max_seq_length}: expected at most "
                 f"{config.max_position_embeddings}, the number of positions of {origin}"
             )
-        if (self.frozen_layers or 0) > config.num_hidden_layers:
-            raise UserError(
-                f"--frozen_layers={self.frozen_layers}: expected at most "
-                f"{config.num_hidden_layers}, the number of layers of {origin}"
-            )
+        super().check_fits(config, origin)
 
     def data_hashes(self) -> dict[str, str]:
         """Return {path: sha256} of the data files.

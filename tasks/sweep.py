@@ -24,7 +24,7 @@ from bert_tf.run import Run
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
 from tasks.finetuning import finetune
 from tasks.registry import task_from_dict
-from tasks.settings import format_number
+from tasks.training_settings import format_number
 
 if TYPE_CHECKING:
     import tensorflow as tf

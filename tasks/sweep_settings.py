@@ -9,7 +9,8 @@ import os
 from bert_tf.command import flag
 from bert_tf.errors import UserError
 from bert_tf.run import Run
-from tasks.settings import FinetuneSettings, format_number
+from tasks.settings import FinetuneSettings
+from tasks.training_settings import format_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,26 +18,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_tf import checkpoints
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
-from tasks import compiling, fitting
+from tasks import compiling, fitting, training
 from tasks.evaluation import Evaluator
 from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
 from tasks.rows import Rows, check_positive, is_token_ids
+from tasks.run_checkpoint import RunCheckpoint, save_run
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from bert_tf.weights.sources import PretrainedWeights
-    from tasks.examples import EncodedExamples
     from tasks.task import Task
 
 _COMMON_OPTIONS = ("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers")
@@ -64,8 +63,11 @@ class TaskModel(keras.Model):
         config: The `BertConfig`.
         preprocessor: `Preprocessor`, from strings to token ids.
         network: Encoder and head, from token ids to outputs.
+        source: The `RunCheckpoint` that `load_model` read the weights from, or that `train` wrote;
+            else `None`.
     """
 
+    source: RunCheckpoint | None
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: ClassVar[type[Pipeline]] = Pipeline
@@ -91,6 +93,7 @@ class TaskModel(keras.Model):
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
+        object.__setattr__(self, "source", None)
         object.__setattr__(self, "_serving", None)
         object.__setattr__(self, "_data", None)
         object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
@@ -267,10 +270,8 @@ class TaskModel(keras.Model):
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
-        columns = self.predict(x, batch_size)
-        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-        postprocessor = self.task.postprocessor
-        return [postprocessor.strip_padding(dict(zip(columns, row, strict=True))) for row in rows]
+        check_positive("batch_size", batch_size)
+        return self.serving.predict_rows(self._columns(x), batch_size)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
@@ -296,7 +297,7 @@ class TaskModel(keras.Model):
 
     def compile(self, optimizer: Any = "auto", loss: Any = "auto", **kwargs: Any) -> None:
         """Configure training; see `tasks.compiling.resolve` for defaults and arguments."""
-        self._check_scope("compile")
+        compiling.check_scope(self._created_in, "compile")
         with self.distribute_strategy.scope():
             super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
 
@@ -305,18 +306,9 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def _check_scope(self, method):
-        """Raise UserError in the scope of a strategy in which the model was not created."""
-        strategy = tf.distribute.get_strategy()
-        if tf.distribute.has_strategy() and strategy is not self._created_in:
-            raise UserError(
-                f"{method}: the model was created outside of the scope of this "
-                f"{type(strategy).__name__}; create it inside"
-            )
-
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
-        self._check_scope("fit")
+        compiling.check_scope(self._created_in, "fit")
         if not self.compiled:
             self.compile()
         if is_token_ids(x):
@@ -349,16 +341,28 @@ class TaskModel(keras.Model):
 
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
-        self.tune_on(fitting.encode(self, x, y))
+        encoded = fitting.encode(self, x, y)
+        self.preprocessor.task = self.task.postprocessor.tune(
+            encoded, self._evaluator().outputs(encoded)
+        )
         return self
-
-    def tune_on(self, encoded: EncodedExamples) -> None:
-        """Fit thresholds and temperature to encoded dev rows."""
-        outputs = self._evaluator().outputs(encoded)
-        self.preprocessor.task = self.task.postprocessor.tune(encoded, outputs)
 
     def _evaluator(self, batch_size=64):
         return Evaluator(self.task, self.network, self.distribute_strategy, batch_size)
+
+    def train(
+        self,
+        x: Any,
+        y: Any = None,
+        dev: Any = (),
+        *,
+        output_dir: str | os.PathLike[str],
+        **settings: Any,
+    ) -> Self:
+        """Train in a run directory as tasks.finetune does; see `tasks.training.train`."""
+        compiling.check_scope(self._created_in, "train")
+        training.train(self, x, y, dev, output_dir=output_dir, **settings)
+        return self
 
     def freeze(self, num_layers: int) -> None:
         """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
@@ -374,18 +378,7 @@ class TaskModel(keras.Model):
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
-        with Run.writing(path):
-            record = dict(self.record)
-            run = Run.create(path, self.config, self.vocabulary, record, self._task_of_run())
-            run.checkpoints.save(0, checkpoints.model_variables(self.network))
-            if self.task.tunable_fields and not self.task.untuned_fields:
-                values = {name: getattr(self.task, name) for name in self.task.tunable_fields}
-                run.checkpoints.set_tuned(0, {"values": values, "metrics": {}})
-        return run
-
-    def _task_of_run(self) -> dict[str, Any] | None:
-        """Return the content of task.json, without tuned values, which belong to a checkpoint."""
-        return self.task.with_tuned({}).to_dict()
+        return save_run(path, self.config, self.vocabulary, self.record, self.task, self.network)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""

@@ -73,11 +73,11 @@ def rest_request(directory):
     """Parse a body like TF Serving's REST API and run the graph on it."""
     from bert_tf.errors import UserError
     from export.saved_model import write_saved_model
-    from tasks.trained_model import TrainedModel
+    from tasks.loading import load_model
     from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
     from tests.export.rest_json import predicted
 
-    write_saved_model(TrainedModel.open(_make_run(directory)), directory / "model")
+    write_saved_model(load_model(_make_run(directory)), directory / "model")
     engine = Engine(directory / "model")
     path = directory / "request.json"
     request = {"signature_name": "serving_default", "instances": ["the bill is high", "my app"]}
@@ -113,9 +113,9 @@ def _make_run(directory):
 def _opened(path):
     import tensorflow as tf
 
-    from tasks.trained_model import TrainedModel
+    from tasks.loading import load_model
 
-    trained = TrainedModel.open(path.parent)
+    trained = load_model(path.parent)
     texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}
-    windows = trained.pipeline.encode(**texts)
+    windows = trained.serving.pipeline.encode(**texts)
     return windows.packed.input_ids.to_list()

@@ -9,9 +9,8 @@ import safetensors.numpy
 import tensorflow as tf
 
 from bert_tf.weights import name_map
-from tasks.loading import model_class
+from tasks.loading import load_model, model_class
 from tasks.settings import FinetuneSettings
-from tasks.trained_model import TrainedModel
 
 TEXTS = {
     "billing": ["the bill is too high", "my bill is high !", "the bill , too high"],
@@ -101,9 +100,7 @@ def trained(path, pretrained, task, model):
     """Write a model of a task as a run, and open it."""
     record = {"origin": pretrained.origin_in(model)}
     parts = (task, pretrained.config, pretrained.vocabulary)
-    return TrainedModel.open(
-        model_class(task)(*parts, network=model, record=record).save_run(path).path
-    )
+    return load_model(model_class(task)(*parts, network=model, record=record).save_run(path).path)
 
 
 def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed=0, weights=None):

@@ -19,8 +19,8 @@ from bert_tf.train.distribution import choose_layout, make_strategy
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.settings import FinetuneSettings
-from tasks.trained_model import TrainedModel
 from tests.conftest import ROOT
 
 RELEASED = ROOT / "tests" / "released_runs"
@@ -46,11 +46,11 @@ def settings_of(settings_class, name):
 
 
 def evaluate(name):
-    trained, strategy = TrainedModel.open(f"runs/{name}"), make_strategy("none")
+    trained, strategy = load_model(f"runs/{name}"), make_strategy("none")
     path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
     examples = trained.task.reader.load_examples(path.removeprefix("--dev="))
-    encoded = EncodedExamples.encode(examples, trained.pipeline, choose_layout(strategy))
-    return Evaluator(trained.task, trained.pipeline.model, strategy).metrics(encoded)
+    encoded = EncodedExamples.encode(examples, trained.serving.pipeline, choose_layout(strategy))
+    return Evaluator(trained.task, trained.network, strategy).metrics(encoded)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -45,7 +45,7 @@ class TaggedSentence:
 
     words: list[str]
     tags: list[str] | None
-    location: str
+    location: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TaggedText:
 
     text: str
     entities: list[tuple[int, int, str]] | None
-    location: str
+    location: str = dataclasses.field(repr=False)
 
 
 def task_rows(

@@ -14,11 +14,11 @@ from export.publishing import publish
 from export.saved_model import write_saved_model
 from tasks.anomaly import AnomalyTask
 from tasks.classification import ClassificationTask
+from tasks.loading import load_model
 from tasks.multiple_choice import MultipleChoiceTask
 from tasks.regression import RegressionTask
 from tasks.span_qa import QuestionAnsweringTask
 from tasks.tagging import TaggingTask
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.export.test_kinds import trained
 
@@ -88,7 +88,7 @@ def of_pretraining(directory, config, vocabulary):
 
     run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, None)
     run.checkpoints.save(0, model_variables(model))
-    return TrainedModel.open(run.path)
+    return load_model(run.path)
 
 
 def inputs_of(task, texts):
@@ -171,8 +171,7 @@ def test_another_prediction_passes_in_bfloat16_only_if_it_was_a_close_second(
     turned = dataclasses.replace(run.task, labels=(*LABELS[1:], LABELS[0]))
 
     def write(right, directory, precision):
-        pipeline = type(right.pipeline)(turned, right.pipeline.tokenizer, right.pipeline.model)
-        wrong = dataclasses.replace(right, task=turned, pipeline=pipeline)
+        wrong = type(right)(turned, right.config, right.vocabulary, network=right.network)
         write_saved_model(wrong, directory)
 
     with pytest.raises(UserError, match="not published: serving_default: text=.*: label differs"):

@@ -15,16 +15,15 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.layout import to_flat
 from bert_tf.model import fused_ops
-from bert_tf.run import Run
 from export import parity_cases, saved_model
 from export.local_client import LocalClient
 from export.publishing import publish, versions
 from export.request import RequestSettings
 from export.saved_model import write_saved_model
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.prediction import jsonable
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
@@ -44,7 +43,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
 
 @pytest.fixture
 def trained(run_dir):
-    return TrainedModel.open(run_dir)
+    return load_model(run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_served_predictions_equal_those_of_the_run_in_any_batch(models, trained)
     served = LocalClient(models)
     texts = [text for texts in small.TEXTS.values() for text in texts]
     complete = served.predict({"text": texts})
-    expected = trained.pipeline.predict(text=tf.constant(texts))
+    expected = trained.serving.pipeline.predict(text=tf.constant(texts))
     assert (
         complete["label"]
         == [label.decode() for label in expected["label"].numpy()]
@@ -147,14 +146,14 @@ def test_served_predictions_equal_those_of_the_run_in_any_batch(models, trained)
 def test_a_feed_forward_layer_of_a_slow_width_is_widened_without_effect(
     trained, tmp_path, monkeypatch
 ):
-    width = trained.run.config.intermediate_size
+    width = trained.config.intermediate_size
     monkeypatch.setattr(saved_model, "SLOW_WIDTH", width)
     write_saved_model(trained, tmp_path / "1")
     variables = tf.train.list_variables(str(tmp_path / "1" / "variables" / "variables"))
     assert [12, width + saved_model.FILLER] in [shape for _, shape in variables]
     assert [12, width] not in [shape for _, shape in variables]
     texts = small.TEXTS["billing"]
-    expected = trained.pipeline.predict(text=tf.constant(texts))
+    expected = trained.serving.pipeline.predict(text=tf.constant(texts))
     served = LocalClient(tmp_path).predict({"text": texts})
     np.testing.assert_allclose(served["probabilities"], expected["probabilities"], atol=1e-6)
 
@@ -176,7 +175,7 @@ def test_embeddings_equal_those_of_the_encoder(models, trained):
     prediction = LocalClient(models).predict(
         {"text": ["the bill", "my screen is broken !"]}, "embed"
     )
-    expected = trained.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
+    expected = trained.serving.pipeline.embed(tf.constant(["the bill", "my screen is broken !"]))
     for name in ("pooled", "mean"):
         np.testing.assert_allclose(prediction[name], expected[name], atol=1e-5)
 
@@ -184,11 +183,7 @@ def test_embeddings_equal_those_of_the_encoder(models, trained):
 @pytest.mark.slow
 def test_a_pair_task_takes_two_texts(trained, tmp_path):
     task = dataclasses.replace(trained.task, text_columns=("a", "b"))
-    pair = dataclasses.replace(
-        trained,
-        task=task,
-        pipeline=Pipeline(task, trained.pipeline.tokenizer, trained.pipeline.model),
-    )
+    pair = type(trained)(task, trained.config, trained.vocabulary, network=trained.network)
     publish(pair, tmp_path / "pair")
     prediction = LocalClient(tmp_path / "pair").predict(
         {"text_a": ["the bill"], "text_b": ["is high"]}, "tokenize"
@@ -197,21 +192,16 @@ def test_a_pair_task_takes_two_texts(trained, tmp_path):
 
 
 def altered(trained, *, weight=False, vocabulary=None, cased=False, labels=None):
-    """Return a copy of a trained run in which one thing is wrong."""
-    run = Run.open(trained.run.path)
+    """Return a copy of a trained model in which one thing is wrong."""
+    config = dataclasses.replace(trained.config, do_lower_case=not cased)
     task = dataclasses.replace(trained.task, labels=labels) if labels else trained.task
-    model = task.build_model(run.config)
-    for variable, value in zip(model.variables, trained.pipeline.model.variables, strict=True):
+    model = task.build_model(config)
+    for variable, value in zip(model.variables, trained.network.variables, strict=True):
         variable.assign(value)
     if weight:
         kernel = model.encoder.transformer[1].intermediate.kernel
         kernel.assign(kernel + np.eye(*kernel.shape) * 1e-2)
-    if vocabulary:
-        run.vocabulary = vocabulary
-    tokenizer = Tokenizer(run.vocabulary, run.config.do_lower_case and not cased)
-    return dataclasses.replace(
-        trained, run=run, task=task, pipeline=Pipeline(task, tokenizer, model)
-    )
+    return type(trained)(task, config, vocabulary or trained.vocabulary, network=model)
 
 
 def swapped(vocabulary, first, second):
@@ -226,7 +216,7 @@ SABOTAGES = {
         r"serving_default: text=.*: (score|probabilities) differs",
     ),
     "a vocabulary line": (
-        lambda trained: {"vocabulary": swapped(trained.run.vocabulary, 17, 18)},
+        lambda trained: {"vocabulary": swapped(trained.vocabulary, 17, 18)},
         "input_ids differs",
     ),
     "the case": (lambda trained: {"cased": True}, ": text='.*'"),
@@ -264,12 +254,10 @@ def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
 
 
 def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
-    words = parity_cases.vocabulary_words(trained.run.vocabulary)
-    ids = trained.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
-    special_tokens = {
-        trained.run.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
-    }
-    assert set(ids.tolist()) | special_tokens == set(range(len(trained.run.vocabulary)))
+    words = parity_cases.vocabulary_words(trained.vocabulary)
+    ids = trained.serving.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
+    special_tokens = {trained.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")}
+    assert set(ids.tolist()) | special_tokens == set(range(len(trained.vocabulary)))
 
 
 @pytest.mark.slow
@@ -360,4 +348,4 @@ def test_a_run_without_a_task_cannot_be_exported(huggingface_dir, tmp_path):
 
     read_pretrained(huggingface_dir).save(tmp_path / "pretrained")
     with pytest.raises(UserError, match="expected a fine-tuned run or one with pretraining heads"):
-        TrainedModel.open(tmp_path / "pretrained")
+        load_model(tmp_path / "pretrained")

@@ -11,7 +11,7 @@ from bert_tf.checkpoints import assign, model_variables
 from bert_tf.run import Run
 from export.saved_model import write_saved_model
 from tasks.classification import ClassificationTask
-from tasks.trained_model import TrainedModel
+from tasks.loading import load_model
 from tests import small
 
 NUM_LAYERS = 3
@@ -31,7 +31,7 @@ def write_model(directory, config, vocabulary, hidden_act="gelu"):
         if variables[name].dtype == "float32":
             variables[name].assign_add(tf.random.stateless_normal(variables[name].shape, [1, 2]))
     run.checkpoints.save(0, variables)
-    write_saved_model(TrainedModel.open(run.path), directory / "model")
+    write_saved_model(load_model(run.path), directory / "model")
     return directory / "model"
 
 

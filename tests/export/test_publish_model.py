@@ -3,13 +3,17 @@
 import tempfile
 
 import keras
+import numpy as np
 import pytest
 
 import export
+import tasks
 from bert_tf import UserError
+from bert_tf.weights.sources import PretrainedWeights
 from export import package, parity
 from export.model_card import model_card
-from tasks import TextClassifier
+from tasks import TextClassifier, load_model
+from tests import small
 from tests.small import TEXTS
 
 LABELS = list(TEXTS)
@@ -27,7 +31,7 @@ def opened(monkeypatch):
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
     found = []
-    return found, lambda trained, *rest: found.append((trained.task, trained.checkpoint))
+    return found, lambda model, *rest: found.append((model.task, model.source.path))
 
 
 def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
@@ -85,6 +89,66 @@ def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_pat
     model.tune(TEXTS["billing"] + TEXTS["hardware"], ["billing"] * 3 + ["hardware"] * 3)
     export.publish(model, tmp_path / "models", write=write)
     assert [task for task, _ in found] == [model.task] and model.task.thresholds
+
+
+def test_a_loaded_model_is_published_as_its_run_until_it_is_trained_further(
+    model, tmp_path, opened
+):
+    found, write = opened
+    run = model.save_run(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    export.publish(loaded, tmp_path / "models", write=write)
+    assert found == [(model.task, run.checkpoints.path(0))]
+    loaded.fit(TEXTS["billing"], ["hardware"] * 3, epochs=1, verbose=0)
+    kernel, expected = [], loaded.network.head.kernel.numpy()
+    export.publish(
+        loaded,
+        tmp_path / "models",
+        write=lambda model, *rest: kernel.append((model.source.path, model.network.head.kernel)),
+    )
+    ((path, published),) = kernel
+    assert not path.startswith(run.path)
+    np.testing.assert_array_equal(published.numpy(), expected)
+    assert not np.array_equal(expected, model.network.head.kernel.numpy())
+
+
+def contents(version):
+    """Return the files of a version; the graph is the same up to the numbers of its functions."""
+    return {
+        str(path.relative_to(version)): path.read_bytes()
+        for path in version.rglob("*")
+        if path.is_file() and path.name not in ("saved_model.pb", "fingerprint.pb")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TextClassifier", "TextEmbedder", "MaskedLanguageModel"])
+def test_a_loaded_model_and_its_path_are_published_alike(
+    name, huggingface_dir, config, vocabulary, tmp_path
+):
+    if name == "TextClassifier":
+        model = TextClassifier.from_pretrained(huggingface_dir, labels=LABELS, max_seq_length=12)
+        rows = [(text, label) for label, texts in TEXTS.items() for text in texts]
+        texts, labels = zip(*rows, strict=True)
+        dev = (texts[::2], labels[::2])
+        model.train(texts, labels, dev, output_dir=tmp_path / "run", epochs=1)
+    else:
+        if name == "MaskedLanguageModel":
+            parts = ("bert", "masked_lm", "next_sentence")
+            weights = small.random_weights(config, parts=parts)
+            PretrainedWeights(config, vocabulary, weights, "random").save(tmp_path / "heads")
+            huggingface_dir = tmp_path / "heads"
+        model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=16)
+        model.save_run(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    rows = loaded.predict_rows(["my bill is high !"])
+    by_model = export.publish(loaded, tmp_path / "by_model" / "name")
+    by_path = export.publish(tmp_path / "run", tmp_path / "by_path" / "name")
+    assert contents(by_model) == contents(by_path)
+    served = export.LocalClient(by_path.parent).predict({"text": ["my bill is high !"]})
+    assert sorted(served) == sorted(rows[0])
+    card = (by_model / "MODEL_CARD.md").read_text()
+    assert ("dev_accuracy" in card) == (name == "TextClassifier")
 
 
 def test_errors_name_the_argument(model, tmp_path):

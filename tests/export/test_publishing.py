@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import tensorflow as tf
@@ -19,7 +20,7 @@ from bert_tf import UserError, ownership, read_pretrained
 from export import isolated_runner, package, parity, publishing, warmup
 from export.publishing import publish, versions
 from tasks.classification import ClassificationTask
-from tasks.trained_model import TrainedModel
+from tasks.loading import load_model
 from tests import small
 from tests.conftest import ROOT
 from tests.export import c_engine
@@ -28,7 +29,6 @@ from tests.export import c_engine
 KILLED = """
 import os, shutil, signal, sys
 from export import package, parity, publishing
-from tasks.trained_model import TrainedModel
 
 run, complete, output_dir = sys.argv[1:]
 
@@ -53,7 +53,7 @@ for module, name in (
         parity.check = package.write_documents = lambda *arguments: {}
         if module:
             setattr(module, name, kill)
-        publishing.publish(TrainedModel.open(run), output_dir, write=write)
+        publishing.publish(run, output_dir, write=write)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL, name
     left = {".bert_tf.lock", f".writing-{process}"}  # Not those before it.
@@ -71,19 +71,22 @@ def fake(content=b"model"):
     return write
 
 
+NOTHING = types.SimpleNamespace(
+    source=types.SimpleNamespace(
+        path="step-00000000", untuned=None, is_that_of=lambda task, network: True
+    ),
+    task=None,
+    network=None,
+)
+
+
 @pytest.fixture
 def without_tensorflow(monkeypatch):
-    """Publish only: nothing is added to the files, and no parity check runs."""
+    """Publish only: no run is read, nothing is added to the files, no parity check runs."""
+    monkeypatch.setattr(publishing, "load_model", lambda path, checkpoint: NOTHING)
     monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
-
-
-class Nothing(TrainedModel):
-    untuned = None
-
-
-NOTHING = Nothing(run=None, task=None, pipeline=None, checkpoint="step-00000000")
 
 
 def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
@@ -98,7 +101,7 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     poller = threading.Thread(target=poll)
     poller.start()
     for _ in range(50):
-        publish(NOTHING, output_dir, write=fake())
+        publish("run", output_dir, write=fake())
     is_over.set()
     poller.join()
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
@@ -122,11 +125,11 @@ def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
     dead = dead_process()
     names = [f".writing-{number}" for number in (dead, os.getpid(), os.getppid(), "notes")]
     lines = []
-    publish(NOTHING, tmp_path, log=lines.append, write=fake())
+    publish("run", tmp_path, log=lines.append, write=fake())
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    publish(NOTHING, tmp_path, log=lines.append, write=fake())
+    publish("run", tmp_path, log=lines.append, write=fake())
     assert contents(tmp_path) == {"1", "2", *names[2:]}
     assert [line for line in lines if "killed" in line] == [
         f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:2])
@@ -136,17 +139,17 @@ def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
 def test_nothing_is_removed_from_an_unrelated_directory(tmp_path, without_tensorflow):
     name = f".writing-{dead_process()}"
     (tmp_path / name).mkdir()
-    publish(NOTHING, tmp_path, write=fake())
+    publish("run", tmp_path, write=fake())
     assert contents(tmp_path) == {"1", name}
 
 
 def test_one_process_at_a_time_exports_to_a_directory(tmp_path, without_tensorflow):
     def write(trained, directory, *rest):
         with pytest.raises(UserError, match=rf"another process \(PID {os.getpid()} on "):
-            publish(NOTHING, tmp_path, write=fake())
+            publish("run", tmp_path, write=fake())
         (directory / "last").touch()
 
-    publish(NOTHING, tmp_path, write=write)
+    publish("run", tmp_path, write=write)
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["last"]
 
 
@@ -157,7 +160,7 @@ def test_a_server_of_another_user_can_read_a_version_under_any_umask(tmp_path, w
 
     before = os.umask(0o077)
     try:
-        version = publish(NOTHING, tmp_path / "models" / "name", write=write)
+        version = publish("run", tmp_path / "models" / "name", write=write)
     finally:
         os.umask(before)
     inner = (version.parents[1], version.parent, version, version / "variables")
@@ -178,7 +181,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, without_tensorflow, error):
         raise error
 
     with pytest.raises(OSError, match="nothing is published") as raised:
-        publish(NOTHING, tmp_path / "models" / "name", write=write)
+        publish("run", tmp_path / "models" / "name", write=write)
     assert raised.value.filename == str(tmp_path / "models" / "name")
     assert not list(tmp_path.iterdir())
 
@@ -188,7 +191,7 @@ def test_versions_are_published_to_local_directories_only(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="--output_dir=gs://b/m: expected a local path"):
-        publish(NOTHING, "gs://b/m", write=fake())
+        publish("run", "gs://b/m", write=fake())
     assert not list(tmp_path.iterdir())
 
 
@@ -206,7 +209,7 @@ def run_dir(tmp_path_factory, config, vocabulary):
         str(small.write_huggingface(directory / "huggingface", config, vocabulary))
     )
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
-    return small.trained(directory / "run", source, task, task.build_model(config)).run.path
+    return small.trained(directory / "run", source, task, task.build_model(config)).source.run.path
 
 
 def hashes(directory):
@@ -289,7 +292,7 @@ def test_a_poller_can_load_every_version_that_it_sees(
 ):
     monkeypatch.setattr(parity, "check", lambda *arguments: None)
     monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
-    trained, seen, is_over = TrainedModel.open(run_dir), {}, threading.Event()
+    trained, seen, is_over = load_model(run_dir), {}, threading.Event()
 
     def poll():
         while not is_over.wait(0.001):
@@ -325,6 +328,6 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
     )
     assert done.returncode == 0, done.stderr
     lines = []
-    publish(NOTHING, tmp_path, log=lines.append, write=fake())
+    publish("run", tmp_path, log=lines.append, write=fake())
     assert contents(tmp_path) == {"1"}
     assert sum("left by a killed export" in line for line in lines) == 1

@@ -9,7 +9,7 @@ import tensorflow as tf
 from bert_tf import Vocabulary
 from export.saved_model import write_saved_model
 from tasks import TextClassifier, fitting
-from tasks.trained_model import TrainedModel
+from tasks.loading import load_model
 from tests import small
 from tests.conftest import WORDS
 
@@ -73,14 +73,14 @@ def test_preprocessor_training_and_signature_have_equal_token_ids(
     model, expected = create_model(tmp_path, config, do_lower_case, strip_accents)
     assert unpadded(model.preprocessor(TEXTS)) == expected
     assert ids_in_fit(model) == expected
-    trained = TrainedModel.open(model.save_run(tmp_path / "run").path)
-    tokenize = trained.pipeline.signatures()["tokenize"]
+    trained = load_model(model.save_run(tmp_path / "run").path)
+    tokenize = trained.serving.pipeline.signatures()["tokenize"]
     assert unpadded(tokenize(tf.constant(TEXTS))) == expected
 
 
 def test_a_saved_model_strips_accents_from_cased_text(config, tmp_path):
     model, expected = create_model(tmp_path, config, do_lower_case=False, strip_accents=True)
-    trained = TrainedModel.open(model.save_run(tmp_path / "run").path)
+    trained = load_model(model.save_run(tmp_path / "run").path)
     write_saved_model(trained, tmp_path / "saved")
     tokenize = tf.saved_model.load(str(tmp_path / "saved")).signatures["tokenize"]
     assert unpadded(tokenize(text=tf.constant(TEXTS))) == expected

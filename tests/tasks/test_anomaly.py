@@ -21,9 +21,9 @@ from tasks.anomaly import AnomalyTask
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT
 
@@ -139,7 +139,7 @@ def test_threshold_metrics_and_prediction_by_hand(task):
     )
     with pytest.raises(UserError, match="threshold not tuned yet"):
         task.postprocessor.predictions({}, None, outputs)
-    task = dataclasses.replace(task, false_alarm_rate=0.25).tune(data, outputs)
+    task = dataclasses.replace(task, false_alarm_rate=0.25).postprocessor.tune(data, outputs)
     assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the only false alarm, 0.9.
     metrics = task.postprocessor.metrics(data, outputs)
     assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
@@ -217,11 +217,11 @@ def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
 
 @pytest.mark.slow
 def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
-    trained = TrainedModel.open(run.path)
-    assert 0 < trained.task.threshold == trained.tuned["values"]["threshold"]
+    trained = load_model(run.path)
+    assert 0 < trained.task.threshold == trained.source.tuned["values"]["threshold"]
     examples = trained.task.reader.load_examples(settings.dev[0])
-    encoded = EncodedExamples.encode(examples, trained.pipeline, to_flat)
-    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    encoded = EncodedExamples.encode(examples, trained.serving.pipeline, to_flat)
+    evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     metrics = evaluator.metrics(encoded)
     decided = [line for line in run.metrics() if "tuned_dev_roc_auc" in line][-1]
     for name in ("roc_auc", "pca_roc_auc", "false_alarm_rate", "detection_rate"):
@@ -236,7 +236,7 @@ def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     alarms = [prediction["is_anomaly"] for prediction in predictions]
     assert sum(alarms[: len(NORMAL)]) / len(NORMAL) == metrics["false_alarm_rate"] <= 0.05
     assert sum(alarms[len(NORMAL) :]) / len(UNUSUAL) == metrics["detection_rate"]
-    serve = trained.pipeline.signatures()["serving_default"]
+    serve = trained.serving.pipeline.signatures()["serving_default"]
     for texts in ([], [""], ["the bill"] * 17):
         prediction = serve(tf.constant(texts, tf.string))
         assert prediction["score"].shape == prediction["is_anomaly"].shape == [len(texts)]
@@ -259,14 +259,14 @@ def test_a_stopped_run_resumes_bitwise_equal(run, settings, tmp_path, monkeypatc
         finetune(changed)
     monkeypatch.undo()
     with pytest.raises(UserError, match="threshold not tuned yet"):
-        TrainedModel.open(changed.output_dir).pipeline.predict(text=tf.constant(["the bill"]))
+        load_model(changed.output_dir).serving.pipeline.predict(text=tf.constant(["the bill"]))
     resumed = finetune(changed)
     final = read(run.checkpoints.path(12))
     for name, values in read(resumed.checkpoints.path(12)).items():
         np.testing.assert_array_equal(values, final[name], err_msg=name)
     assert (
-        TrainedModel.open(resumed.path).tuned["values"]
-        == TrainedModel.open(run.path).tuned["values"]
+        load_model(resumed.path).source.tuned["values"]
+        == load_model(run.path).source.tuned["values"]
     )
 
 

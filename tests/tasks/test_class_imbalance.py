@@ -282,8 +282,12 @@ def test_equal_predictions_for_all_rows_are_reported_in_words():
     metrics = task.postprocessor.metrics(data_of([0, 0]), same)  # Here it is right.
     assert metrics["degenerate"] == 0.0 and task.postprocessor.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
-    metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
-    assert metrics["degenerate"] == 1.0 and "the same predicted labels" in several.warning(metrics)
+    metrics = several.postprocessor.metrics(
+        data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))}
+    )
+    assert metrics[
+        "degenerate"
+    ] == 1.0 and "the same predicted labels" in several.postprocessor.warning(metrics)
 
 
 # Values tuned on dev.
@@ -303,15 +307,15 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
     # Probabilities are 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half
     # of their distance.
     assert tuned.thresholds == pytest.approx((-0.1,), abs=1e-5)
-    metrics = tuned.metrics(data_of(labels), {"label": logits})
+    metrics = tuned.postprocessor.metrics(data_of(labels), {"label": logits})
     assert (metrics["recall"], metrics["precision"]) == (1.0, 0.5)
     assert (
         metrics["ece"]
         < 1e-4
         < task.postprocessor.metrics(data_of(labels), {"label": logits})["ece"]
     )
-    assert tuned.warning({**metrics, "degenerate": 0.0}) is None
-    only = dataclasses.replace(task, threshold_objective=None).tune(
+    assert tuned.postprocessor.warning({**metrics, "degenerate": 0.0}) is None
+    only = dataclasses.replace(task, threshold_objective=None).postprocessor.tune(
         data_of(labels), {"label": logits}
     )
     assert only.thresholds is None and only.temperature == tuned.temperature
@@ -340,16 +344,16 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
     outputs, data = {"label": logits.astype(np.float32)}, data_of(labels)
     tuned = task.postprocessor.tune(data, outputs)
     assert len(tuned.thresholds) == (3 if form == "multi" else 1)
-    names = task._objective_metrics()
-    metrics = tuned.metrics(data, outputs)
-    assert tuned.warning(metrics) is None
+    names = task.postprocessor._objective_metrics()
+    metrics = tuned.postprocessor.metrics(data, outputs)
+    assert tuned.postprocessor.warning(metrics) is None
     if threshold_objective == "f1":
         for number, name in enumerate(names):
             for threshold in np.linspace(0.01, 0.99, 50):
                 others = list(tuned.thresholds)
                 others[number] = threshold
                 other = dataclasses.replace(tuned, thresholds=tuple(others))
-                assert other.metrics(data, outputs)[name] <= metrics[name] + 1e-12
+                assert other.postprocessor.metrics(data, outputs)[name] <= metrics[name] + 1e-12
     else:
         expected = float(threshold_objective.split("=")[1])
         assert all(metrics[name] >= expected for name in names)
@@ -377,11 +381,11 @@ def test_an_objective_that_is_not_reached_is_reported():
     )
     data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}
     tuned = task.postprocessor.tune(data, outputs)
-    warning = tuned.warning(tuned.metrics(data, outputs))
+    warning = tuned.postprocessor.warning(tuned.postprocessor.metrics(data, outputs))
     assert warning == "--threshold_objective=precision=0.9 missed: precision is 0.5000"
     nothing = data_of([0, 0, 0])
-    tuned = dataclasses.replace(task, threshold_objective="f1").tune(nothing, outputs)
+    tuned = dataclasses.replace(task, threshold_objective="f1").postprocessor.tune(nothing, outputs)
     assert not tuned.postprocessor.decision(outputs).label.numpy().any()
-    assert "--threshold_objective=f1 missed: f1 is 0.0000" in tuned.warning(
-        tuned.metrics(nothing, outputs)
+    assert "--threshold_objective=f1 missed: f1 is 0.0000" in tuned.postprocessor.warning(
+        tuned.postprocessor.metrics(nothing, outputs)
     )

@@ -68,7 +68,7 @@ def test_wrong_options_are_reported(huggingface_dir, options, message):
         tasks.TextEmbedder.from_pretrained(huggingface_dir, **options)
 
 
-@pytest.mark.parametrize("method", ["compile", "fit", "evaluate", "report", "tune"])
+@pytest.mark.parametrize("method", ["compile", "fit", "train", "evaluate", "report", "tune"])
 def test_training_and_evaluation_are_refused(model, method):
     with pytest.raises(UserError, match="TextEmbedder: has no labels, so it is neither trained"):
         getattr(model, method)(TEXTS, [0, 1, 0, 1])

@@ -24,8 +24,8 @@ from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map
 from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.registry import task_from_dict
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.corpus import ENTRIES, config_of, write_shards
@@ -84,7 +84,7 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
     monkeypatch.setattr(encoder, "infer_layout", spy)
     run = finetune(dataclasses.replace(settings, epochs=1))
     in_training = len(is_flat)
-    TrainedModel.open(run.path).pipeline.predict(text=tf.constant(["the bill"]))
+    load_model(run.path).serving.pipeline.predict(text=tf.constant(["the bill"]))
     assert 2 <= in_training < len(is_flat) and all(is_flat)
 
 

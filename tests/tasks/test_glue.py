@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.prediction import submit
 from tasks.registry import DATASETS, task_class
-from tasks.trained_model import TrainedModel
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
@@ -170,12 +170,14 @@ def test_f1_and_matthews_use_the_second_label_as_positive(tmp_path):
     qqp, cola = (
         task_of(write_labelled(tmp_path / f"{name}.tsv", name), name) for name in ("qqp", "cola")
     )
-    metrics = qqp.metrics(data, {"label": logits})
+    metrics = qqp.postprocessor.metrics(data, {"label": logits})
     assert (metrics["accuracy"], metrics["f1"]) == pytest.approx((0.5, 0.4))
-    assert cola.metrics(data, {"label": logits})["matthews"] == 0.0
+    assert cola.postprocessor.metrics(data, {"label": logits})["matthews"] == 0.0
     logits[3] = -1
     expected = (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)
-    assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(expected)
+    assert cola.postprocessor.metrics(data, {"label": logits})["matthews"] == pytest.approx(
+        expected
+    )
 
 
 def test_a_submission_is_complete_or_not_written(tmp_path):
@@ -227,11 +229,11 @@ def test_files_are_trained_on_and_submitted(huggingface_dir, tmp_path, name):
     assert set(metrics) >= {f"{dev}_{metric}" for dev in both for metric in expected}
     assert ("dev2_loss" in metrics) == (name == "mnli")
     path, output = write_test(tmp_path / "test.tsv", name), tmp_path / "submission.tsv"
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert write_submission(trained, path, output) == 2
     header, *lines = output.read_text().splitlines()
     assert header == "index\tprediction" and [line[:3] for line in lines] == ["10\t", "11\t"]
-    answer = trained.pipeline.signatures()["serving_default"]
+    answer = trained.serving.pipeline.signatures()["serving_default"]
     texts = [text[: len(trained.task.input_names)] for text in TEXTS[:2]]
     predictions = answer(*map(tf.constant, zip(*texts, strict=True)))
     for number, line in enumerate(lines):

@@ -10,8 +10,8 @@ import tensorflow as tf
 from bert_tf import UserError
 from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.prediction import predict
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.tasks.metrics import brute_force
 
@@ -150,7 +150,7 @@ def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface
     (decided,) = [line for line in said if line.startswith("tuned on dev: temperature ")]
     assert "dev_exact_match 1.0000" in decided
     assert not [line for line in said if line.startswith("warning")]
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert len(trained.task.thresholds) == 3 and 0.05 <= trained.task.temperature <= 20
     predictions = tmp_path / "answers.jsonl"
     assert predict(trained, path, predictions, 5, said.append) == (16, 0)
@@ -162,7 +162,7 @@ def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface
             filter(None, labels.split("|"))
         )
         assert prediction["score"] == max(prediction["probabilities"])
-    serve = trained.pipeline.signatures()["serving_default"]
+    serve = trained.serving.pipeline.signatures()["serving_default"]
     for count in (0, 1, 17):
         prediction = serve(tf.constant([""] * count, tf.string))
         shapes = {name: value.shape for name, value in prediction.items()}

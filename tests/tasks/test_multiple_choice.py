@@ -15,11 +15,11 @@ from bert_tf.layout import MASKED_SCORE, to_flat, to_padded
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
-from tasks.trained_model import TrainedModel
 from tests import small
 
 # The right choice repeats a word of the prompt, at any position among two to four.
@@ -231,7 +231,7 @@ def test_it_learns_and_the_run_predicts_and_is_restored_from_json(huggingface_di
     assert best["dev_accuracy"] == 1.0 and best["dev_loss"] < 0.3
     assert run.task == {"kind": "multiple_choice", "file_format": "rows", "max_seq_length": 12}
 
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert trained.task == task_from_dict(run.task)
     output = tmp_path / "answers.jsonl"
     with open(files["dev"], "a") as file:

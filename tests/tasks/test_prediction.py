@@ -10,17 +10,19 @@ import tensorflow as tf
 from bert_tf import UserError, files, ownership
 from tasks.classification import ClassificationTask
 from tasks.prediction import predict
+from tasks.serving import ServingFunctions
 from tests import small
 
 
 def stub(prediction, **changes):
-    """Return an object that `predict` accepts as a TrainedModel.
+    """Return an object that `predict` accepts as a TaskModel.
 
     `prediction` is its model, which returns {name: [B, ...]} of strings.
     """
     task = ClassificationTask(labels=("a", "b"), max_seq_length=12, **changes)
-    pipeline = types.SimpleNamespace(signatures=lambda: {"serving_default": prediction})
-    return types.SimpleNamespace(task=task, pipeline=pipeline)
+    signatures = {"serving_default": prediction}
+    pipeline = types.SimpleNamespace(task=task, signatures=lambda: signatures)
+    return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline))
 
 
 def lengths(*texts):

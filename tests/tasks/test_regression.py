@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
 from tasks.regression import RegressionTask
-from tasks.trained_model import TrainedModel
 from tests import small
 
 
@@ -72,7 +72,7 @@ def test_it_learns_and_the_run_predicts(huggingface_dir, tmp_path):
     # Equal labels share a rank, but predictions differ: 0.949 is the maximum for nine in threes.
     assert best["dev_spearman"] > 0.9 and best["dev_pearson"] > 0.9
     assert best["dev_loss"] == pytest.approx(best["dev_mean_squared_error"])
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert trained.task == task_from_dict(run.task) and trained.task.kind == "regression"
     output = tmp_path / "answers.jsonl"
     assert predict(trained, files["dev"], output, 5, lambda line: None) == (9, 0)
@@ -82,6 +82,6 @@ def test_it_learns_and_the_run_predicts(huggingface_dir, tmp_path):
         for prediction, row in zip(predictions, rows, strict=True)
     ]
     assert np.mean(np.square(errors)) == pytest.approx(best["dev_mean_squared_error"], rel=1e-3)
-    served = trained.pipeline.signatures()["serving_default"]
+    served = trained.serving.pipeline.signatures()["serving_default"]
     assert served(tf.zeros([0], tf.string))["value"].shape == (0,)
     assert np.isfinite(served(tf.fill([17], ""))["value"]).all()

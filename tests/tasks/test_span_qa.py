@@ -14,12 +14,12 @@ from tasks import span_qa
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
 from tasks.settings import FinetuneSettings
 from tasks.span_qa import QuestionAnsweringTask
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.conftest import WORDS
 
@@ -179,7 +179,7 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     assert 0 < np.mean(silent) < 1
 
     decided = task.postprocessor.tune(encoded, outputs)
-    after = decided.metrics(encoded, outputs)
+    after = decided.postprocessor.metrics(encoded, outputs)
     assert decided.null_threshold == metrics["best_null_threshold"]
     assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
     assert (after["f1_at_0"], after["exact_match_at_0"]) == (metrics["f1"], metrics["exact_match"])
@@ -192,8 +192,8 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     labels[:] = [((text, 0),) for text in logged[:10]] + [(("no such word", 0),)] * (
         len(logged) - 10
     )
-    assert always.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
-    assert always.tunable_fields == () and always.tune(encoded, outputs) is always
+    assert always.postprocessor.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
+    assert always.tunable_fields == () and always.postprocessor.tune(encoded, outputs) is always
 
 
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
@@ -350,9 +350,9 @@ def test_it_learns(tmp_path, vocabulary):
     )
     assert said[0].startswith("span_qa: 400 rows in 700 windows, 1 more whose answer is not")
     assert run.task["may_be_impossible"] and run.task["null_threshold"] is None
-    assert TrainedModel.open(run.path).task.null_threshold is not None
+    assert load_model(run.path).task.null_threshold is not None
 
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     count, bad = predict(trained, dev, tmp_path / "answers.jsonl", 5, said.append)
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert (count, bad) == (16, 0)
@@ -364,9 +364,9 @@ def test_it_learns(tmp_path, vocabulary):
     ]
     assert np.mean(right) > 0.9
     encoded = EncodedExamples.encode(
-        trained.task.reader.load_examples(dev), trained.pipeline, to_flat
+        trained.task.reader.load_examples(dev), trained.serving.pipeline, to_flat
     )
-    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
 
 

@@ -14,11 +14,11 @@ from bert_tf.weights.sources import read_pretrained
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
+from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
 from tasks.tagging import TaggingTask
-from tasks.trained_model import TrainedModel
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
 from tests.tasks.metrics import brute_force
@@ -298,12 +298,12 @@ def test_it_learns_and_predicts_through_the_run_directory(settings, tmp_path):
     assert metrics["dev2_precision"] == pytest.approx(3 / 5) and metrics["dev2_recall"] == 1
     assert any(line.startswith("tagging: 16 rows in 44 windows, 16 dev rows") for line in said)
 
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert trained.task == from_data(settings.train)
     data = EncodedExamples.encode(
-        trained.task.reader.load_examples(settings.train), trained.pipeline, to_flat
+        trained.task.reader.load_examples(settings.train), trained.serving.pipeline, to_flat
     )
-    evaluator = Evaluator(trained.task, trained.pipeline.model, tf.distribute.get_strategy())
+    evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     assert evaluator.metrics(data)["f1"] == 1
 
     rows = tmp_path / "rows.csv"

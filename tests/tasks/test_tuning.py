@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import types
 
 import pytest
 
@@ -12,13 +13,14 @@ from bert_tf.checkpoints import model_variables
 from bert_tf.config import read_json_object
 from bert_tf.run import Run
 from export import model_card, publishing
-from tasks import evaluate, predict
+from tasks import evaluate, loading, predict
 from tasks.anomaly import AnomalyTask
 from tasks.classification import ClassificationTask
 from tasks.finetuning import finetune
+from tasks.loading import load_model
+from tasks.run_checkpoint import RunCheckpoint
 from tasks.span_qa import QuestionAnsweringTask
-from tasks.trained_model import TrainedModel
-from tasks.tuning import task_at, tuned_at
+from tasks.tuning import task_at
 from tests import small
 
 ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen is broken", "yes")]
@@ -101,27 +103,27 @@ def test_tuned_values_are_in_the_best_checkpoint_with_their_metrics_and_file(tra
     assert set(tuned["values"]) == {"temperature", "thresholds"}
     assert tuned["file"] == settings.dev[0]
     assert tuned["sha256"] == run.train["data"][settings.dev[0]]
-    assert TrainedModel.open(run.path).task.temperature == tuned["values"]["temperature"] != 1.0
+    assert load_model(run.path).task.temperature == tuned["values"]["temperature"] != 1.0
     logged = [line for line in run.metrics() if "tuned_dev_f1" in line][-1]
     assert tuned["metrics"]["dev_f1"] == logged["tuned_dev_f1"]
 
 
 def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     assert (trained.task.temperature, trained.task.thresholds) == (1.7, (0.2436649203300476,))
-    assert trained.untuned is None and trained.tuned == TUNED
-    other = TrainedModel.open(run.path, "step-00000003")
-    assert (other.task.temperature, other.task.thresholds, other.tuned) == (None, None, None)
+    assert trained.source.untuned is None and trained.source.tuned == TUNED
+    other = load_model(run.path, checkpoint="step-00000003")
+    assert (other.task.temperature, other.task.thresholds, other.source.tuned) == (None, None, None)
     with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; omit"):
         publishing.publish(other, tmp_path / "models")
     assert not (tmp_path / "models").exists()
     with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
-        TrainedModel.open(run.path, "step-3")
+        load_model(run.path, checkpoint="step-3")
     # Checkpoints that are saved and removed later do not affect the values.
     run.checkpoints.annotate(6, 7.0, {"dev_pr_auc": 0.7})
     run.checkpoints.save(9, {"step": 9})
     run.checkpoints.save(12, {"step": 12})
-    assert TrainedModel.open(run.path).tuned == TUNED
+    assert load_model(run.path).source.tuned == TUNED
 
 
 @pytest.mark.slow
@@ -144,7 +146,7 @@ def test_evaluate_and_predict_warn_about_an_untuned_checkpoint(
 def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
     untune(run)
     with pytest.raises(UserError, match="was never fitted.* run the same tasks.finetune command"):
-        publishing.publish(TrainedModel.open(run.path), tmp_path / "models")
+        publishing.publish(load_model(run.path), tmp_path / "models")
 
 
 @pytest.mark.slow
@@ -177,8 +179,12 @@ def as_earlier(run):
 
 def test_values_in_task_json_belong_to_the_best_step(run):
     run = as_earlier(run)
-    trained = TrainedModel.open(run.path)
-    assert (trained.task.temperature, trained.tuned, trained.untuned) == (1.7, TUNED, None)
+    trained = load_model(run.path)
+    assert (trained.task.temperature, trained.source.tuned, trained.source.untuned) == (
+        1.7,
+        TUNED,
+        None,
+    )
     assert task_at(run, 3).untuned_fields == ("temperature", "thresholds")
 
 
@@ -191,7 +197,7 @@ def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
 
 def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
     def card():
-        return model_card.model_card("name", TrainedModel.open(run.path), "float32")
+        return model_card.model_card("name", load_model(run.path), "float32")
 
     assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
     assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()
@@ -205,10 +211,10 @@ def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
 
 
 def opened(directory, config, vocabulary, task, **settings):
-    """Return a TrainedModel without its model, of a run with these settings."""
+    """Return a checkpoint without weights, of a run with these settings."""
     run = Run.create(directory, config, vocabulary, {"settings": settings}, task.to_dict())
     run.checkpoints.save(6, {"step": 6})
-    return TrainedModel(run, task_at(run, 6), None, run.checkpoints.path(6), tuned_at(run, 6))
+    return RunCheckpoint.open(run.path)
 
 
 def test_a_threshold_with_a_published_default_is_missed_only_after_a_dev_file(
@@ -222,9 +228,10 @@ def test_a_threshold_with_a_published_default_is_missed_only_after_a_dev_file(
 
 def test_an_untuned_anomaly_task_does_not_predict(tmp_path, config, vocabulary, monkeypatch):
     task = AnomalyTask(max_seq_length=8)
-    trained = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
-    monkeypatch.setattr(TrainedModel, "open", lambda *arguments: trained)
+    source = opened(tmp_path / "run", config, vocabulary, task, dev=["dev.csv"])
+    loaded = types.SimpleNamespace(task=source.task, source=source)
+    monkeypatch.setattr(loading, "load_model", lambda path, checkpoint: loaded)
     rows, output = small.write_rows(tmp_path / "rows.csv", ROWS), tmp_path / "answers.jsonl"
     with pytest.raises(UserError, match="untuned: threshold was never fitted"):
-        predict.main(predict.PredictSettings(trained.run.path, str(rows), str(output)))
+        predict.main(predict.PredictSettings(source.run.path, str(rows), str(output)))
     assert not output.exists()

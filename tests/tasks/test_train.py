@@ -1,0 +1,186 @@
+"""Training of models in run directories: equal to tasks.finetune, resumed bit for bit."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError, checkpoints
+from bert_tf.checkpoints import model_variables
+from tasks import TextClassifier, fitting, load_model, read_examples
+from tasks.finetuning import finetune
+from tests import small
+
+SETTINGS = {"global_batch_size": 8, "epochs": 2, "learning_rate": 1e-2, "log_every": 2}
+TEXTS = [text for texts in small.TEXTS.values() for text in texts]
+LABELS = [label for label, texts in small.TEXTS.items() for _ in texts]
+DEV = (TEXTS[::2], LABELS[::2])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, config, vocabulary):
+    """Return a directory with weights, and with a run of tasks.finetune on train.csv."""
+    directory = tmp_path_factory.mktemp("train")
+    source = small.write_huggingface(directory / "huggingface", config, vocabulary)
+    finetune(small.settings(source, small.write_complaints(directory), directory / "run"))
+    return directory
+
+
+@pytest.fixture
+def create(place):
+    """Return a function that creates a new model."""
+
+    def create(**options):
+        options = {"labels": list(small.TEXTS), "max_seq_length": 12, **options}
+        return TextClassifier.from_pretrained(place / "huggingface", **options)
+
+    return create
+
+
+def tensors_of(run_dir, step=8):
+    """Return the tensors of a checkpoint, optimizer state included."""
+    return checkpoints.read(pathlib.Path(run_dir) / "checkpoints" / f"step-{step:08d}")
+
+
+def assert_same_bits(first, second):
+    assert sorted(first) == sorted(second)
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def metrics_of(run_dir):
+    lines = (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    return [{**line, "examples_per_second": None} for line in metrics]
+
+
+def test_train_equals_finetune_bit_for_bit_also_after_an_interruption(place, create, tmp_path):
+    train, dev = (read_examples(place / name) for name in ("train.csv", "dev.csv"))
+    steps = []
+
+    def interrupt(line):
+        steps.append(line)
+        if line.startswith("step 6/8"):  # The latest checkpoint is that of step 4.
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        create().train(train, dev=dev, output_dir=tmp_path / "run", log=interrupt, **SETTINGS)
+    lines = []
+    model = create()
+    trained = model.train(train, dev=dev, output_dir=tmp_path / "run", log=lines.append, **SETTINGS)
+    assert trained is model and "resuming at step 4 of 8" in lines
+    assert_same_bits(tensors_of(place / "run"), tensors_of(tmp_path / "run"))
+    assert metrics_of(place / "run") == metrics_of(tmp_path / "run")
+    for name in ("task.json", "config.json", "vocab.txt"):
+        assert (tmp_path / "run" / name).read_bytes() == (place / "run" / name).read_bytes()
+
+    # A finished run is only read.
+    again = create().train(train, dev=dev, output_dir=tmp_path / "run", **SETTINGS)
+    loaded = load_model(tmp_path / "run")
+    best = loaded.source.run.checkpoints.best_step()
+    for one in (model, again):
+        assert one.source.path == loaded.source.path == loaded.source.run.checkpoints.path(best)
+        assert one.source.is_that_of(one.task, one.network)
+
+
+def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp_path, place):
+    settings = {**SETTINGS, "epochs": 1, "output_dir": tmp_path / "run"}
+    model = create().train(TEXTS, LABELS, DEV, **settings)
+    data = json.loads((tmp_path / "run" / "train.json").read_text())["data"]
+    assert sorted(data) == ["dev", "train"] and data["dev"] != data["train"]
+
+    def refuses(message, model, x=TEXTS, y=LABELS, dev=DEV, **changes):
+        with pytest.raises(UserError, match=message) as raised:
+            model.train(x, y, dev, **{**settings, **changes})
+        assert "--" not in str(raised.value) and "\n" not in str(raised.value)
+
+    differ = r"^x, dev: the rows differ from those that .*run was started with; choose a new output"
+    refuses(differ, create(), x=[*TEXTS[:-1], "another"])
+    refuses(differ, create(), y=[*LABELS[:-1], "billing"])
+    refuses(differ, create(), dev=(TEXTS[:2], LABELS[:2]))
+    refuses(r"^learning_rate: was 0.01 .* is now 0.1; pass the old", create(), learning_rate=0.1)
+    refuses("^dev: was .* when", create(), dev=())
+    refuses("task.json does not match", create(truncation="tail"))
+    model.save_run(tmp_path / "other")
+    other = TextClassifier.from_pretrained(
+        tmp_path / "other", labels=list(small.TEXTS), max_seq_length=12
+    )
+    refuses("run: was started with another model; choose a new output_dir", other)
+    refuses("contains weights|contains converted weights", create(), output_dir=tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs=0: expected an integer >= 1"),
+        ({"epochs": "3"}, "epochs='3': expected an integer"),
+        ({"epochs": True}, "epochs=True: expected an integer"),
+        ({"save_every": None}, "save_every=None: expected an integer"),
+        ({"learning_rate": [1]}, r"learning_rate=\[1\]: expected a number"),
+        ({"schedule": "cosine"}, "schedule='cosine': expected one of released, continuous"),
+        ({"batch_size": 8}, "batch_size: unknown setting; expected one of global_batch_size, "),
+        ({"strategy": "mirrored"}, "strategy: unknown setting; expected one of"),
+        ({"precision": "bfloat16"}, "precision='bfloat16': does not fit a model with dtype='float"),
+        ({"frozen_layers": 3}, "frozen_layers=3: expected at most 2, the number of layers of Hugg"),
+        ({"seed": 2**32}, f"seed={2**32}: expected an integer < "),
+        ({"patience": 1}, "patience: requires dev"),
+        ({"dev": (TEXTS, LABELS)}, "dev: same rows as x; expected rows that training does not use"),
+        ({"dev": (TEXTS[:1], ["other"])}, r"dev: y\[0\]: label 'other': expected one of billing"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_leaves_no_directory(create, tmp_path, settings, message):
+    with pytest.raises(UserError, match=f"^{message}") as raised:
+        create().train(TEXTS, LABELS, output_dir=tmp_path / "run", **settings)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_strings_are_accepted(create, tmp_path):
+    ids = {"input_ids": np.zeros((1, 3), np.int32)}
+    with pytest.raises(UserError, match="^x: expected strings, received token ids; use fit"):
+        create().train(ids, output_dir=tmp_path / "run")
+
+
+def test_thresholds_are_tuned_on_the_first_dev_rows(create, tmp_path):
+    labels = ["billing" if label == "billing" else "hardware" for label in LABELS]
+    model = create(labels=["hardware", "billing"], threshold_objective="f1").train(
+        TEXTS,
+        labels,
+        [(TEXTS[:6], labels[:6]), (TEXTS[:4], labels[:4])],
+        output_dir=tmp_path / "run",
+        **{**SETTINGS, "epochs": 1},
+    )
+    loaded = load_model(tmp_path / "run")
+    assert model.task.thresholds and model.task == loaded.task
+    assert loaded.source.untuned is None and loaded.source.tuned["file"] == "dev"
+    assert "dev2_f1" in loaded.source.tuned["metrics"]
+
+
+def test_training_batches_have_the_weights_of_rows(create):
+    weights = np.arange(len(TEXTS), dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS, weights)).batch(4)
+    encoded = fitting.encode(create(), data)
+    batches = encoded.training_batches(global_batch_size=4, num_epochs=1, seed=0)
+    found = np.concatenate([of_batch["label"].numpy() for _, _, of_batch in batches])
+    assert sorted(found) == weights.tolist()
+
+
+def test_other_weights_or_values_are_not_those_of_the_checkpoint(create, tmp_path):
+    model = create(labels=["billing", "hardware"], threshold_objective="f1")
+    texts, labels = TEXTS[:6], LABELS[:6]
+    model.tune(texts, labels)
+    model.save_run(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    assert loaded.source.is_that_of(loaded.task, loaded.network)
+    loaded.tune(texts, labels[::-1])
+    assert loaded.task != model.task
+    assert not loaded.source.is_that_of(loaded.task, loaded.network)
+    for variable in model_variables(loaded.network).values():
+        before = variable.numpy()
+        if "dropout_seed" not in variable.path:
+            variable.assign(before + 1)
+            assert not loaded.source.is_that_of(model.task, loaded.network), variable.path
+            variable.assign(before)
+    assert loaded.source.is_that_of(model.task, loaded.network)
