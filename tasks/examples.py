@@ -148,7 +148,7 @@ class EncodedExamples:
             examples: Texts and labels.
             windows: The examples' packed sequences.
             vocabulary: The vocabulary of the ids.
-            layout: `to_flat` or `to_padded` of bert_tf.layout; `fit` and XLA require the latter.
+            layout: `to_flat` or `to_padded` of bert_tf.layout; XLA requires the latter.
             static_shape: Pad all batches to max_seq_length and to the same number of samples, with
                 samples of weight 0, so that XLA compiles once.
         """

@@ -1,7 +1,7 @@
 """Training of a `TaskModel` with Keras `fit` on rows: lists, pandas columns, files, datasets.
 
-Rows are tokenized once and padded per batch. All epochs are one dataset whose order is drawn from
-(seed, epoch), so that a `fit` that BackupAndRestore resumes sees the same batches.
+Rows are tokenized once. All epochs are one dataset whose order is drawn from (seed, epoch), so that
+a `fit` that BackupAndRestore resumes sees the same batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.layout import to_padded
+from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
 from tasks.evaluation import Evaluator, FeatureExamples
@@ -268,8 +268,13 @@ class _StartOfFit(keras.callbacks.Callback):
 
 
 def _encode(model, examples):
+    # Keras splits a batch between replicas by the first axis, which must count sequences.
+    is_padded = model.jit_compile or model.distribute_strategy.num_replicas_in_sync > 1
     return EncodedExamples.encode(
-        examples, model.serving.pipeline, to_padded, static_shape=bool(model.jit_compile)
+        examples,
+        model.serving.pipeline,
+        to_padded if is_padded else to_flat,
+        static_shape=bool(model.jit_compile),
     )
 
 

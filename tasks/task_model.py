@@ -211,8 +211,8 @@ class TaskModel(keras.Model):
     @property
     def serving(self) -> ServingFunctions:
         """The traced functions from strings to predictions, as they are exported."""
-        # A new task, as after tuning, has other thresholds in its graph.
-        if self._serving is None or self._serving.task is not self.task:
+        # A tuned task has other thresholds in its graph. New weights need no other graph.
+        if self._serving is None or self._serving.task != self.task:
             tokenizer = self.preprocessor.tokenizer
             serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
             object.__setattr__(self, "_serving", serving)

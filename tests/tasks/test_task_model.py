@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tasks
+from tasks.pipeline import Pipeline
 from tests.conftest import ROOT
 from tests.small import TEXTS
 
@@ -73,6 +74,26 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     assert type(loaded) is type(model) and loaded.task == model.task
     assert loaded.predict_rows(x) == rows
     assert loaded.evaluate(x, y) == pytest.approx(metrics)
+
+
+def test_predict_builds_its_graph_once(huggingface_dir, monkeypatch):
+    """Call it with other lengths and numbers of rows, and after `fit` with new weights."""
+    traced, predict = [], Pipeline.predict
+
+    def counted(pipeline, **texts):
+        traced.append(texts)
+        return predict(pipeline, **texts)
+
+    monkeypatch.setattr(Pipeline, "predict", counted)
+    model = compiled("TextClassifier", huggingface_dir)
+    before = model.predict(["the bill"])["probabilities"]
+    once = len(traced)
+    assert once
+    for texts in (["the app does not open , my screen is broken"], ROWS, ROWS[:2], [""]):
+        model.predict(texts)
+    model.fit(ROWS, NAMES, epochs=1, verbose=0)
+    assert not np.array_equal(model.predict(["the bill"])["probabilities"], before)
+    assert len(traced) == once
 
 
 @pytest.mark.slow

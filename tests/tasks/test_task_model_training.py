@@ -38,7 +38,7 @@ def assert_equal_weights(first, second, **tolerance):
 
 @pytest.mark.parametrize("name", fast_cases("TextClassifier"))
 def test_fit_equals_the_train_step(name, no_dropout_dir):
-    """Compare 20 steps: padded batches of Keras with flat batches of the training loop."""
+    """Compare 20 steps of Keras with those of the training loop, without dropout."""
     _, x, y = CASES[name]
     by_fit, by_step = (create(name, no_dropout_dir) for _ in range(2))
     by_fit.compile(learning_rate=1e-3)
