@@ -35,6 +35,8 @@ EXTRAS = {
         "mypy==2.4.1",  # Types of public code.
         "apache-beam==2.77.0",  # Shards are the same on its runner.
         "matplotlib>=3.9",  # The notebook plots.
+        "pandas>=2.2",  # Rows and labels of `fit` may be columns of a table.
+        "tensorboard>=2.21",  # The callback of Keras writes the metrics of `fit`.
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",

@@ -4,37 +4,29 @@ Names are imported lazily: TensorFlow is loaded with the first name that needs i
 can check their flags before.
 """
 
-import importlib
 import os
-from typing import Any
+
+from bert_tf.lazy_names import lazy_names
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-_HOME = {
-    "AdamW": "bert_tf.train.optimizer",
-    "BertConfig": "bert_tf.config",
-    "Encoder": "bert_tf.model.encoder",
-    "FitSchedule": "bert_tf.train.optimizer",
-    "Lamb": "bert_tf.train.optimizer",
-    "MODEL_SIZES": "bert_tf.config",
-    "Tokenizer": "bert_tf.text.tokenizer",
-    "UserError": "bert_tf.errors",
-    "Vocabulary": "bert_tf.text.vocabulary",
-    "WarmupLinearDecay": "bert_tf.train.optimizer",
-    "WeightedMean": "bert_tf.train.losses",
-    "pack": "bert_tf.text.packing",
-    "read_pretrained": "bert_tf.weights.sources",
-    "to_flat": "bert_tf.layout",
-    "to_padded": "bert_tf.layout",
-}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'bert_tf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "AdamW": "bert_tf.train.optimizer",
+        "BertConfig": "bert_tf.config",
+        "Encoder": "bert_tf.model.encoder",
+        "FitSchedule": "bert_tf.train.optimizer",
+        "Lamb": "bert_tf.train.optimizer",
+        "MODEL_SIZES": "bert_tf.config",
+        "Tokenizer": "bert_tf.text.tokenizer",
+        "UserError": "bert_tf.errors",
+        "Vocabulary": "bert_tf.text.vocabulary",
+        "WarmupLinearDecay": "bert_tf.train.optimizer",
+        "WeightedMean": "bert_tf.train.losses",
+        "pack": "bert_tf.text.packing",
+        "read_pretrained": "bert_tf.weights.sources",
+        "to_flat": "bert_tf.layout",
+        "to_padded": "bert_tf.layout",
+    },
+)

@@ -3,30 +3,21 @@
 Names are imported lazily: TensorFlow is loaded with the first name that needs it.
 """
 
-import importlib
-from typing import Any
+from bert_tf.lazy_names import lazy_names
 
-_HOME = {
-    "AnomalyDetector": "tasks.anomaly",
-    "MaskedLanguageModel": "tasks.masked_lm",
-    "MultipleChoice": "tasks.multiple_choice",
-    "QuestionAnswerer": "tasks.span_qa",
-    "Rows": "tasks.rows",
-    "TextClassifier": "tasks.classification",
-    "TextEmbedder": "tasks.embedding",
-    "TextRegressor": "tasks.regression",
-    "TokenClassifier": "tasks.tagging",
-    "load_model": "tasks.loading",
-    "read_examples": "tasks.rows",
-}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tasks' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "AnomalyDetector": "tasks.anomaly",
+        "MaskedLanguageModel": "tasks.masked_lm",
+        "MultipleChoice": "tasks.multiple_choice",
+        "QuestionAnswerer": "tasks.span_qa",
+        "Rows": "tasks.rows",
+        "TextClassifier": "tasks.classification",
+        "TextEmbedder": "tasks.embedding",
+        "TextRegressor": "tasks.regression",
+        "TokenClassifier": "tasks.tagging",
+        "load_model": "tasks.loading",
+        "read_examples": "tasks.rows",
+    },
+)

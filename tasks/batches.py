@@ -32,6 +32,7 @@ class WindowInputs:
         vocabulary: Vocabulary,
         layout: Layout,
         length: int | None = None,
+        num_parts: int = 1,
     ):
         """Put the row splits on the device.
 
@@ -42,9 +43,10 @@ class WindowInputs:
             layout: `to_flat` or `to_padded`.
             length: Tokens per window of every batch, which then also has a fixed number of windows.
                 By default those of the batch.
+            num_parts: Number of replicas between which Keras splits the inputs by their first axis.
         """
         self.windows, self.vocabulary = windows, vocabulary
-        self.layout, self.length = layout, length
+        self.layout, self.length, self.num_parts = layout, length, num_parts
         self.windows_of_samples = tf.RaggedTensor.from_row_splits(
             tf.range(sample_splits[-1]), sample_splits, validate=False
         )
@@ -55,10 +57,22 @@ class WindowInputs:
         """Return the inputs of samples, int32 `(b,)`."""
         count = tf.size(numbers_b) if self.length is None else numbers_b.shape[0]
         numbers_bC = tf.gather(self.windows_of_samples, numbers_b)
-        inputs = self._packed(numbers_bC.flat_values, count)
-        if self.max_choices is not None:
-            inputs["windows"] = self._choice_grid(numbers_bC, count)
-        return inputs
+        if self.max_choices is None:
+            return self._packed(numbers_bC.flat_values, count)
+        grid_bC = self._choice_grid(numbers_bC, count)
+        if self.num_parts == 1:
+            return {**self._packed(numbers_bC.flat_values, count), "windows": grid_bC}
+        # Samples have equally many windows, so that a part contains those of its samples. Row 0
+        # stands for missing choices.
+        rows = tf.gather(numbers_bC.flat_values, tf.reshape(tf.maximum(grid_bC, 0), [-1]))
+        row_in_part = tf.range(count * self.max_choices) % (
+            count // self.num_parts * self.max_choices
+        )
+        row_in_part_bC = tf.reshape(row_in_part, tf.shape(grid_bC))
+        return {
+            **self._packed(rows, count),
+            "windows": tf.where(grid_bC < 0, grid_bC, row_in_part_bC),
+        }
 
     def _packed(self, numbers, count):
         """Return windows in the layout of the encoder."""

@@ -42,10 +42,14 @@ class ClassReader(LabelledTextReader["ClassLabels"]):
         return numbers if self.task.multi_label else numbers[0]
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
-        """Return the id of a name, or of an id; with `multi_label` of each in a list."""
+        """Return the id of a name, or of an id; with `multi_label` of each in a list.
+
+        Lists may be padded with "" or -1.
+        """
         if self.task.multi_label:
             values = as_list(value, "expected a list of labels") if value is not None else []
-            return tuple(self._id_of(name) for name in values)
+            # Batches of datasets pad lists of different lengths, as predictions are.
+            return tuple(self._id_of(name) for name in values if name not in ("", -1))
         return self._id_of(value)
 
     def _id_of(self, value):
@@ -193,6 +197,11 @@ class ClassLabels(LabelledTextTask, abc.ABC):
             names, task.multi_label, task.rare_label, task.threshold_objective
         )
         return task
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has one of `labels`."""
+        return not self.multi_label
 
     @property
     def is_binary(self) -> bool:

@@ -5,7 +5,8 @@ Shape suffixes: B samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -96,6 +97,24 @@ def resolve(
         "jit_compile": jit_compile,
         **kwargs,
     }
+
+
+def check_callbacks(model: TaskModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise UserError for callbacks that would fail in the middle of a `fit`."""
+    schedules = keras.optimizers.schedules.LearningRateSchedule
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, setters) and isinstance(model.optimizer._learning_rate, schedules):
+            raise UserError(
+                f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
+                "schedule; call compile(AdamW(2e-5))"
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
+            raise UserError(
+                f"callbacks: {name} requires tensorboard, which is not installed; run pip install "
+                "'bert_tf[tensorboard]'"
+            )
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -154,7 +154,7 @@ class FeatureExamples(EncodedExamples):
         self.log(f"extracting features of {len(self)} rows, once")
         return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
 
-    def _inputs(self) -> Inputs:
+    def _inputs(self, num_parts: int = 1) -> Inputs:
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
         return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 

@@ -303,18 +303,24 @@ class EncodedExamples:
         if weights_S is None:
             weights_S = np.ones(len(self))
         builder = BatchBuilder(
-            self._inputs(), self.static_shape, self.labels, self.weights, weights_S, multiple_of
+            self._inputs(multiple_of),
+            self.static_shape,
+            self.labels,
+            self.weights,
+            weights_S,
+            multiple_of,
         )
         return builder.training_batch
 
-    def _inputs(self) -> Inputs:
-        """Return the function from sample indices to the model's inputs."""
+    def _inputs(self, num_parts: int = 1) -> Inputs:
+        """Return the function from sample indices to inputs that Keras splits into parts."""
         return WindowInputs(
             self.windows,
             self.sample_splits,
             self.vocabulary,
             self.layout,
             self.task.max_seq_length if self.static_shape else None,
+            num_parts,
         )
 
 

@@ -6,7 +6,6 @@ a `fit` that BackupAndRestore resumes sees the same batches.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,10 @@ from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
-from tasks.evaluation import Evaluator, FeatureExamples
+from tasks import streaming
+from tasks.evaluation import FeatureExamples
 from tasks.examples import EncodedExamples, Examples
-from tasks.rows import check_positive, examples_of
+from tasks.rows import check_dataset, check_positive, examples_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -70,9 +70,11 @@ def fit(
         keras_fit: keras.Model.fit of the model.
         x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two, or a
             dict or DataFrame with a column per input; `Rows` of `read_examples`, with y; or a
-            finite tf.data.Dataset of batches (x, y) or (x, y, sample_weight).
+            tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier and
+            TextRegressor read a dataset batch by batch in its own order, all others once.
         y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
-        batch_size: Sequences per step over all replicas; by default that of the task type.
+        batch_size: Sequences per step over all replicas; by default that of the task type. A
+            dataset has its own.
         epochs: By default those of the task type.
         verbose: As in Keras.
         callbacks: As in Keras. Logs contain each metric of the task on the validation rows as
@@ -80,11 +82,12 @@ def fit(
         validation_split: Fraction of the rows, the last ones, for validation.
         validation_data: Rows for validation: (x, y), `Rows` or a dataset.
         validation_freq: Epochs per validation.
-        shuffle: Draws the order anew in each epoch, from the model's seed.
+        shuffle: Draws the order of rows in memory anew in each epoch, from the model's seed.
         class_weight: Loss weight by label name or id.
         sample_weight: Loss weight per row.
         initial_epoch: Number of the first epoch.
-        steps_per_epoch: Steps per epoch; by default all rows once.
+        steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
+            unknown or infinite length.
 
     Returns:
         The Keras History.
@@ -92,64 +95,67 @@ def fit(
     Raises:
         UserError: If a column, label, type or length is wrong.
     """
-    defaults, strategy = model.fit_defaults, model.distribute_strategy
-    if batch_size is None:
-        is_dataset = isinstance(x, tf.data.Dataset)
-        batch_size = _batch_size_of(x) if is_dataset else defaults["global_batch_size"]
-    epochs = defaults["epochs"] if epochs is None else epochs
-    check_positive("batch_size", batch_size)
+    strategy = model.distribute_strategy
+    is_streamed = isinstance(x, tf.data.Dataset) and model.task.can_stream
+    if isinstance(x, tf.data.Dataset):
+        check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
+    epochs = model.fit_defaults["epochs"] if epochs is None else epochs
     check_positive("epochs", epochs)
-    if batch_size % strategy.num_replicas_in_sync:
-        raise UserError(
-            f"batch_size={batch_size}: expected a multiple of {strategy.num_replicas_in_sync}, "
-            "the number of replicas"
-        )
-    if strategy.num_replicas_in_sync > 1 and model.task.INPUT_RANKS:
-        # Keras splits token ids and labels by their first axis, here of different sizes.
-        raise UserError(
-            f"fit of {type(model).__name__}: expected one replica, received "
-            f"{strategy.num_replicas_in_sync}; run tasks.finetune --strategy=mirrored"
-        )
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
-    train, dev = examples_of(model.task, x, y, sample_weight, class_weight), None
+    dev = first_step = None
     if validation_data is not None:
         try:
             dev = labelled_rows(model.task, validation_data)
         except UserError as error:
             raise UserError(f"validation_data: {error}") from None
-    elif validation_split:
-        train, dev = _split(train, validation_split)
-    encoded, encoded_dev = _encode_both(model, train, dev)
-    init_head(model, encoded)
-    data = FitData(
-        encoded,
-        encoded_dev,
-        batch_size,
-        epochs,
-        steps_per_epoch or math.ceil(len(encoded) / batch_size),
-        model.seed,
-        shuffle,
-    )
-    object.__setattr__(model, "_data", data)
-    try:
-        history = keras_fit(
-            data.batches(strategy.num_replicas_in_sync),
-            epochs=data.epochs,
-            verbose=verbose,
-            # Last, since BackupAndRestore restores weights and epoch in the same event.
-            callbacks=[
-                *(callbacks or ()),
-                _StartOfFit(data.steps_per_epoch, data.epochs, initial_epoch, data.first_step),
-            ],
-            validation_data=None if dev is None else _placeholder(strategy),
-            validation_freq=validation_freq,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=data.steps_per_epoch,
-            shuffle=False,  # The dataset is shuffled already.
+    if is_streamed:
+        if validation_split:
+            raise UserError(
+                "validation_split: expected none for a dataset; pass validation_data instead"
+            )
+        num_steps = streaming.num_steps(x, steps_per_epoch)
+        batches = streaming.batches(model, x, class_weight)
+        encoded_dev = None if dev is None else _encode(model, dev)
+    else:
+        size = _batch_size(model, x, batch_size)
+        train = examples_of(model.task, x, y, sample_weight, class_weight)
+        if dev is None and validation_split:
+            train, dev = _split(train, validation_split)
+        encoded, encoded_dev = _encode_both(model, train, dev)
+        init_head(model, encoded)
+        steps_per_epoch = num_steps = steps_per_epoch or math.ceil(len(encoded) / size)
+        # A variable, because it is set after Keras has received the dataset.
+        first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        batches = encoded.fit_batches(
+            size,
+            num_epochs=epochs,
+            steps_per_epoch=num_steps,
+            seed=model.seed,
+            shuffle=shuffle,
+            first_step=first_step,
+            multiple_of=strategy.num_replicas_in_sync,
         )
+    object.__setattr__(model, "_validation", encoded_dev)
+    try:
+        with streaming.raising_label_errors():
+            history = keras_fit(
+                batches,
+                epochs=epochs,
+                verbose=verbose,
+                # Last, since BackupAndRestore restores weights and epoch in the same event.
+                callbacks=[
+                    *(callbacks or ()),
+                    _StartOfFit(num_steps, epochs, initial_epoch, first_step),
+                ],
+                validation_data=None if dev is None else _placeholder(strategy),
+                validation_freq=validation_freq,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                shuffle=False,  # The dataset is shuffled already.
+            )
     finally:
-        object.__setattr__(model, "_data", None)
+        object.__setattr__(model, "_validation", None)
     if encoded_dev is not None and model.task.tunable_fields:
         model.tune(encoded_dev)
     return history
@@ -166,9 +172,8 @@ def _encode_both(model, train, dev):
     dev = None if dev is None else _encode(model, dev)
     if not model.task.trains_on_vectors:
         return train, dev
-    evaluator = Evaluator(model.task, model.network, model.distribute_strategy)
     return tuple(
-        None if data is None else FeatureExamples(data, evaluator, lambda line: None)
+        None if data is None else FeatureExamples(data, model.evaluator(), lambda line: None)
         for data in (train, dev)
     )
 
@@ -193,57 +198,20 @@ def fit_batches(
         **kwargs: Other arguments of keras.Model.fit.
 
     Raises:
-        UserError: If the number of steps is unknown.
+        UserError: If the number of steps is unknown, or replicas cannot share a batch.
     """
     steps = steps_per_epoch
+    batch_size = kwargs.get("batch_size") or 32  # The default of Keras.
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        _batch_size(model, x, batch_size)
     if isinstance(x, tf.data.Dataset):
         kwargs["shuffle"] = False  # Keras warns otherwise.
-        steps = int(x.cardinality().numpy()) if steps is None else steps
-        if steps < 0:
-            raise UserError("steps_per_epoch: expected a number for a dataset of unknown length")
+        steps = streaming.num_steps(x, steps_per_epoch)
     elif steps is None:
-        # The batch size is the default of Keras.
-        steps = math.ceil(len(x["input_ids"]) / (kwargs.get("batch_size") or 32))
+        steps = math.ceil(len(x["input_ids"]) / batch_size)
     start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
     kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
     return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
-
-
-@dataclasses.dataclass
-class FitData:
-    """Training and validation rows of one `fit`."""
-
-    train: EncodedExamples
-    dev: EncodedExamples | None
-    batch_size: int
-    epochs: int
-    steps_per_epoch: int
-    seed: int
-    shuffle: bool
-
-    def __post_init__(self) -> None:
-        # A variable, because it is set after Keras has received the dataset.
-        self.first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._evaluator: Evaluator | None = None
-
-    def batches(self, num_replicas: int) -> tf.data.Dataset:
-        """Return the batches of all epochs from `first_step` on."""
-        return self.train.fit_batches(
-            self.batch_size,
-            num_epochs=self.epochs,
-            steps_per_epoch=self.steps_per_epoch,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            first_step=self.first_step,
-            multiple_of=num_replicas,
-        )
-
-    def validation_metrics(self, model: TaskModel) -> dict[str, float]:
-        """Return the metrics on the validation rows."""
-        assert self.dev is not None  # Keras validates only with validation data.
-        if self._evaluator is None:  # Its graph is built once per fit.
-            self._evaluator = Evaluator(model.task, model.network, model.distribute_strategy)
-        return self._evaluator.metrics(self.dev)
 
 
 class _StartOfFit(keras.callbacks.Callback):
@@ -313,8 +281,19 @@ def _split(examples, fraction):
     return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
 
 
-def _batch_size_of(dataset):
-    """Return the number of rows in the first batch of a dataset."""
-    for batch in dataset:
-        return len(tf.nest.flatten(batch)[0])
-    raise UserError("x: expected at least one batch, received an empty dataset")
+def _batch_size(model, x, batch_size):
+    """Return the batch size of rows in memory; raises UserError if replicas cannot share it."""
+    if isinstance(x, tf.data.Dataset):
+        batch_size = next((int(tf.nest.flatten(batch)[0].shape[0]) for batch in x), None)
+        if batch_size is None:
+            raise UserError("x: expected at least one batch, received an empty dataset")
+    elif batch_size is None:
+        batch_size = model.fit_defaults["global_batch_size"]
+    check_positive("batch_size", batch_size)
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    if batch_size % num_replicas:
+        raise UserError(
+            f"batch_size={batch_size}: expected a multiple of {num_replicas}, the number of "
+            "replicas"
+        )
+    return batch_size

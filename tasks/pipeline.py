@@ -222,7 +222,10 @@ class Pipeline(tf.Module):
             ]
             return function(**dict(zip(names, texts, strict=True)))
 
-        return tf.function(call, input_signature=specs, autograph=False)
+        traced = tf.function(call, input_signature=specs, autograph=False)
+        # It is traced once; TensorFlow would add up the traces of all models of a process.
+        traced._omit_frequent_tracing_warning = True
+        return traced
 
 
 def _limited(texts):

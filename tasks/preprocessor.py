@@ -94,6 +94,12 @@ class Preprocessor(keras.layers.Layer):
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
         """Convert Python strings to tensors first, which Keras does not accept."""
+        # Checked here, since Keras adds lines to the errors of `call`.
+        if self.task.has_windows or self.task.INPUT_RANKS:
+            raise UserError(
+                f"preprocessor: a row of {self.task.kind} becomes several sequences; pass strings "
+                "to fit, predict and evaluate of the model"
+            )
         if not _is_symbolic(inputs):
             names = self.task.input_names
             lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
@@ -109,11 +115,6 @@ class Preprocessor(keras.layers.Layer):
         else:
             parts = inputs if isinstance(inputs, list | tuple) else [inputs]
             texts = dict(zip(names, parts, strict=True))
-        if self.task.has_windows or self.task.INPUT_RANKS:
-            raise UserError(
-                f"preprocessor: a row of {self.task.kind} becomes several sequences; pass strings "
-                "to fit, predict and evaluate of the model"
-            )
         tokenize, vocabulary = self.tokenizer.tokenize, self.vocabulary
         texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
         return to_padded(self.task.encode(texts, tokenize, vocabulary).packed, vocabulary)

@@ -78,6 +78,23 @@ def is_token_ids(x: Any) -> bool:
     return isinstance(x, Mapping) and "input_ids" in x
 
 
+def inputs_of(x: Any) -> Any:
+    """Return the strings of `Rows` or a finite dataset without labels; other x unchanged."""
+    if isinstance(x, tf.data.Dataset):
+        return _read_dataset(x)[0]
+    return x.x if isinstance(x, Rows) else x
+
+
+def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
+    """Raise UserError if a dataset has no batches, or other arguments give what they contain."""
+    for name, value in others.items():
+        if value is not None:
+            contained = {"y": "labels", "sample_weight": "weights"}.get(name, "batches")
+            raise UserError(f"{name}: expected none, since the dataset x contains the {contained}")
+    if any(spec.shape.rank == 0 for spec in tf.nest.flatten(dataset.element_spec)):
+        raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
+
+
 def check_positive(name: str, value: Any) -> None:
     """Raise UserError unless a value is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
@@ -106,8 +123,7 @@ def examples_of(
     if isinstance(x, Examples):
         return x
     if isinstance(x, tf.data.Dataset):
-        if y is not None:
-            raise UserError("y: expected none, since the dataset x contains the labels")
+        check_dataset(x, y=y, sample_weight=sample_weight)
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
         x, y = x.x, x.y if y is None else y
@@ -140,24 +156,36 @@ def _weights(task, labels, sample_weight, class_weight):
             )
         weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
     if class_weight is not None:
-        names = getattr(task, "labels", None)
-        if names is None or not isinstance(labels[0], int):
-            raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
-        if not isinstance(class_weight, Mapping):
-            raise UserError(
-                f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
-            )
-        try:
-            factors = {
-                task.reader.encode_label(name, {}): _weight(repr(name), factor)
-                for name, factor in class_weight.items()
-            }
-        except ValueError as error:
-            raise UserError(f"class_weight: {error}") from None
+        factors = class_factors(task, class_weight)
         weights = [
             weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
         ]
     return tuple(weights)
+
+
+def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
+    """Return class_weight by label id.
+
+    Args:
+        task: The task.
+        class_weight: Loss weight by label name or id.
+
+    Raises:
+        UserError: If the task has no classes, or a label or weight is wrong.
+    """
+    if not task.has_classes:
+        raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
+    if not isinstance(class_weight, Mapping):
+        raise UserError(
+            f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+        )
+    try:
+        return {
+            task.reader.encode_label(name, {}): _weight(repr(name), factor)
+            for name, factor in class_weight.items()
+        }
+    except ValueError as error:
+        raise UserError(f"class_weight: {error}") from None
 
 
 def _weight(what, value):
@@ -169,10 +197,11 @@ def _weight(what, value):
 
 
 def _read_dataset(dataset):
-    """Return the rows of a finite dataset of batches (x, y) or (x, y, sample_weight)."""
+    """Return the rows of a finite dataset of batches x, (x, y) or (x, y, sample_weight)."""
+    check_dataset(dataset)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError("x: expected a finite dataset, received one that repeats; remove repeat()")
-    parts = [part if isinstance(part, tuple) else (part,) for part in dataset.as_numpy_iterator()]
+    parts = [part if isinstance(part, tuple) else (part,) for part in dataset]
     if not parts:
         raise UserError("x: expected at least one batch, received an empty dataset")
 
@@ -181,6 +210,8 @@ def _read_dataset(dataset):
             return {name: joined([value[name] for value in values]) for name in values[0]}
         if isinstance(values[0], tuple):
             return tuple(map(joined, zip(*values, strict=True)))
+        if isinstance(values[0], tf.RaggedTensor):
+            return [jsonable(row) for value in values for row in value]
         return [row for value in values for row in jsonable(value)]
 
     x, y, weight = (*map(joined, zip(*parts, strict=True)), None, None)[:3]

@@ -85,6 +85,16 @@ class Task(abc.ABC):
         """Names of the inputs of a served request."""
 
     @property
+    def can_stream(self) -> bool:
+        """Whether `graph_targets` is defined, so that `fit` reads datasets batch by batch."""
+        return False
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has one of `labels`, as class_weight requires."""
+        return False
+
+    @property
     def losses(self) -> Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
         """Functions from (labels, output) to one loss per element, by the name of the output."""
         raise NotImplementedError
@@ -125,6 +135,13 @@ class Task(abc.ABC):
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels and weights, each with one entry per sample by the name of the output."""
+        raise NotImplementedError
+
+    def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
+        """Return what `targets` does for a batch of labels `(B,)`, in the graph of a dataset.
+
+        Tasks with `can_stream` define it. Weights include those of `sample_weights`.
+        """
         raise NotImplementedError
 
     @abc.abstractmethod

@@ -29,7 +29,7 @@ from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
-from tasks.rows import Rows, check_positive, is_token_ids
+from tasks.rows import check_positive, inputs_of, is_token_ids
 from tasks.run_checkpoint import RunCheckpoint, save_run
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
@@ -93,9 +93,8 @@ class TaskModel(keras.Model):
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
-        object.__setattr__(self, "source", None)
-        object.__setattr__(self, "_serving", None)
-        object.__setattr__(self, "_data", None)
+        for name in ("source", "_serving", "_evaluator", "_validation"):
+            object.__setattr__(self, name, None)
         object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
@@ -291,7 +290,7 @@ class TaskModel(keras.Model):
         return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
-        return self.task.reader.columns(x.x if isinstance(x, Rows) else x)
+        return self.task.reader.columns(inputs_of(x))
 
     # Training.
 
@@ -311,6 +310,7 @@ class TaskModel(keras.Model):
         compiling.check_scope(self._created_in, "fit")
         if not self.compiled:
             self.compile()
+        compiling.check_callbacks(self, kwargs.get("callbacks") or ())
         if is_token_ids(x):
             return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
@@ -326,29 +326,35 @@ class TaskModel(keras.Model):
             batch_size: Sequences per step and replica.
             **kwargs: Arguments of keras.Model.evaluate, for token ids only.
         """
-        if kwargs.get("_use_cached_eval_dataset") and self._data is not None:
-            return self._data.validation_metrics(self)
+        if kwargs.get("_use_cached_eval_dataset") and self._validation is not None:
+            return self.evaluator().metrics(self._validation)
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
         check_positive("batch_size", batch_size)
-        return self._evaluator(batch_size).metrics(fitting.encode(self, x, y))
+        return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
         """Return the metrics, and tables such as metrics per label and the confusion matrix."""
-        return self._evaluator().report(fitting.encode(self, x, y))
+        return self.evaluator().report(fitting.encode(self, x, y))
 
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
         encoded = fitting.encode(self, x, y)
         self.preprocessor.task = self.task.postprocessor.tune(
-            encoded, self._evaluator().outputs(encoded)
+            encoded, self.evaluator().outputs(encoded)
         )
         return self
 
-    def _evaluator(self, batch_size=64):
-        return Evaluator(self.task, self.network, self.distribute_strategy, batch_size)
+    def evaluator(self, batch_size: int = 64) -> Evaluator:
+        """Return the evaluator of the model, whose graph is built once."""
+        if self._evaluator is None:
+            evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
+            object.__setattr__(self, "_evaluator", evaluator)
+        # Neither is part of the graph.
+        self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
+        return self._evaluator
 
     def train(
         self,

@@ -14,7 +14,14 @@ PACKAGES = ("bert_tf", "tasks", "export")
 COMMAND_MODULES = {*COMMANDS, "bert_tf.text.make_tables"}
 # Inside bert_tf, a module may import from its own layer and from the layers listed before it.
 LAYERS = (
-    {"bert_tf", "bert_tf.errors", "bert_tf.files", "bert_tf.strict_json", "bert_tf.versions"},
+    {
+        "bert_tf",
+        "bert_tf.errors",
+        "bert_tf.files",
+        "bert_tf.lazy_names",
+        "bert_tf.strict_json",
+        "bert_tf.versions",
+    },
     {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
     {
         "bert_tf.bucketing",

@@ -26,7 +26,7 @@ def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) ->
     Raises:
         UserError: If a column is missing, columns differ in length, or an entry is no string.
     """
-    columns = {name: as_list(values, name) for name, values in _named(x, input_names).items()}
+    columns = {name: as_list(values, name) for name, values in named(x, input_names).items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{count} of {name}" for name, count in lengths.items())
@@ -65,8 +65,12 @@ def as_list(values: Any, what: str) -> list:
     return list(found)
 
 
-def _named(x, input_names):
-    """Return the columns of x by input name."""
+def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of x, see `columns_of`, by input name, unchanged.
+
+    Raises:
+        UserError: If a column is missing.
+    """
     expected = ", ".join(input_names)
     if hasattr(x, "columns") and hasattr(x, "to_dict"):  # A pandas DataFrame.
         x = {str(name): x[name] for name in x.columns}

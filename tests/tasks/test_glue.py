@@ -12,6 +12,7 @@ from tasks.finetuning import finetune
 from tasks.loading import load_model
 from tasks.prediction import submit
 from tasks.registry import DATASETS, task_class
+from tasks.serving import ServingFunctions
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
@@ -116,14 +117,15 @@ def task_of(path, name):
 
 
 def answering(task, outputs):
-    """Return a trained run that predicts these outputs for any input."""
+    """Return a model of a run that predicts these outputs for any input."""
     pipeline = types.SimpleNamespace(
+        task=task,
         signatures=lambda: {
             "serving_default": lambda *texts: task.postprocessor.predictions({}, None, outputs)
-        }
+        },
     )
-    run = types.SimpleNamespace(path="run")
-    return types.SimpleNamespace(task=task, pipeline=pipeline, run=run)
+    source = types.SimpleNamespace(run=types.SimpleNamespace(path="run"))
+    return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), source=source)
 
 
 def write_submission(trained, path, output):

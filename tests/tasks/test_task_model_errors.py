@@ -131,10 +131,10 @@ def test_wrong_arguments_of_fit(model, message):
 
 def test_wrong_datasets(model):
     pairs = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)
-    check("x: expected a finite dataset, received one that repeats", model.fit, pairs.repeat())
+    check("x: expected a finite dataset, received one that repeats", model.evaluate, pairs.repeat())
     check("y: expected none, since the dataset x contains the labels", model.fit, pairs, NAMES)
     check("x: expected at least one batch", model.fit, pairs.take(0))
-    check("text: expected a list, a NumPy array or a pandas column", model.predict, pairs)
+    check("x: expected a finite dataset, received one that repeats", model.predict, pairs.repeat())
 
 
 def test_wrong_batch_sizes_of_other_methods(model):
@@ -249,6 +249,8 @@ def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights
     check(
         "batch_size=3: expected a multiple of 2, the number", model.fit, ROWS, NAMES, batch_size=3
     )
+    token_ids = tf.data.Dataset.from_tensor_slices((dict(model.preprocessor(ROWS)), [0] * 9))
+    check("batch_size=3: expected a multiple of 2, the number", model.fit, token_ids.batch(3))
     history = model.fit(ROWS, NAMES, batch_size=4, epochs=1, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
 

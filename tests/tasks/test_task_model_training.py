@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
 from bert_tf.checkpoints import model_variables
 from bert_tf.layout import to_flat
 from bert_tf.train.distribution import make_strategy
@@ -70,9 +69,7 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     assert_equal_weights(expected, weights_of(by_fit), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["TextClassifier", pytest.param("QuestionAnswerer", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", fast_cases("TextClassifier"))
 def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
     """Train with a last batch of one row, which leaves the second replica padding only."""
     _, x, y = CASES[name]
@@ -82,17 +79,12 @@ def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
         together = compiled(name, no_dropout_dir, learning_rate=1e-3)
     for model in (alone, together):
         model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0)
-    assert_equal_weights(weights_of(alone), weights_of(together), rtol=1e-4, atol=2e-6)
+    expected = weights_of(alone)
+    if name == "MultipleChoice":
+        del expected["classifier/bias"]  # See above.
+    assert_equal_weights(expected, weights_of(together), rtol=1e-4, atol=2e-6)
     assert together.predict_rows(x)[0].keys() == alone.predict_rows(x)[0].keys()
     assert together.evaluate(x, y) == pytest.approx(alone.evaluate(x, y), abs=1e-4)
-
-
-def test_choices_are_not_split_between_replicas(huggingface_dir, mirrored):
-    _, x, y = CASES["MultipleChoice"]
-    with mirrored.scope():
-        model = compiled("MultipleChoice", huggingface_dir)
-    with pytest.raises(UserError, match="one replica, received 2; run tasks.finetune"):
-        model.fit(x, y, batch_size=2)
 
 
 class Stop(keras.callbacks.Callback):
@@ -191,7 +183,9 @@ def test_weights_of_rows_and_classes(no_dropout_dir):
 def test_all_forms_of_rows_train_alike(no_dropout_dir):
     def fit(x, y=None, **options):
         model = compiled("TextClassifier", no_dropout_dir)
-        model.fit(x, y, batch_size=4, epochs=1, verbose=0, **options)
+        if not isinstance(x, tf.data.Dataset):
+            options = {"batch_size": 4, **options}
+        model.fit(x, y, epochs=1, verbose=0, **options)
         return weights_of(model)
 
     expected = fit(ROWS, NAMES)
@@ -202,10 +196,11 @@ def test_all_forms_of_rows_train_alike(no_dropout_dir):
         (tuple(ROWS), np.array(ids)),
         (np.array(ROWS), np.array(NAMES)),
         ({"text": ROWS}, NAMES),
-        (dataset,),
         (rows,),
     ):
         assert_equal_weights(expected, fit(*given), rtol=0, atol=0)
+    in_order = fit(ROWS, NAMES, shuffle=False)
+    assert_equal_weights(in_order, fit(dataset), rtol=0, atol=0)  # It has its own order.
     split = fit([*ROWS, *ROWS[:3]], [*NAMES, *NAMES[:3]], validation_split=0.25)
     assert_equal_weights(expected, split, rtol=0, atol=0)
 

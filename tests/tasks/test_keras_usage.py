@@ -1,0 +1,191 @@
+"""Use with Keras and pandas: tables, callbacks, optimizers and metrics of their own."""
+
+import copy
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import AdamW, FitSchedule, UserError
+from tasks import TextRegressor, compiling, fitting
+from tests import small
+from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
+from tests.tasks.test_task_model_training import weights_of
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, config, vocabulary):
+    return small.write_huggingface(tmp_path_factory.mktemp("usage") / "hf", config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def model(weights):
+    return compiled("TextClassifier", weights)
+
+
+# Tables.
+
+
+@pytest.fixture
+def table():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    return pandas.DataFrame({"text": ROWS, "text_b": ROWS[::-1], "intent": NAMES})
+
+
+def test_columns_of_a_table_are_rows(model, table):
+    expected = fitting.encode(model, ROWS, NAMES)
+    for x, y in (
+        (table["text"], table["intent"]),
+        (table, table["intent"].astype("category")),
+        (table[::-1][["text"]][::-1], table["intent"].map(LABELS.index)),
+        (table["text"].to_numpy(), table["intent"].to_numpy()),
+    ):
+        found = fitting.encode(model, x, y)
+        assert found.examples == expected.examples
+    assert model.predict_rows(table.query("intent == 'billing'")) == model.predict_rows(ROWS[:3])
+    with pytest.raises(UserError, match=r"x: text\[1\]: expected a string, received float nan"):
+        model.predict(table["text"].where(table.index != 1))
+    with pytest.raises(UserError, match="x: expected the columns text, received body, text_b"):
+        model.predict(table.rename(columns={"text": "body"}))
+    with pytest.raises(UserError, match="y: expected a list, a NumPy array or a pandas column"):
+        model.evaluate(table["text"], table[["intent"]])
+
+
+def test_tables_of_pairs_and_validation_split(weights, table):
+    model = TextRegressor.from_pretrained(weights, pairs=True, max_seq_length=12)
+    table = table.rename(columns={"text": "text_a"})
+    history = model.fit(
+        *(table, np.arange(9) / 3),
+        epochs=1,
+        validation_split=0.25,
+        verbose=0,
+    ).history
+    assert "val_spearman" in history
+
+
+# Datasets.
+
+
+def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model):
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).shuffle(9999, seed=0).batch(4)
+    received = []
+
+    def keras_fit(batches, **options):
+        received.extend(np.concatenate([y["label"] for _, y, _ in batches]) for _ in range(2))
+
+    fitting.fit(model, keras_fit, dataset, epochs=2)
+    first, second = (labels.tolist() for labels in received)
+    assert sorted(first) == sorted(second) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert first != second
+
+
+# Callbacks.
+
+
+def test_a_rate_is_reduced_unless_the_optimizer_has_a_schedule(model, weights):
+    reduce = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
+    with pytest.raises(UserError) as raised:
+        model.fit(ROWS, NAMES, epochs=1, callbacks=[reduce], verbose=0)
+    assert str(raised.value) == (
+        "callbacks: ReduceLROnPlateau requires a constant learning rate, but the optimizer has a "
+        "schedule; call compile(AdamW(2e-5))"
+    )
+    other = create("TextClassifier", weights)
+    other.compile(AdamW(2e-5))
+    other.fit(ROWS, NAMES, epochs=2, callbacks=[reduce], verbose=0)
+    assert float(other.optimizer.learning_rate.numpy()) == pytest.approx(1e-5)
+
+
+def test_event_files_need_a_package(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "find_spec", lambda name: None)
+    callback = keras.callbacks.TensorBoard(str(tmp_path))
+    with pytest.raises(UserError, match=r"TensorBoard requires tensorboard.*bert_tf\[tensorboard"):
+        model.fit(ROWS, NAMES, callbacks=[callback])
+
+
+def test_event_files_have_the_metrics_of_the_task(model, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    model.fit(
+        *(ROWS, NAMES),
+        epochs=1,
+        validation_data=(ROWS, NAMES),
+        callbacks=[keras.callbacks.TensorBoard(str(tmp_path))],
+        verbose=0,
+    )
+    (path,) = (tmp_path / "validation").glob("events*")
+    assert b"epoch_macro_f1" in path.read_bytes()
+
+
+# Optimizers, losses and metrics of Keras.
+
+
+def test_a_schedule_and_metrics_of_keras(weights):
+    model = create("TextClassifier", weights)
+    model.compile(
+        keras.optimizers.Adam(FitSchedule(3e-5, 0.06)),
+        metrics=[keras.metrics.SparseTopKCategoricalAccuracy(3)],
+    )
+    history = model.fit(ROWS, NAMES, epochs=2, verbose=0).history
+    assert history["sparse_top_k_categorical_accuracy"] == [1.0, 1.0]  # Of three labels.
+    assert float(model.optimizer.learning_rate.numpy()) == 0.0
+
+
+def test_an_optimizer_a_loss_and_class_weights(weights):
+    def fit(class_weight):
+        model = create("TextClassifier", weights)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.AdamW(2e-5), loss=loss)
+        history = model.fit(ROWS, NAMES, epochs=1, class_weight=class_weight, verbose=0).history
+        return history["loss"][0], weights_of(model)["classifier/bias"]
+
+    (loss, bias), (weighted_loss, weighted_bias) = fit(None), fit({"billing": 5.0, 1: 0.5})
+    assert loss != weighted_loss and (bias != weighted_bias).any()
+
+
+# Limits of Keras.
+
+
+def test_a_copy_without_its_vocabulary_says_so(model):
+    clone = keras.models.clone_model(model)
+    with pytest.raises(UserError, match="has no vocabulary, since it was copied without its asse"):
+        clone.predict(ROWS)
+    assert copy.deepcopy(model).predict_rows(ROWS[:1]) == model.predict_rows(ROWS[:1])
+
+
+def test_private_names_of_keras_exist():
+    """Names without a documented replacement; setup.py pins the minor version of Keras."""
+    trainer = inspect.getsource(keras.Model.fit)
+    assert "_use_cached_eval_dataset=True" in trainer
+    assert "initial_epoch = self._initial_epoch or initial_epoch" in trainer
+    schedule = FitSchedule(1e-3)
+    assert keras.optimizers.Adam(schedule)._learning_rate is schedule
+
+
+def test_evaluations_share_a_graph(model):
+    traces = []
+    for _ in range(2):
+        model.evaluate(ROWS, NAMES)
+        model.report(ROWS[:4], NAMES[:4])
+        traces.append(model.evaluator()._forward.experimental_get_tracing_count())
+    assert traces[0] == traces[1]
+    serving = model.serving
+    model.fit(ROWS, NAMES, epochs=1, verbose=0)
+    assert model.serving is serving
+
+
+def test_rows_of_several_sequences_are_refused_in_one_line(weights):
+    model = create("QuestionAnswerer", weights)
+    for x in (CASES["QuestionAnswerer"][1], keras.Input((), dtype="string")):
+        with pytest.raises(UserError) as raised:
+            model.preprocessor(x)
+        assert str(raised.value).startswith("preprocessor: a row of span_qa becomes several seq")
+        assert "\n" not in str(raised.value)
+
+
+def test_functions_of_one_trace_cause_no_warning_of_retracing(model, caplog):
+    for _ in range(6):
+        traced = model.serving.pipeline._traced(lambda text: tf.strings.length(text), ("text",))
+        traced(tf.constant(ROWS))
+    assert "retracing" not in caplog.text

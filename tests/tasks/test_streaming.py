@@ -1,0 +1,216 @@
+"""`fit`, `evaluate` and `predict` on datasets of strings."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks import fitting, streaming
+from tests import small
+from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled
+from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
+
+IDS = [LABELS.index(name) for name in NAMES]
+SETS = [NAMES[row : row + 1] + [LABELS[0]] * (row > 5) for row in range(9)]
+PAIRS = {"text_a": ROWS, "text_b": ROWS[::-1]}
+NUMBERS = [0.5 * row for row in range(9)]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, config, vocabulary):
+    directory = tmp_path_factory.mktemp("streaming") / "weights"
+    return small.write_huggingface(directory, config, vocabulary, **NO_DROPOUT)
+
+
+def batches(*columns, size=4):
+    return tf.data.Dataset.from_tensor_slices(columns).batch(size)
+
+
+def batches_of_fit(model, x, y=None, **arguments):
+    """Return the batches (token ids, labels, weights) that Keras receives in an epoch of `fit`."""
+    found = []
+
+    def keras_fit(dataset, **options):
+        found.extend(dataset.as_numpy_iterator())
+
+    fitting.fit(model, keras_fit, x, y, epochs=1, **arguments)
+    return found
+
+
+def assert_equal_batches(expected, found, **tolerance):
+    assert len(expected) == len(found) > 0
+    for first, second in zip(expected, found, strict=True):
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, strict=True, **tolerance), first, second
+        )
+
+
+# Class, options, rows and labels of both ways.
+FORMS = {
+    "names": ("TextClassifier", {}, ROWS, NAMES, NAMES),
+    "ids": ("TextClassifier", {}, ROWS, IDS, IDS),
+    "two labels": ("TextClassifier", {"labels": LABELS[:2]}, ROWS[:6], NAMES[:6], NAMES[:6]),
+    "class weights": (
+        "TextClassifier",
+        {"class_weights": {LABELS[0]: 3.0}},
+        ROWS,
+        NAMES,
+        [f" {name} " for name in NAMES],
+    ),
+    "label names that are numbers": (
+        "TextClassifier",
+        {"labels": ["2", "0", "spam"]},
+        ROWS,
+        ["2", "0", "0"] * 3,
+        [2, 0, 0] * 3,
+    ),
+    "lists of names": (
+        "TextClassifier",
+        {"multi_label": True},
+        ROWS,
+        SETS,
+        tf.ragged.constant(SETS),
+    ),
+    "lists of ids": (
+        "TextClassifier",
+        {"multi_label": True},
+        ROWS,
+        SETS,
+        tf.ragged.constant([[LABELS.index(name) for name in names] for names in SETS]).to_tensor(
+            -1
+        ),
+    ),
+    "numbers of pairs": ("TextRegressor", {}, PAIRS, NUMBERS, NUMBERS),
+    "strings of numbers": ("TextRegressor", {}, PAIRS, NUMBERS, list(map(str, NUMBERS))),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_batches_of_a_dataset_are_those_of_rows(name, weights):
+    model_name, options, x, y, streamed = FORMS[name]
+    model = compiled(model_name, weights, **options)
+    expected = batches_of_fit(model, x, y, batch_size=4, shuffle=False)
+    found = batches_of_fit(model, batches(x, streamed))
+    assert_equal_batches(expected, found, rtol=0, atol=0)
+
+
+def test_weights_of_rows_and_classes_are_multiplied(weights):
+    row_weights = np.linspace(0.5, 2.0, 9).astype(np.float32)
+    options = {"class_weight": {LABELS[1]: 2.0}}
+    model = compiled("TextClassifier", weights)
+    rows = {"batch_size": 4, "shuffle": False, "sample_weight": row_weights}
+    expected = batches_of_fit(model, ROWS, NAMES, **rows, **options)
+    found = batches_of_fit(model, batches(ROWS, NAMES, row_weights), **options)
+    assert_equal_batches(expected, found, rtol=1e-6)
+    np.testing.assert_allclose(found[0][2]["label"][2:4], row_weights[2:4] * [1, 2], rtol=1e-6)
+
+
+def test_an_infinite_dataset_is_not_read_ahead(weights):
+    """Six steps of 4 rows, prefetched by a few; the schedule ends with the last step."""
+    drawn = []
+
+    def draw():
+        while True:
+            drawn.append(len(drawn))
+            yield ROWS[len(drawn) % 9], NAMES[len(drawn) % 9]
+
+    signature = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.string))
+    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    model = compiled("TextClassifier", weights)
+    history = model.fit(
+        dataset.batch(4),
+        steps_per_epoch=3,
+        epochs=2,
+        validation_data=batches(ROWS, NAMES),
+        verbose=0,
+    ).history
+    assert int(model.optimizer.iterations.numpy()) == 6 <= len(drawn) / 4 < 100
+    assert len(history["val_macro_f1"]) == 2
+    assert float(model.optimizer.learning_rate.numpy()) == 0.0
+    assert history["val_macro_f1"][-1] == model.evaluate(batches(ROWS, NAMES))["macro_f1"]
+
+
+@pytest.mark.slow
+def test_two_replicas_equal_one(weights, mirrored):
+    """Train on batches of 5 and 4 rows, of which the first cannot be split evenly."""
+    alone = compiled("TextClassifier", weights, learning_rate=1e-3)
+    with mirrored.scope():
+        together = compiled("TextClassifier", weights, learning_rate=1e-3)
+    for model in (alone, together):
+        model.fit(batches(ROWS, NAMES, size=5), epochs=3, verbose=0)
+    assert_equal_weights(weights_of(alone), weights_of(together), rtol=1e-4, atol=2e-6)
+
+
+def test_xla_takes_batches_of_one_length(weights):
+    model = compiled("TextClassifier", weights)
+    model.compile(jit_compile=True)
+    for inputs, *_ in streaming.batches(model, batches(ROWS, NAMES), None):
+        assert inputs["input_ids"].shape[1] == 12
+
+
+WRONG = {
+    "x: expected a dataset of batches, received single rows; call batch": lambda data: (
+        data.unbatch()
+    ),
+    "x: expected batches (x, y) or (x, y, sample_weight)": lambda data: data.map(lambda x, y: x),
+    "x: text: expected batches of strings (B,), received int32 (None,)": lambda data: data.map(
+        lambda x, y: (tf.strings.length(x), y)
+    ),
+    "x: expected the columns text, received body": lambda data: data.map(
+        lambda x, y: ({"body": x}, y)
+    ),
+    "y: expected one label per row, (B,), received the shape (None, 1)": lambda data: data.map(
+        lambda x, y: (x, y[:, tf.newaxis])
+    ),
+    "y: expected names or ids of labels, received float32": lambda data: data.map(
+        lambda x, y: (x, tf.zeros([4]))
+    ),
+    "y: label 'späm': expected one of billing, hardware, software": lambda data: data.map(
+        lambda x, y: (x, tf.where(y == "software", "späm", y))
+    ),
+    "y: label '3': expected one of billing, hardware, software": lambda data: data.map(
+        lambda x, y: (x, tf.fill(tf.shape(x), 3))
+    ),
+    "steps_per_epoch: expected a number for a dataset of unknown length": lambda data: (
+        data.repeat()
+    ),
+    "x: expected at least one batch": lambda data: data.take(0),
+}
+
+
+@pytest.fixture(scope="module")
+def model(weights):
+    return compiled("TextClassifier", weights)
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_datasets(model, message):
+    with pytest.raises(UserError) as raised:
+        model.fit(WRONG[message](batches(ROWS, NAMES)), epochs=1, verbose=0)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight", "batch_size", "validation_split"])
+def test_what_a_dataset_contains_is_not_given_again(model, name):
+    with pytest.raises(UserError, match=f"{name}: expected none"):
+        model.fit(batches(ROWS, NAMES), **{name: 0.5})
+
+
+def test_predictions_and_metrics_of_a_dataset(model):
+    expected = model.predict(ROWS)["probabilities"]
+    for given in (batches(ROWS, NAMES), batches(ROWS).map(lambda x: x)):
+        np.testing.assert_array_equal(model.predict(given)["probabilities"], expected)
+    assert model.evaluate(batches(ROWS, NAMES)) == model.evaluate(ROWS, NAMES)
+    assert model.report(batches(ROWS, NAMES)) == model.report(ROWS, NAMES)
+    with pytest.raises(UserError, match="x: expected a finite dataset, received one that repeats"):
+        model.predict(batches(ROWS).repeat())
+
+
+def test_other_tasks_read_a_dataset_once(weights):
+    x = [text.split() for text in CASES["TokenClassifier"][1]]
+    y = [["O"] * len(words) for words in x]
+    dataset = batches(tf.ragged.constant(x), tf.ragged.constant(y), size=2)
+    model = compiled("TokenClassifier", weights)
+    expected = batches_of_fit(model, x, y, batch_size=2, shuffle=False)
+    found = batches_of_fit(model, dataset, shuffle=False)
+    assert_equal_batches(expected, found)
