@@ -99,6 +99,15 @@ def resolve(
     }
 
 
+def needs_padding(model: TaskModel) -> bool:
+    """Return whether `fit` requires padded batches.
+
+    XLA compiles per shape, and Keras splits a batch between replicas by the first axis, which must
+    count sequences.
+    """
+    return bool(model.jit_compile) or model.distribute_strategy.num_replicas_in_sync > 1
+
+
 def check_callbacks(model: TaskModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise UserError for callbacks that would fail in the middle of a `fit`."""
     schedules = keras.optimizers.schedules.LearningRateSchedule

@@ -17,7 +17,7 @@ from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
 from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
-from tasks import streaming
+from tasks import compiling, streaming
 from tasks.evaluation import FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.rows import check_dataset, check_positive, examples_of
@@ -236,12 +236,10 @@ class _StartOfFit(keras.callbacks.Callback):
 
 
 def _encode(model, examples):
-    # Keras splits a batch between replicas by the first axis, which must count sequences.
-    is_padded = model.jit_compile or model.distribute_strategy.num_replicas_in_sync > 1
     return EncodedExamples.encode(
         examples,
         model.serving.pipeline,
-        to_padded if is_padded else to_flat,
+        to_padded if compiling.needs_padding(model) else to_flat,
         static_shape=bool(model.jit_compile),
     )
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.layout import to_padded
+from bert_tf.layout import to_flat, to_padded
+from tasks.compiling import needs_padding
 from tasks.readers.memory import named
 from tasks.rows import class_factors
 
@@ -38,7 +39,7 @@ def batches(
     """
     task, pipeline = model.task, model.serving.pipeline
     num_replicas = model.distribute_strategy.num_replicas_in_sync
-    length = task.max_seq_length if model.jit_compile else None
+    is_padded, length = needs_padding(model), task.max_seq_length if model.jit_compile else None
     factors_C = None
     if class_weight is not None:
         factors = class_factors(task, class_weight)
@@ -59,7 +60,8 @@ def batches(
             factor_B *= tf.cast(tf.gather(weight_B, numbers_B), tf.float32)
         if factors_C is not None:
             factor_B *= tf.gather(factors_C, labels["label"])
-        inputs = to_padded(pipeline.encode(**texts).packed, pipeline.vocabulary, length)
+        packed, vocabulary = pipeline.encode(**texts).packed, pipeline.vocabulary
+        inputs = to_padded(packed, vocabulary, length) if is_padded else to_flat(packed, vocabulary)
         return inputs, labels, {name: values * factor_B for name, values in weights.items()}
 
     spec = dataset.element_spec

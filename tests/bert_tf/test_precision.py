@@ -181,7 +181,7 @@ def test_both_recipes_set_tf32(is_tf32, huggingface_dir, complaints, tmp_path, m
         raise Built
 
     monkeypatch.setattr(recipe, "PretrainingModel", build)
-    monkeypatch.setattr(finetuning, "Pipeline", build)
+    monkeypatch.setattr(finetuning, "model_class", build)
     directories = {"shards": write_shards(tmp_path / "shards"), "config": tmp_path / "config.json"}
     directories["config"].write_text(json.dumps(config_of(**TINY).to_dict()))
     for precision in ("float32", "tf32"):

@@ -1,6 +1,5 @@
 """The export of task types other than classification: parity and requests."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -12,8 +11,9 @@ from export import isolated_runner, parity, parity_cases, request
 from export.local_client import LocalClient
 from export.publishing import publish
 from export.saved_model import write_saved_model
+from tasks.loading import load_model
 from tasks.multiple_choice import MultipleChoiceTask
-from tasks.pipeline import TOKENIZE_OUTPUTS, Pipeline
+from tasks.pipeline import TOKENIZE_OUTPUTS
 from tasks.regression import RegressionTask
 from tasks.span_qa import SpanPostprocessor
 from tasks.tagging import TaggingPostprocessor
@@ -63,7 +63,7 @@ def test_multiple_choice_is_served_as_trained(of_choices, choices_dir):
     }
     assert shapes_of(served, "tokenize") == dict.fromkeys(TOKENIZED, ("int32", 3))
     prediction = served.predict({"prompt": PROMPTS, "choices": CHOICES})
-    expected = of_choices.pipeline.predict(
+    expected = of_choices.serving.pipeline.predict(
         prompt=tf.constant(PROMPTS), choices=tf.ragged.constant(CHOICES).to_tensor("")
     )
     np.testing.assert_allclose(prediction["probabilities"], expected["probabilities"], atol=1e-5)
@@ -99,13 +99,17 @@ def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
 
 
 def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices):
-    for signature, inputs in parity_cases.requests(of_choices, of_choices.pipeline.signatures()):
+    for signature, inputs in parity_cases.requests(
+        of_choices, of_choices.serving.pipeline.signatures()
+    ):
         if signature != "embed":
             assert len(inputs["prompt"]) == len(inputs["choices"])
             assert {len(choices) for choices in inputs["choices"]} == {3}
     counts = {
         sum(choice != b"" for choice in choices)
-        for signature, inputs in parity_cases.requests(of_choices, of_choices.pipeline.signatures())
+        for signature, inputs in parity_cases.requests(
+            of_choices, of_choices.serving.pipeline.signatures()
+        )
         if signature == "serving_default"
         for choices in inputs["choices"]
     }
@@ -115,12 +119,8 @@ def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices
 @pytest.mark.slow
 def test_a_sabotaged_export_of_choices_is_not_published(of_choices, tmp_path):
     """Flip the sign of the scores."""
-    model = of_choices.task.build_model(of_choices.run.config)
-    for variable, value in zip(model.variables, of_choices.pipeline.model.variables, strict=True):
-        variable.assign(value)
-    model.head.kernel.assign(-model.head.kernel)
-    pipeline = Pipeline(of_choices.task, of_choices.pipeline.tokenizer, model)
-    wrong = dataclasses.replace(of_choices, pipeline=pipeline)
+    wrong = load_model(of_choices.source.run.path)
+    wrong.network.head.kernel.assign(-wrong.network.head.kernel)
     message = r"serving_default: prompt='.*', choices=\[.*: (choice|probabilities) differs"
     with pytest.raises(UserError, match=f"not published: {message}"):
         publish(
@@ -226,7 +226,9 @@ def test_regression_is_served_as_trained(tmp_path, config, vocabulary):
     assert shapes_of(served, "serving_default") == {"value": ("float32", 1)}
     texts = {"text_a": ["the bill", ""], "text_b": ["is high", "a"]}
     prediction = served.predict(texts)
-    expected = run.pipeline.predict(**{name: tf.constant(values) for name, values in texts.items()})
+    expected = run.serving.pipeline.predict(
+        **{name: tf.constant(values) for name, values in texts.items()}
+    )
     np.testing.assert_allclose(prediction["value"], expected["value"], atol=1e-5)
     assert abs(prediction["value"][0] - prediction["value"][1]) > 1e-3
     assert served.predict({"text_a": [], "text_b": []}) == {"value": []}

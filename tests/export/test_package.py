@@ -130,7 +130,8 @@ def test_the_records_are_limited_by_the_cost_of_the_model(layers, hidden, rank):
         num_hidden_layers=layers, hidden_size=hidden, intermediate_size=4 * hidden
     )
     trained = types.SimpleNamespace(
-        run=types.SimpleNamespace(config=config, vocabulary=Vocabulary(WORDS)),
+        config=config,
+        vocabulary=Vocabulary(WORDS),
         task=types.SimpleNamespace(max_seq_length=512),
     )
     inputs = {
@@ -282,7 +283,7 @@ def test_the_model_card_has_the_records_of_the_run(version, trained):
     card = text_of(version, "MODEL_CARD.md")
     for line in (
         "3 labels, in order: a, b, c.",
-        f"{len(WORDS)} entries, uncased, sha256 {trained.run.vocabulary.sha256}",
+        f"{len(WORDS)} entries, uncased, sha256 {trained.vocabulary.sha256}",
         "- origin: Hugging Face directory tiny\n",
         "- max_seq_length: 12 (",
         "The exported checkpoint was not evaluated in its run.",
