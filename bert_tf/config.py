@@ -10,6 +10,14 @@ from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
+# Other names at Hugging Face. The forms of a group differ by rounding only.
+_ACTIVATION_ALIASES = {
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+}
 
 MAX_LAYERS = 1_000
 MAX_PARAMETERS = 10**11  # 400 GB in float32; the largest published BERT has 3.9e9.
@@ -18,11 +26,25 @@ MAX_FILE_BYTES = 64 << 20  # Enough for the manifest of 200,000 shards.
 # Keys of published configurations that do not affect the outputs of the encoder.
 IGNORED_KEYS = frozenset(
     """
-    _name_or_path architectures bos_token_id chunk_size_feed_forward directionality dtype
-    eos_token_id finetuning_task gradient_checkpointing id2label label2id language model_type name
-    output_attentions output_hidden_states pad_token_id pooler_fc_size pooler_num_attention_heads
-    pooler_num_fc_layers pooler_size_per_head pooler_type problem_type return_dict tokenizer_class
-    torch_dtype transformers_version use_cache
+    _attn_implementation _commit_hash _name_or_path _num_labels architectures attn_implementation
+    bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id directionality dtype
+    eos_token_id finetuning_task gradient_checkpointing id2label label2id language mask_token_id
+    model_type name num_labels output_attentions output_hidden_states output_past pad_token_id
+    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    problem_type return_dict sentence_transformers sep_token_id task_specific_params
+    tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version
+    unk_token_id use_bfloat16 use_cache xla_device
+    """.split()
+)
+# Settings of text generation, which older versions of transformers wrote to every config.json.
+IGNORED_KEYS |= frozenset(
+    """
+    bad_words_ids begin_suppress_tokens cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty
+    max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_scores prefix remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens temperature tf_legacy_loss top_k top_p typical_p
     """.split()
 )
 
@@ -32,7 +54,7 @@ NEUTRAL_VALUES = {
     "is_decoder": False,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
-    "classifier_dropout": None,
+    "pruned_heads": {},
     "tie_word_embeddings": True,
 }
 
@@ -144,18 +166,24 @@ class BertConfig:
             where: The file, for error messages.
 
         Raises:
-            UserError: If a key is unknown or a value is invalid or not supported.
+            UserError: If a key is unknown and set (not null, false or empty), or a value is invalid
+                or not supported.
         """
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
             raise UserError(f"{where}: model_type is {values['model_type']!r:.80}; expected 'bert'")
-        for name, neutral in NEUTRAL_VALUES.items():
-            if values.get(name, neutral) != neutral:
+        # A model with narrower embeddings projects them to the hidden size.
+        neutral_values = {**NEUTRAL_VALUES, "embedding_size": values.get("hidden_size")}
+        for name, neutral in neutral_values.items():
+            if values.get(name) not in (None, neutral):
                 raise UserError(
                     f"{where}: {name}={values[name]!r:.80} is not supported; expected {neutral!r}"
                 )
         fields = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - fields - IGNORED_KEYS - set(NEUTRAL_VALUES))
+        known = fields | IGNORED_KEYS | set(neutral_values)
+        unknown = sorted(
+            name for name, value in values.items() if name not in known and not _is_unset(value)
+        )
         if unknown:
             raise UserError(
                 f"{where}: unknown key {', '.join(unknown):.200}; remove it if it does not affect "
@@ -163,6 +191,9 @@ class BertConfig:
             )
         if "vocab_size" not in values:
             raise UserError(f"{where}: vocab_size is missing")
+        activation = values.get("hidden_act")
+        if isinstance(activation, str) and activation in _ACTIVATION_ALIASES:
+            values["hidden_act"] = _ACTIVATION_ALIASES[activation]
         try:
             return cls(**{name: value for name, value in values.items() if name in fields})
         except UserError as error:
@@ -211,6 +242,11 @@ def read_json_object(path: str | os.PathLike, **parsers: Callable[[str], Any]) -
         raise UserError(f"{path}: not JSON: {error}") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _is_unset(value):
+    """Return True for the values with which a feature is switched off or absent."""
+    return value is None or value is False or value in ([], {})
 
 
 def _is_number(value):

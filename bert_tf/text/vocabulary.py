@@ -9,6 +9,7 @@ from bert_tf.errors import UserError
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
+MAX_ENTRIES = 2_000_000  # The largest released vocabulary of WordPiece has 501,153.
 
 
 class Vocabulary:
@@ -97,6 +98,26 @@ class Vocabulary:
         """
         return self._ids[entry]
 
+    def padded(self, vocab_size: int, where: str) -> "Vocabulary":
+        """Return the vocabulary with placeholders for the further rows of an embedding table.
+
+        Tables are often padded, for example to a multiple of 64 rows. The placeholders are named
+        like the unused entries of released vocabularies. Brackets are split from words, so that no
+        text contains them.
+
+        Args:
+            vocab_size: Number of rows.
+            where: Name of the source, for the error message.
+
+        Raises:
+            UserError: The vocabulary has more entries than `vocab_size`.
+        """
+        if not len(self) < vocab_size <= MAX_ENTRIES:
+            self.check_size(vocab_size, where)
+            return self
+        more = (placeholder(index) for index in range(len(self), vocab_size))
+        return Vocabulary([*self.lines, *more], where)
+
     def looks_cased(self) -> bool:
         """Return True if more than 1% of the entries contain an upper-case letter.
 
@@ -122,3 +143,8 @@ class Vocabulary:
                 f"{where}: {len(self)} entries, but the configuration's vocab_size is "
                 f"{vocab_size}; use the vocabulary that the weights were trained with"
             )
+
+
+def placeholder(index: int) -> str:
+    """Return an entry for an id that no text has."""
+    return f"[unused{index}]"

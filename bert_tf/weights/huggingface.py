@@ -1,33 +1,43 @@
-"""Reader of Hugging Face directories: config, safetensors, vocab.txt and tokenizer config.
+"""Reader of Hugging Face directories: configuration, tokenizer and weights of any age.
 
-Pickles (pytorch_model.bin) are never opened, because unpickling runs arbitrary code.
+The weights are in PyTorch or TensorFlow files, and in one file or several. Every reader returns
+them by the names and in the orientation of PyTorch.
 """
 
-import os
 import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import ml_dtypes  # noqa: F401  Registers bfloat16 with numpy, which safetensors needs.
 import numpy as np
-import safetensors
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights import safetensors_file, tensorflow_h5, tokenizer_files, torch_file
 from bert_tf.weights.name_map import StoredModel
 
 # Position ids are a constant; task heads are initialized anew for the current task.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
-# Tied weights that some releases save twice.
+# Tied weights that some releases save twice, or only under this name.
 _COPIES = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_INDEX = ".index.json"
+# Files of weights and their readers, in the order of preference of transformers.
+_READERS: dict[str, Callable[[pathlib.Path], Mapping[str, np.ndarray]]] = {
+    "model.safetensors": safetensors_file.read,
+    "model.safetensors" + _INDEX: lambda path: _read_shards(path, safetensors_file.read),
+    "pytorch_model.bin": torch_file.read,
+    "pytorch_model.bin" + _INDEX: lambda path: _read_shards(path, torch_file.read),
+    "tf_model.h5": tensorflow_h5.read,
+}
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
-    """Return True if the directory holds a PyTorch model of Hugging Face."""
-    return (path / "model.safetensors").is_file() or (path / "pytorch_model.bin").is_file()
+    """Return True if the directory holds weights in a format of Hugging Face."""
+    return any((path / name).is_file() for name in _READERS)
 
 
 def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
@@ -39,93 +49,127 @@ def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     Raises:
         UserError: A file is missing or invalid, or the two do not fit together.
     """
-    weights_path = path / "model.safetensors"
-    if not weights_path.is_file():
-        raise UserError(
-            f"{path}: holds pytorch_model.bin, a pickle, which is never opened; expected "
-            "model.safetensors. Save the model again with save_pretrained(..., "
-            "safe_serialization=True)."
-        )
-    # Hugging Face's default is the erf form, so a config without the key means "gelu".
-    values = {"hidden_act": "gelu", **read_json_object(path / "config.json")}
-    config = BertConfig.from_dict(values, where=str(path / "config.json"))
-    tokenizer_path = path / "tokenizer_config.json"
-    vocabulary = Vocabulary.load(path / "vocab.txt")
-    tokenizer = read_json_object(tokenizer_path) if tokenizer_path.is_file() else {}
-    lower = tokenizer.get("do_lower_case")
-    config = BertConfig.from_dict(
-        {
-            **config.to_dict(),
-            "do_lower_case": not vocabulary.looks_cased() if lower is None else lower,
-            "strip_accents": tokenizer.get("strip_accents"),
-        },
-        where=str(tokenizer_path),
-    )
-    vocabulary.check_size(config.vocab_size, where=str(path / "vocab.txt"))
-    return config, vocabulary
+    return _read_config(path, _config_values(path))
 
 
 def read(path: pathlib.Path) -> StoredModel:
     """Read a model. Raise `UserError` if a file is invalid."""
-    config, vocabulary = read_config(path)
-    where = str(path / "model.safetensors")
-    tensors = _canonical(read_safetensors(where))
-    _drop_copies(tensors, where)
-    return StoredModel(config, vocabulary, tensors, "huggingface", IGNORED, where)
+    values = _config_values(path)
+    config, vocabulary = _read_config(path, values)
+    name = next(name for name in _READERS if (path / name).is_file())
+    where = str(path / name)
+    tensors = _canonical(_READERS[name](path / name), where)
+    _check_tied(values, tensors, where)
+    _merge_copies(tensors, where)
+    return StoredModel(config, vocabulary, tensors, "huggingface", IGNORED, where, values)
 
 
-def _canonical(tensors):
-    """Remove the "bert." prefix of models with a head and rename gamma and beta of old releases."""
-    return {
-        name.removeprefix("bert.")
-        .replace("LayerNorm.gamma", "LayerNorm.weight")
-        .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
-        for name, tensor in tensors.items()
-    }
+def _config_path(path):
+    """Return the path of the configuration, which had another name before transformers 2."""
+    old = path / "bert_config.json"
+    return old if old.is_file() and not (path / "config.json").is_file() else path / "config.json"
 
 
-def _drop_copies(tensors, where):
-    """Remove copies of tied weights, which are one weight here.
+def _config_values(path):
+    """Return the raw values of the configuration."""
+    # The default of Hugging Face is the erf form, so a config without the key means "gelu".
+    return {"hidden_act": "gelu", **read_json_object(_config_path(path))}
+
+
+def _read_config(path, values):
+    """Return configuration and vocabulary, given the values of the configuration."""
+    # Whether the output layer is tied is decided by the weights, if there is one.
+    encoder = {name: value for name, value in values.items() if name != "tie_word_embeddings"}
+    config = BertConfig.from_dict(encoder, where=str(_config_path(path)))
+    tokenizer = tokenizer_files.read(path, config.vocab_size)
+    config = BertConfig.from_dict(
+        {
+            **config.to_dict(),
+            "do_lower_case": tokenizer.do_lower_case,
+            "strip_accents": tokenizer.strip_accents,
+        },
+        where=str(path / "tokenizer_config.json"),
+    )
+    return config, tokenizer.vocabulary
+
+
+def _read_shards(path, read_shard):
+    """Read the tensors of all files that an index names."""
+    weight_map = field(read_json_object(path), "weight_map", dict, str(path))
+    suffix = path.name.removesuffix(_INDEX).rpartition(".")[2]
+    tensors: dict[str, Any] = {}
+    for shard in sorted(set(map(str, weight_map.values()))):
+        # Only names of files beside the index, so that no name leads out of the directory.
+        if pathlib.PurePath(shard).name != shard or "\\" in shard or not shard.endswith(suffix):
+            raise UserError(f"{path}: names the file {shard!r:.80}; expected NAME.{suffix}")
+        if not (path.parent / shard).is_file():
+            raise UserError(
+                f"{path}: names the file {shard:.80}, which is missing; expected all files of the "
+                "model in this directory; download it again"
+            )
+        for name, array in read_shard(path.parent / shard).items():
+            if weight_map.get(name) != shard:
+                raise UserError(
+                    f"{path.parent / shard}: holds the tensor {name!r:.200}, which {path.name} "
+                    "does not assign to this file; download the model again"
+                )
+            tensors[name] = array
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise UserError(
+            f"{path}: names {len(missing)} tensors that are in no file, the first "
+            f"{missing[0]!r:.200}; download the model again"
+        )
+    return tensors
+
+
+def _canonical(tensors, where):
+    """Remove prefixes of models with a head and of wrappers, and rename gamma and beta.
+
+    Raises:
+        UserError: Two tensors get the same name.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        canonical = (
+            name.removeprefix("module.")
+            .removeprefix("bert.")
+            .replace("LayerNorm.gamma", "LayerNorm.weight")
+            .replace("LayerNorm.beta", "LayerNorm.bias")
+        )
+        if canonical in result:
+            raise UserError(
+                f"{where}: {name:.200} and another tensor both are {canonical:.200}; expected one "
+                "model per file"
+            )
+        result[canonical] = tensor
+    return result
+
+
+def _check_tied(values, tensors, where):
+    """Check that an output layer that is not tied to the word embeddings has its own weights."""
+    if (
+        values.get("tie_word_embeddings") is False
+        and "cls.predictions.bias" in tensors
+        and "cls.predictions.decoder.weight" not in tensors
+    ):
+        raise UserError(
+            f"{where}: cls.predictions.decoder.weight is missing; expected it, because "
+            "tie_word_embeddings is false in the configuration"
+        )
+
+
+def _merge_copies(tensors, where):
+    """Keep one tensor of tied weights, which are one weight here.
 
     Raises:
         UserError: A copy differs from its original.
     """
     for copy, original in _COPIES.items():
-        if copy in tensors and original in tensors:
-            if not np.array_equal(tensors.pop(copy), tensors[original]):
+        if copy in tensors:
+            array = tensors.pop(copy)
+            if not np.array_equal(tensors.setdefault(original, array), array):
                 raise UserError(
                     f"{where}: {copy} differs from {original}; expected equal values, because "
                     "they are one weight here; tie them and save the model again"
                 )
-
-
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all tensors of a .safetensors file.
-
-    Tensors are read and converted one by one, so memory holds the result and a single unconverted
-    tensor.
-
-    Args:
-        path: Local file.
-
-    Returns:
-        Dict from tensor names to arrays; floating-point tensors become float32.
-
-    Raises:
-        UserError: The file is damaged or has a tensor of an unsupported dtype.
-    """
-    tensors = {}
-    try:
-        with safetensors.safe_open(path, framework="numpy") as stored:
-            for name in stored.keys():
-                dtype = stored.get_slice(name).get_dtype()
-                if dtype not in (*_FLOATS, "I64"):
-                    raise UserError(
-                        f"{path}: holds a tensor of dtype {dtype}; expected one of "
-                        f"{', '.join(_FLOATS)}, I64"
-                    )
-                array = stored.get_tensor(name)
-                tensors[name] = array.astype(np.float32, copy=False) if dtype in _FLOATS else array
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path}: not a readable safetensors file: {error}") from None
-    return tensors

@@ -7,7 +7,8 @@ every source has, or a head, which is either complete or absent.
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class StoredModel(NamedTuple):
         column: Field of `Names` with the source's names.
         ignored: Regular expression of tensors to ignore if unknown.
         where: Name of the source, for error messages.
+        values: Raw values of the source's configuration file.
     """
 
     config: BertConfig
@@ -53,6 +55,7 @@ class StoredModel(NamedTuple):
     column: str
     ignored: str
     where: str
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
 # Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
@@ -194,7 +197,7 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
         UserError: A tensor is unknown or of the wrong shape, a weight of the encoder is missing, or
             a head is incomplete.
     """
-    config, _, tensors, column, ignored, where = model
+    config, _, tensors, column, ignored, where, _ = model
     columns = {
         part: {getattr(row, column): row.ours for row in table(config, part)} for part in COMPONENTS
     }

@@ -12,7 +12,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import google, huggingface, keras_preset, name_map
+from bert_tf.weights import google, hub, huggingface, keras_preset, name_map
 from bert_tf.weights.name_map import StoredModel
 
 if TYPE_CHECKING:
@@ -187,7 +187,6 @@ def _reader_of(path):
             "checkpoints/), a Hugging Face directory (model.safetensors), a Google release "
             "(bert_config.json) or a keras-nlp preset"
         )
-    # Without this check a mistyped path would be taken for the name of a published preset.
-    if "/" in str(path):
-        raise UserError(f"{directory}: no such directory")
+    if downloaded := hub.find(str(path)):
+        return huggingface, downloaded, f"Hugging Face model {path}"
     return keras_preset, str(path), f"keras-nlp preset {path}"

@@ -96,12 +96,6 @@ def test_a_vocabulary_of_the_wrong_size_is_rejected(huggingface_dir):
         read_pretrained(huggingface_dir)
 
 
-def test_a_pickle_is_never_opened(huggingface_dir):
-    (huggingface_dir / "model.safetensors").rename(huggingface_dir / "pytorch_model.bin")
-    with pytest.raises(UserError, match="pytorch_model.bin, a pickle, which is never opened"):
-        read_pretrained(huggingface_dir)
-
-
 @pytest.mark.parametrize(
     "damage",
     [

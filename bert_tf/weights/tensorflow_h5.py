@@ -1,0 +1,103 @@
+"""Reader of tf_model.h5, the TensorFlow models of Hugging Face before transformers 5."""
+
+import os
+
+import numpy as np
+
+from bert_tf.errors import UserError
+
+# Layers of the model and their names in PyTorch. In the file they are below the names of the
+# layers and models that contain them.
+_LAYERS = {
+    "bert": "",
+    "mlm___cls": "cls.",
+    "nsp___cls": "cls.",
+    "classifier": "classifier.",
+    "qa_outputs": "qa_outputs.",
+}
+_KINDS = {
+    "weight": "weight",
+    "embeddings": "weight",
+    "kernel": "weight",
+    "gamma": "weight",
+    "bias": "bias",
+    "beta": "bias",
+}
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Read all tensors of a tf_model.h5, and convert them to PyTorch's names and orientation.
+
+    Args:
+        path: Local file.
+
+    Returns:
+        Dict from names without the prefix "bert." to float32 arrays.
+
+    Raises:
+        UserError: The file is damaged, or holds a tensor of an unknown layer, a tensor twice with
+            different values, or one that is not stored as plain floating-point numbers in the file.
+    """
+    import h5py  # Slow to import, and rarely needed.
+
+    tensors: dict[str, np.ndarray] = {}
+    names: list[str] = []
+    try:
+        with h5py.File(path, "r") as file:
+            # Visits each object once and follows neither soft nor external links.
+            file.visit(names.append)
+            datasets = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
+            _check_storage(datasets, path)
+            for name, dataset in datasets.items():
+                theirs, array = _converted(name, dataset[()], path)
+                if not np.array_equal(tensors.setdefault(theirs, array), array):
+                    raise UserError(f"{path}: holds {theirs:.200} twice, with different values")
+    except UserError:
+        raise
+    # HDF5 reports a damaged file by any of these.
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a readable HDF5 file: {error!s:.300}") from None
+    return tensors
+
+
+def _check_storage(datasets, path):
+    """Check that all tensors are in the file as plain numbers, before any of them is read."""
+    file_size = os.path.getsize(path)
+    for name, dataset in datasets.items():
+        if dataset.dtype.kind != "f" or dataset.chunks or dataset.external or dataset.is_virtual:
+            raise UserError(
+                f"{path}: {name:.200} has the dtype {dataset.dtype!s:.80} or a compressed, virtual "
+                "or external layout; expected plain floating-point numbers"
+            )
+        if dataset.nbytes != dataset.id.get_storage_size():
+            raise UserError(
+                f"{path}: {name:.200} has {dataset.nbytes} bytes, of which "
+                f"{dataset.id.get_storage_size()} are stored; the file is incomplete"
+            )
+    total = sum(dataset.nbytes for dataset in datasets.values())
+    if total > file_size:
+        raise UserError(
+            f"{path}: tensors of {total} bytes in a file of {file_size}; expected no overlaps"
+        )
+
+
+def _converted(name, array, path):
+    """Return the PyTorch name and the float32 array of a dataset."""
+    parts = name.removesuffix(":0").split("/")
+    begin = max((index for index, part in enumerate(parts) if part in _LAYERS), default=None)
+    if begin is None or parts[-1] not in _KINDS:
+        raise UserError(
+            f"{path}: unknown tensor {name:.200}; expected layers of a BERT model: "
+            f"{', '.join(_LAYERS)}"
+        )
+    *owners, kind = parts[begin + 1 :]
+    theirs = _LAYERS[parts[begin]] + ".".join([*owners, _KINDS[kind]]).replace("layer_._", "layer.")
+    array = np.asarray(array, np.float32)
+    # Versions of about December 2020 have the attention heads as an axis: (H, N, D) or (N, D, H).
+    if array.ndim == 3:
+        is_output = owners[-3:] == ["attention", "output", "dense"]
+        array = array.reshape((-1, array.shape[2]) if is_output else (array.shape[0], -1))
+    elif kind == "bias" and array.ndim == 2:
+        array = array.reshape(-1)
+    # Stored as (in, out).
+    return theirs, array.T if kind == "kernel" else array

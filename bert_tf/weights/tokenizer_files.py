@@ -1,0 +1,259 @@
+"""Reader of Hugging Face tokenizers: vocab.txt or tokenizer.json, and their settings.
+
+A setting that changes token ids is honoured or rejected by name. As in transformers, the settings
+of tokenizer_config.json override those of tokenizer.json, unless its tokenizer_class says that
+tokenizer.json is complete.
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from bert_tf.config import read_json_object
+from bert_tf.errors import UserError
+from bert_tf.strict_json import field
+from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
+
+_BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Settings of tokenizer_config.json that are accepted only with the value that we implement.
+_REQUIRED_SETTINGS = {
+    "clean_text": True,
+    "cls_token": "[CLS]",
+    "do_basic_tokenize": True,
+    "do_subword_tokenize": True,
+    "mask_token": "[MASK]",
+    "never_split": [],
+    "pad_token": "[PAD]",
+    "sep_token": "[SEP]",
+    "split_special_tokens": False,
+    "tokenize_chinese_chars": True,
+    "truncation_side": "right",
+    "unk_token": "[UNK]",
+    "wordpieces_prefix": "##",
+}
+# Parts of tokenizer.json and the values that we implement; some are absent from old files.
+_REQUIRED_PARTS = {
+    "normalizer": {"type": "BertNormalizer", "clean_text": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "model": {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+    },
+}
+
+
+class Tokenizer(NamedTuple):
+    """Vocabulary and settings of a tokenizer.
+
+    Attributes:
+        vocabulary: One entry per row of the word embeddings.
+        do_lower_case: Whether text is lower-cased.
+        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+    """
+
+    vocabulary: Vocabulary
+    do_lower_case: bool
+    strip_accents: bool | None
+
+
+def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
+    """Read the tokenizer of a model.
+
+    Args:
+        directory: Directory of the model.
+        vocab_size: Rows of the word embeddings. Rows without an entry get a placeholder.
+
+    Raises:
+        UserError: A file is missing or invalid, or a setting is not supported.
+    """
+    text_path, json_path = directory / "vocab.txt", directory / "tokenizer.json"
+    settings = _settings(directory)
+    has_json = json_path.is_file()
+    if settings.get("tokenizer_class") in _GENERIC_CLASSES and not has_json:
+        raise UserError(
+            f"{json_path}: no such file; expected it, because tokenizer_class in "
+            f"tokenizer_config.json is {settings['tokenizer_class']}"
+        )
+    values = _object(json_path)
+    if has_json:
+        _check_parts(values, json_path)
+        _check_post_processor(values, json_path)
+    if text_path.is_file():
+        vocabulary = Vocabulary.load(text_path).padded(vocab_size, str(text_path))
+        if has_json:
+            _check_equal(vocabulary, _vocabulary(values, vocab_size, json_path), json_path)
+    elif has_json:
+        vocabulary = _vocabulary(values, vocab_size, json_path)
+    else:
+        raise UserError(f"{directory}: no vocabulary; expected vocab.txt or tokenizer.json")
+    _check_added_tokens(directory, settings, values, vocabulary)
+    return Tokenizer(vocabulary, *_case(directory, settings, values, vocabulary))
+
+
+def _settings(directory):
+    """Return the settings of tokenizer_config.json, checked; empty if there is none."""
+    path = directory / "tokenizer_config.json"
+    settings = _object(path)
+    name = settings.get("tokenizer_class")
+    if name is not None and name not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
+        raise UserError(
+            f"{path}: tokenizer_class is {name!r:.80}; expected one of "
+            f"{', '.join((*_BERT_CLASSES, *_GENERIC_CLASSES))}"
+        )
+    for name, expected in _REQUIRED_SETTINGS.items():
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")  # Special tokens may be objects.
+        if value is not None and value != expected:
+            raise UserError(
+                f"{path}: {name}={value!r:.80} is not supported, because it changes token ids; "
+                f"expected {expected!r}"
+            )
+    return settings
+
+
+def _check_parts(values, path):
+    """Check that tokenizer.json describes BERT's tokenizer."""
+    for part, expected in _REQUIRED_PARTS.items():
+        found = field(values, part, dict, path)
+        for name, value in expected.items():
+            if found.get(name, value) != value:
+                raise UserError(
+                    f"{path}: {part}.{name}={found[name]!r:.80} is not supported, because it "
+                    f"changes token ids; expected {value!r}"
+                )
+
+
+def _check_post_processor(values, path):
+    """Check that [CLS] A [SEP] B [SEP] is put together as usual, with segments 0 and 1."""
+    processor = field(values, "post_processor", dict, path)
+    single = [("[CLS]", 0), ("A", 0), ("[SEP]", 0)]
+    if processor.get("type") == "BertProcessing":
+        is_usual = all(
+            isinstance(pair, list) and pair[:1] == [special]
+            for pair, special in ((processor.get("sep"), "[SEP]"), (processor.get("cls"), "[CLS]"))
+        )
+    else:
+        is_usual = (
+            processor.get("type") == "TemplateProcessing"
+            and _pieces(processor.get("single")) == single
+            and _pieces(processor.get("pair")) == [*single, ("B", 1), ("[SEP]", 1)]
+        )
+    if not is_usual:
+        raise UserError(
+            f"{path}: post_processor {processor.get('type')!r:.80} is not supported; expected "
+            "[CLS] A [SEP] B [SEP] with segments 0 and 1"
+        )
+
+
+def _pieces(template):
+    """Return (name, segment) of each piece of a template, or `None` if it is malformed."""
+    try:
+        pieces = [next(iter(piece.values())) for piece in template]
+        return [(piece["id"], piece["type_id"]) for piece in pieces]
+    except (AttributeError, KeyError, StopIteration, TypeError):
+        return None
+
+
+def _vocabulary(values, vocab_size, path):
+    """Return the vocabulary of tokenizer.json, with placeholders for ids without an entry."""
+    entries: dict[Any, str] = {}
+    for entry, index in field(values["model"], "vocab", dict, f"{path}: model").items():
+        if type(index) is not int or not 0 <= index < vocab_size:
+            raise UserError(
+                f"{path}: model.vocab: {entry!r:.80} has the id {index!r:.40}; expected 0 to "
+                f"{vocab_size - 1}, because vocab_size in the configuration is {vocab_size}"
+            )
+        if index in entries:
+            raise UserError(
+                f"{path}: model.vocab: {entry!r:.80} and {entries[index]!r:.80} have "
+                f"the same id {index}"
+            )
+        entries[index] = entry
+    lines = []
+    for index in range(max(entries, default=-1) + 1):
+        entry = entries.get(index, "")
+        # These can be in no line of a vocab.txt, and match no text either.
+        lines.append(placeholder(index) if not entry or "\n" in entry else entry)
+    return Vocabulary(lines, f"{path}: model.vocab").padded(vocab_size, str(path))
+
+
+def _check_equal(vocabulary, other, path):
+    """Check that vocab.txt and tokenizer.json have the same entries."""
+    for index, (entry, theirs) in enumerate(zip(vocabulary.entries, other.entries, strict=True)):
+        if entry != theirs:
+            raise UserError(
+                f"{path}: entry {index} is {theirs!r:.80}, but {entry!r:.80} in vocab.txt; remove "
+                "the file that does not belong to the weights"
+            )
+
+
+def _check_added_tokens(directory, settings, values, vocabulary):
+    """Check that no tokens but the five special ones are matched inside of text.
+
+    Raises:
+        UserError: There are other tokens, or one of the five has another id than its entry.
+    """
+    try:
+        tokens = list(_added_tokens(directory, settings, values))
+    except UserError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{directory}: malformed added tokens in tokenizer.json, tokenizer_config.json, "
+            "special_tokens_map.json or added_tokens.json"
+        ) from None
+    for name, token, index in tokens:
+        if token not in SPECIALS or index not in (None, vocabulary[token]):
+            raise UserError(
+                f"{directory / name}: the added token {token!r:.80} with id {index!r:.40} is not "
+                f"supported; expected none but {', '.join(SPECIALS)} with the ids of their entries"
+            )
+
+
+def _added_tokens(directory, settings, values):
+    """Yield (file name, token, id or None if not given) of each added token."""
+    for token in values.get("added_tokens") or []:
+        yield "tokenizer.json", token["content"], token["id"]
+    for index, token in (settings.get("added_tokens_decoder") or {}).items():
+        yield "tokenizer_config.json", token["content"], int(index)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            tokens = _object(directory / name).get(key) or []
+            for token in tokens.values() if isinstance(tokens, dict) else tokens:
+                yield name, token["content"] if isinstance(token, dict) else token, None
+    for token, index in _object(directory / "added_tokens.json").items():
+        yield "added_tokens.json", token, index
+
+
+def _object(path):
+    """Return the JSON object in a file, or an empty one if there is no such file."""
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _case(directory, settings, values, vocabulary):
+    """Return `do_lower_case` and `strip_accents`.
+
+    If no file states the case, the vocabulary shows it.
+    """
+    normalizer = values.get("normalizer", {})
+    own = {} if settings.get("tokenizer_class") in _GENERIC_CLASSES else settings
+    if own.get("tokenize_chinese_chars") is None and not normalizer.get(
+        "handle_chinese_chars", True
+    ):
+        raise UserError(
+            f"{directory / 'tokenizer.json'}: normalizer.handle_chinese_chars=False is not "
+            "supported, because it changes token ids; expected True"
+        )
+    lower = own.get("do_lower_case")
+    if lower is None:
+        lower = normalizer.get("lowercase")
+    if lower is None:
+        lower = not vocabulary.looks_cased()
+    strip = (own if "strip_accents" in own else normalizer).get("strip_accents")
+    if _object(directory / "sentence_bert_config.json").get("do_lower_case") and lower is False:
+        # sentence-transformers lower-cases the text before the tokenizer, which keeps accents.
+        return True, bool(strip)
+    return lower, strip

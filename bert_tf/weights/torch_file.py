@@ -1,0 +1,320 @@
+"""Reader of pytorch_model.bin, in the zip format and in the one before PyTorch 1.6.
+
+The files are pickles, which can run any code. Nothing is unpickled here: a small interpreter knows
+the few operations of a dict of tensors, and refuses every other operation and name. Sizes are
+checked against the file before anything of that size is allocated.
+"""
+
+import collections
+import io
+import os
+import pickletools
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from bert_tf.errors import UserError
+
+MAX_PICKLE_BYTES = 64 << 20  # The pickle of a large model has less than 100 KB.
+_MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+_MAX_RANK = 8
+_COUNT = struct.Struct("<q")
+
+
+class _Storage(NamedTuple):
+    """Values that tensors share: their key in the file, their dtype and their number."""
+
+    key: str
+    dtype: np.dtype
+    size: int
+
+
+class _Tensor(NamedTuple):
+    """View of a storage; offset and strides count values."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Global(NamedTuple):
+    """Allowed name: a function, or the type of a storage."""
+
+    call: Callable[..., Any] | None = None
+    dtype: np.dtype | None = None
+
+
+def _rebuild_tensor(storage, offset, shape, strides, *_):
+    """Return a `_Tensor` within its storage."""
+    if type(storage) is not _Storage:
+        raise ValueError("a tensor without a storage")
+    _check_sizes([offset, *shape, *strides])
+    if len(shape) != len(strides) or len(shape) > _MAX_RANK:
+        raise ValueError(f"a tensor with {len(shape)} sizes and {len(strides)} strides")
+    size = 1
+    for length in shape:
+        size *= length
+    last = offset + sum((n - 1) * by for n, by in zip(shape, strides, strict=True))
+    # An expanded tensor has more values than its storage: it would need memory without bounds.
+    if size and (last >= storage.size or size > storage.size):
+        raise ValueError(f"a tensor outside of its storage of {storage.size} values")
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _put(target, pairs):
+    """Add (key, value) pairs to a dict. Keys are strings: hashing others can crash Python."""
+    for key, value in pairs:
+        if type(key) is not str:
+            raise TypeError(f"a key of type {type(key).__name__}")
+        target[key] = value
+    return target
+
+
+def _check_sizes(sizes):
+    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
+        raise ValueError("a size that is no integer from 0 to 2^48")
+
+
+_GLOBALS = {
+    "collections OrderedDict": _Global(lambda pairs=(): _put(collections.OrderedDict(), pairs)),
+    "torch._utils _rebuild_tensor_v2": _Global(_rebuild_tensor),
+    "torch._utils _rebuild_parameter": _Global(lambda tensor, *_: tensor),
+    **{
+        f"torch {name}Storage": _Global(dtype=np.dtype(dtype))
+        for name, dtype in (
+            ("Float", np.float32),
+            ("Half", np.float16),
+            ("Double", np.float64),
+            ("BFloat16", ml_dtypes.bfloat16),
+            ("Long", np.int64),
+            ("Int", np.int32),
+        )
+    },
+}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+
+
+class _Interpreter:
+    """Interpreter of the pickles in a file.
+
+    Attributes:
+        storages: Storages by key, as far as the pickles have referred to them.
+    """
+
+    def __init__(self) -> None:
+        self.storages: dict[str, _Storage] = {}
+
+    def run(self, stream: BinaryIO) -> Any:
+        """Return the value of the pickle at the position of a stream.
+
+        Raises:
+            ValueError, LookupError, TypeError: The pickle is malformed, or it contains an
+                operation or a name that is not allowed.
+        """
+        stack: list[Any] = []
+        marks: list[int] = []
+        memo: dict[Any, Any] = {}
+
+        def since_mark():
+            begin = marks.pop()
+            items = stack[begin:]
+            del stack[begin:]
+            return items
+
+        for operation, argument, _ in pickletools.genops(stream):
+            name = operation.name
+            if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"):
+                stack.append(argument)
+            elif name == "EMPTY_DICT":
+                stack.append({})
+            elif name == "EMPTY_LIST":
+                stack.append([])
+            elif name == "MARK":
+                marks.append(len(stack))
+            elif name in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = stack[-1]
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(memo[argument])
+            elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+                items = [stack.pop() for _ in range(int(name[-1]))]
+                stack.append(tuple(reversed(items)))
+            elif name == "TUPLE":
+                stack.append(tuple(since_mark()))
+            elif name in ("APPEND", "APPENDS"):
+                items = [stack.pop()] if name == "APPEND" else since_mark()
+                _top(stack, list).extend(items)
+            elif name in ("SETITEM", "SETITEMS"):
+                items = _last_two(stack) if name == "SETITEM" else since_mark()
+                _put(_top(stack, dict), zip(items[::2], items[1::2], strict=True))
+            elif name == "GLOBAL":
+                if argument not in _GLOBALS:
+                    raise ValueError(f"the name {argument!r:.80}, which is not allowed")
+                stack.append(_GLOBALS[argument])
+            elif name == "REDUCE":
+                called, arguments = _last_two(stack)
+                if type(called) is not _Global or called.call is None:
+                    raise ValueError("a call of a value that is no allowed function")
+                stack.append(called.call(*arguments))
+            elif name == "BUILD":
+                # Attributes, such as the versions of modules in a state dict, are not needed.
+                stack.pop()
+                _top(stack, collections.OrderedDict)
+            elif name == "BINPERSID":
+                stack.append(self._storage(stack.pop()))
+            elif name == "STOP":
+                break
+            elif name != "PROTO":
+                raise ValueError(f"the operation {name}, which is not allowed")
+        return stack.pop()
+
+    def _storage(self, reference):
+        """Return the storage that a persistent id refers to."""
+        kind, storage_type, key, _, size, *view = reference
+        if kind != "storage" or type(storage_type) is not _Global or storage_type.dtype is None:
+            raise ValueError("a reference to something else than a storage")
+        if type(key) is not str or view not in ([], [None]):
+            raise ValueError("a view of a storage, which is not supported")
+        _check_sizes([size])
+        storage = _Storage(key, storage_type.dtype, size)
+        if self.storages.setdefault(key, storage) != storage:
+            raise ValueError(f"two storages with the key {key!r:.40}")
+        return storage
+
+
+def _last_two(stack):
+    second = stack.pop()
+    return [stack.pop(), second]
+
+
+def _top(stack, kind):
+    """Return the last value, which has to be of a type."""
+    if not isinstance(stack[-1], kind):
+        raise TypeError(f"{type(stack[-1]).__name__} in place of {kind.__name__}")
+    return stack[-1]
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Read all tensors of a pytorch_model.bin.
+
+    Args:
+        path: Local file.
+
+    Returns:
+        Dict from tensor names to arrays; floating-point tensors become float32.
+
+    Raises:
+        UserError: The file is damaged, or contains anything but a dict of tensors.
+    """
+    try:
+        with open(path, "rb") as stream:
+            read_format = _read_zip if stream.read(4) == b"PK\3\4" else _read_old
+            stream.seek(0)
+            tensors, storages = read_format(stream, os.path.getsize(path))
+        return {name: _array(tensor, storages) for name, tensor in tensors.items()}
+    # Malformed pickles, zip directories and sizes end in any of these.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        EOFError,
+        RuntimeError,
+        struct.error,
+        zipfile.BadZipFile,
+    ) as error:
+        raise UserError(
+            f"{path}: not a readable PyTorch file of tensors: {error!s:.300}; nothing in it was "
+            "executed"
+        ) from None
+
+
+def _read_zip(stream, file_size):
+    """Return `_Tensor`s by name, and the arrays of the storages by key."""
+    with zipfile.ZipFile(stream) as archive:
+        members = archive.infolist()
+        # Members are stored as they are, so that none is larger than the file.
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("compressed members")
+        if sum(member.file_size for member in members) > file_size:
+            raise ValueError("members that overlap")
+        names = [member.filename for member in members]
+        if len(set(names)) < len(names):
+            raise ValueError("two members of the same name")
+        pickles = [name for name in names if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError(f"{len(pickles)} members named data.pkl")
+        root = pickles[0].removesuffix("data.pkl")
+        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+            raise ValueError("values in big-endian order")
+        if archive.getinfo(pickles[0]).file_size > MAX_PICKLE_BYTES:
+            raise ValueError(f"a pickle of more than {MAX_PICKLE_BYTES} bytes")
+        interpreter = _Interpreter()
+        tensors = _checked(interpreter.run(io.BytesIO(archive.read(pickles[0]))))
+        return tensors, {
+            key: _values(archive.read(f"{root}data/{key}"), storage)
+            for key, storage in interpreter.storages.items()
+        }
+
+
+def _read_old(stream, file_size):
+    """Return `_Tensor`s by name, and the arrays of the storages by key."""
+    # A stream in memory, because a false length in a pickle then allocates nothing.
+    head = io.BytesIO(stream.read(min(file_size, MAX_PICKLE_BYTES)))
+    interpreter = _Interpreter()
+    if interpreter.run(head) != _MAGIC or interpreter.run(head) != _PROTOCOL:
+        raise ValueError("neither of the two formats")
+    system = interpreter.run(head)
+    if type(system) is not dict or system.get("little_endian") is not True:
+        raise ValueError("values in big-endian order")
+    tensors = _checked(interpreter.run(head))
+    keys = interpreter.run(head)
+    if not all(type(key) is str for key in keys) or sorted(keys) != sorted(interpreter.storages):
+        raise ValueError("storages that do not belong to the tensors")
+    stream.seek(head.tell())
+    storages = {}
+    for key in keys:
+        storage = interpreter.storages[key]
+        num_bytes = storage.size * storage.dtype.itemsize
+        (size,) = _COUNT.unpack(stream.read(_COUNT.size))
+        if size != storage.size or num_bytes > file_size - stream.tell():
+            raise ValueError(f"the storage {key!r:.40} is truncated")
+        storages[key] = _values(stream.read(num_bytes), storage)
+    return tensors, storages
+
+
+def _checked(tensors):
+    """Return a dict of tensors by name."""
+    if not isinstance(tensors, dict) or not all(
+        type(name) is str and type(tensor) is _Tensor for name, tensor in tensors.items()
+    ):
+        raise ValueError("something else than a dict of tensors")
+    return tensors
+
+
+def _values(data, storage):
+    """Return the values of a storage."""
+    array = np.frombuffer(data, storage.dtype)
+    if array.size != storage.size:
+        raise ValueError(f"a storage of {array.size} values in place of {storage.size}")
+    return array
+
+
+def _array(tensor, storages):
+    """Return the values of a tensor."""
+    values = storages[tensor.storage.key]
+    if not all(tensor.shape):
+        return np.zeros(tensor.shape, np.float32)
+    strides = [by * values.itemsize for by in tensor.strides]
+    view = np.lib.stride_tricks.as_strided(
+        values[tensor.offset :], tensor.shape, strides, writeable=False
+    )
+    is_integer = values.dtype.kind == "i"
+    return view if is_integer else view.astype(np.float32, copy=False)
