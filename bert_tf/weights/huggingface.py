@@ -6,7 +6,6 @@ them by the names and in the orientation of PyTorch.
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -97,8 +96,8 @@ def _read_shards(path, read_shard):
     """Read the tensors of all files that an index names."""
     weight_map = field(read_json_object(path), "weight_map", dict, str(path))
     suffix = path.name.removesuffix(_INDEX).rpartition(".")[2]
-    tensors: dict[str, Any] = {}
-    for shard in sorted(set(map(str, weight_map.values()))):
+    shards = sorted(set(map(str, weight_map.values())))
+    for shard in shards:
         # Only names of files beside the index, so that no name leads out of the directory.
         if pathlib.PurePath(shard).name != shard or "\\" in shard or not shard.endswith(suffix):
             raise UserError(f"{path}: names the file {shard!r:.80}; expected NAME.{suffix}")
@@ -107,6 +106,8 @@ def _read_shards(path, read_shard):
                 f"{path}: names the file {shard:.80}, which is missing; expected all files of the "
                 "model in this directory; download it again"
             )
+    tensors: dict[str, np.ndarray] = {}
+    for shard in shards:
         for name, array in read_shard(path.parent / shard).items():
             if weight_map.get(name) != shard:
                 raise UserError(

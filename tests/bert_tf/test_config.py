@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bert_tf import MODEL_SIZES, BertConfig, UserError
+from bert_tf.config import IGNORED_KEYS, NEUTRAL_VALUES
 from bert_tf.weights import name_map
 
 PUBLISHED = {
@@ -55,6 +56,32 @@ def test_irrelevant_keys_are_ignored_and_the_rest_is_kept(tmp_path):
     assert BertConfig.from_dict(config.to_dict()) == config
 
 
+@pytest.mark.parametrize("name", sorted(IGNORED_KEYS))
+def test_each_key_without_an_effect_is_ignored(name):
+    expected = BertConfig(vocab_size=11)
+    value = "bert" if name == "model_type" else 0.1
+    assert BertConfig.from_dict({"vocab_size": 11, name: value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        *(({"unknown": value}, {}) for value in (None, False, {}, [])),
+        *(({name: value}, {}) for name, value in NEUTRAL_VALUES.items()),
+        *(({name: None}, {}) for name in NEUTRAL_VALUES),
+        ({"hidden_size": 24, "embedding_size": 24}, {"hidden_size": 24}),
+        ({"hidden_act": "gelu_python"}, {"hidden_act": "gelu"}),
+        *(
+            ({"hidden_act": name}, {"hidden_act": "gelu_new"})
+            for name in ("gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh", "gelu_fast")
+        ),
+    ],
+)
+def test_neutral_values_and_other_names_are_accepted(values, expected):
+    found = BertConfig.from_dict({"vocab_size": 11, **values})
+    assert found == BertConfig(vocab_size=11, **expected)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -62,6 +89,16 @@ def test_irrelevant_keys_are_ignored_and_the_rest_is_kept(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"is_decoder": True}, "is_decoder=True"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"hidden_act": "gelu_10"}, "hidden_act is 'gelu_10'"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'"),
+        ({"hidden_act": ["gelu"]}, "hidden_act is \\['gelu'\\]"),
+        ({"add_cross_attention": True}, "add_cross_attention=True"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads={'0': \\[1\\]} is not supported"),
+        ({"hidden_size": 24, "embedding_size": 12}, "embedding_size=12 is not supported"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "unknown key auto_map"),
+        ({"use_rope": True}, "unknown key use_rope"),
         ({"hidden_size": 10}, "hidden_size is 10; expected a multiple of"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
