@@ -128,8 +128,8 @@ class BertConfig:
             type(None),
         ):
             raise UserError(
-                f"configuration: do_lower_case={self.do_lower_case!r}, strip_accents="
-                f"{self.strip_accents!r}; expected true or false (strip_accents may be null)"
+                f"configuration: do_lower_case={self.do_lower_case!r:.40}, strip_accents="
+                f"{self.strip_accents!r:.40}; expected true or false (strip_accents may be null)"
             )
         if self.hidden_size % self.num_attention_heads:
             raise UserError(

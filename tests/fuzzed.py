@@ -8,9 +8,8 @@ only by formats that need it.
 import csv
 import json
 
-from bert_tf.config import BertConfig
-from tests import fuzzed_runs
-from tests.rows import CONFIG, SENTENCES, WORDS
+from tests import fuzzed_runs, fuzzed_weights
+from tests.rows import SENTENCES, WORDS
 
 ROWS = [(text, "ab"[number % 2]) for number, text in enumerate(SENTENCES)]
 
@@ -266,27 +265,6 @@ def shard(directory):
     return path, read
 
 
-def safetensors(directory):
-    import numpy as np
-    import safetensors.numpy
-
-    from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights import name_map
-    from bert_tf.weights.sources import read_pretrained
-
-    bert = BertConfig(**CONFIG)
-    tensors = {
-        row.huggingface: np.ones(shape[::-1] if row.ours.endswith("kernel") else shape, "f4")
-        for row, shape in zip(
-            name_map.table(bert), name_map.weight_shapes(bert).values(), strict=True
-        )
-    }
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
-    _written(directory / "config.json", json.dumps({**CONFIG, "model_type": "bert"}))
-    Vocabulary(WORDS).save(directory / "vocab.txt")
-    return directory / "model.safetensors", lambda path: len(read_pretrained(path.parent).weights)
-
-
 def _make_shards(directory):
     from bert_tf.data.manifest import Manifest
     from bert_tf.data.writing import write_shards
@@ -317,7 +295,7 @@ FORMATS = {
     "REST answer": rest_answer,
     "manifest": manifest,
     "TFRecord shard": shard,
-    "safetensors": safetensors,
+    **fuzzed_weights.FORMATS,
     "config.json": fuzzed_runs.config,
     "task.json": fuzzed_runs.task,
     "train.json": fuzzed_runs.train,

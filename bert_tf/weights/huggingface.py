@@ -87,7 +87,7 @@ def _read_config(path, values):
             "do_lower_case": tokenizer.do_lower_case,
             "strip_accents": tokenizer.strip_accents,
         },
-        where=str(path / "tokenizer_config.json"),
+        where=f"{path}: tokenizer",
     )
     return config, tokenizer.vocabulary
 

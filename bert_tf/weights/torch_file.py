@@ -213,27 +213,21 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Raises:
         UserError: The file is damaged, or contains anything but a dict of tensors.
     """
-    try:
-        with open(path, "rb") as stream:
+    with open(path, "rb") as stream:
+        try:
             read_format = _read_zip if stream.read(4) == b"PK\3\4" else _read_old
             stream.seek(0)
             tensors, storages = read_format(stream, os.path.getsize(path))
-        return {name: _array(tensor, storages) for name, tensor in tensors.items()}
-    # Malformed pickles, zip directories and sizes end in any of these.
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-        EOFError,
-        RuntimeError,
-        struct.error,
-        zipfile.BadZipFile,
-    ) as error:
-        raise UserError(
-            f"{path}: not a readable PyTorch file of tensors: {error!s:.300}; nothing in it was "
-            "executed"
-        ) from None
+            return {name: _array(tensor, storages) for name, tensor in tensors.items()}
+        # Malformed pickles, zip directories and sizes end in any of these.
+        except (
+            *(ValueError, LookupError, TypeError, OverflowError, RuntimeError, EOFError, OSError),
+            *(struct.error, zipfile.BadZipFile),
+        ) as error:
+            raise UserError(
+                f"{path}: not a readable PyTorch file of tensors: {error!s:.300}; nothing in it "
+                "was executed"
+            ) from None
 
 
 def _read_zip(stream, file_size):
