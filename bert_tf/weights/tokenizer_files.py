@@ -15,8 +15,9 @@ from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
 
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Settings of tokenizer_config.json that are accepted only with the value that we implement.
+# Settings of tokenizer_config.json and special_tokens_map.json that are accepted only with the value that we implement.
 _REQUIRED_SETTINGS = {
+    "auto_map": {},
     "clean_text": True,
     "cls_token": "[CLS]",
     "do_basic_tokenize": True,
@@ -102,15 +103,17 @@ def _settings(directory):
             f"{path}: tokenizer_class is {name!r:.80}; expected one of "
             f"{', '.join((*_BERT_CLASSES, *_GENERIC_CLASSES))}"
         )
-    for name, expected in _REQUIRED_SETTINGS.items():
-        value = settings.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")  # Special tokens may be objects.
-        if value is not None and value != expected:
-            raise UserError(
-                f"{path}: {name}={value!r:.80} is not supported, because it changes token ids; "
-                f"expected {expected!r}"
-            )
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        values = _object(directory / file)
+        for name, expected in _REQUIRED_SETTINGS.items():
+            value = values.get(name)
+            if isinstance(value, dict) and "content" in value:
+                value = value["content"]  # Special tokens may be objects.
+            if value is not None and value != expected:
+                raise UserError(
+                    f"{directory / file}: {name}={value!r:.80} is not supported, because it "
+                    f"changes token ids; expected {expected!r}"
+                )
     return settings
 
 
@@ -236,23 +239,25 @@ def _object(path):
 def _case(directory, settings, values, vocabulary):
     """Return `do_lower_case` and `strip_accents`.
 
-    If no file states the case, the vocabulary shows it.
+    The normalizer of tokenizer.json counts for the generic classes only: the others override it,
+    also by their defaults. If there is only a vocab.txt and no setting, the vocabulary shows the
+    case.
     """
     normalizer = values.get("normalizer", {})
-    own = {} if settings.get("tokenizer_class") in _GENERIC_CLASSES else settings
-    if own.get("tokenize_chinese_chars") is None and not normalizer.get(
-        "handle_chinese_chars", True
-    ):
+    is_generic = settings.get("tokenizer_class") in _GENERIC_CLASSES
+    is_overridden = not is_generic and settings.get("tokenize_chinese_chars") is not None
+    if not is_overridden and not normalizer.get("handle_chinese_chars", True):
         raise UserError(
             f"{directory / 'tokenizer.json'}: normalizer.handle_chinese_chars=False is not "
             "supported, because it changes token ids; expected True"
         )
-    lower = own.get("do_lower_case")
-    if lower is None:
-        lower = normalizer.get("lowercase")
+    if is_generic:
+        lower, strip = normalizer.get("lowercase"), normalizer.get("strip_accents")
+    else:
+        lower = settings.get("do_lower_case", True if values else None)
+        strip = settings.get("strip_accents")
     if lower is None:
         lower = not vocabulary.looks_cased()
-    strip = (own if "strip_accents" in own else normalizer).get("strip_accents")
     if _object(directory / "sentence_bert_config.json").get("do_lower_case") and lower is False:
         # sentence-transformers lower-cases the text before the tokenizer, which keeps accents.
         return True, bool(strip)

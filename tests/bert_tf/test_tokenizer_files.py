@@ -43,19 +43,19 @@ def test_old_files_name_the_tokens_of_the_post_processor(modern_dir, vocabulary)
 @pytest.mark.parametrize(
     ("settings", "normalizer", "expected"),
     [
-        # A cased tokenizer.json: what is stated wins, otherwise tokenizer.json decides.
-        (None, {"lowercase": False}, (False, None)),
-        ({}, {"lowercase": False}, (False, None)),
+        # The classes of BERT lower-case by default, whatever tokenizer.json says.
+        (None, {"lowercase": False}, (True, None)),
+        ({}, {"lowercase": False, "strip_accents": False}, (True, None)),
         ({"do_lower_case": False}, {}, (False, None)),
         ({"do_lower_case": True}, {"lowercase": False}, (True, None)),
         ({"do_lower_case": True, "strip_accents": False}, {}, (True, False)),
         ({"strip_accents": None}, {"strip_accents": False}, (True, None)),
-        ({}, {"strip_accents": False}, (True, False)),
         (
             {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True},
             {"lowercase": False, "strip_accents": True},
             (False, True),
         ),
+        ({"tokenizer_class": "TokenizersBackend"}, {"lowercase": False}, (False, None)),
         (
             {"tokenizer_class": "BertTokenizerFast", "tokenize_chinese_chars": True},
             {"handle_chinese_chars": False},
@@ -148,6 +148,7 @@ def test_an_unusual_tokenizer_json_is_rejected_by_name(modern_dir, change, messa
         ({"do_basic_tokenize": False}, "do_basic_tokenize=False is not supported"),
         ({"never_split": ["x"]}, "never_split=\\['x'\\] is not supported"),
         ({"unk_token": {"content": "<unk>"}}, "unk_token='<unk>' is not supported"),
+        ({"auto_map": {"AutoTokenizer": "x.Y"}}, "auto_map={'AutoTokenizer': 'x.Y'} is not supp"),
         ({"truncation_side": "left"}, "truncation_side='left' is not supported"),
         ({"additional_special_tokens": ["[E1]"]}, "the added token '\\[E1\\]'"),
         ({"additional_special_tokens": [{"content": "my"}]}, "the added token 'my'"),
@@ -174,6 +175,12 @@ def test_settings_that_change_ids_are_rejected_by_name(huggingface_dir, settings
 def test_added_tokens_of_older_files_are_rejected(huggingface_dir, name, values):
     write_json(huggingface_dir / name, values)
     with pytest.raises(UserError, match=rf"{name}: the added token '\[E1\]'"):
+        read_pretrained(huggingface_dir)
+
+
+def test_other_special_tokens_of_older_files_are_rejected(huggingface_dir):
+    write_json(huggingface_dir / "special_tokens_map.json", {"unk_token": "<unk>"})
+    with pytest.raises(UserError, match="special_tokens_map.json: unk_token='<unk>' is not supp"):
         read_pretrained(huggingface_dir)
 
 
