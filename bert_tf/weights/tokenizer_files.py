@@ -15,7 +15,8 @@ from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
 
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Settings of tokenizer_config.json and special_tokens_map.json that are accepted only with the value that we implement.
+# Settings of tokenizer_config.json and special_tokens_map.json, accepted only with the values that
+# we implement.
 _REQUIRED_SETTINGS = {
     "auto_map": {},
     "clean_text": True,
@@ -26,7 +27,6 @@ _REQUIRED_SETTINGS = {
     "never_split": [],
     "pad_token": "[PAD]",
     "sep_token": "[SEP]",
-    "split_special_tokens": False,
     "tokenize_chinese_chars": True,
     "truncation_side": "right",
     "unk_token": "[UNK]",

@@ -73,6 +73,15 @@ def test_tokenizer_config_overrides_tokenizer_json_unless_it_is_generic(
     assert case(modern_dir) == expected
 
 
+def test_a_cased_vocabulary_decides_only_without_tokenizer_json(huggingface_dir):
+    (huggingface_dir / "tokenizer_config.json").unlink()
+    cased = Vocabulary([*WORDS[:-1], "The"])
+    cased.save(huggingface_dir / "vocab.txt")
+    assert case(huggingface_dir) == (False, None)
+    write_json(huggingface_dir / "tokenizer.json", tokenizer_json(cased, lowercase=False))
+    assert case(huggingface_dir) == (True, None)
+
+
 def test_sentence_transformers_lower_case_before_the_tokenizer(huggingface_dir):
     write_json(huggingface_dir / "sentence_bert_config.json", {"do_lower_case": True})
     assert case(huggingface_dir) == (True, None)

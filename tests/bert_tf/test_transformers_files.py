@@ -14,8 +14,8 @@ from bert_tf.weights import huggingface, tokenizer_files
 PYTHON = "BERT_TF_TRANSFORMERS_PYTHON"
 WRITER = pathlib.Path(__file__).with_name("transformers_writer.py")
 pytestmark = pytest.mark.slow
-# Without a sigma at the end of a word and words of over 100 characters: there, google-research/bert,
-# which we equal, and the tokenizers library differ.
+# Without a sigma at the end of a word and words of over 100 characters: there, the tokenizers
+# library differs from google-research/bert, which we equal.
 TEXTS = [
     *("Hello WORLD", "Café naïve ÅNGSTRÖM", "中文 and 日本語", "x\u200by\tz\n", "#hash ##tag [x]"),
     *("İstanbul ß ﬁ", "ὈΔΎΣΣΕΙΑ", "🙂 emoji", "", "unaffable!?", "e\u0301\u0327", "\x00a\ufffdb"),
