@@ -88,7 +88,7 @@ def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
     elif has_json:
         vocabulary = _vocabulary(values, vocab_size, json_path)
     else:
-        raise UserError(f"{directory}: no vocabulary; expected vocab.txt or tokenizer.json")
+        raise UserError(f"{text_path}: no such file; expected vocab.txt or tokenizer.json")
     _check_added_tokens(directory, settings, values, vocabulary)
     return Tokenizer(vocabulary, *_case(directory, settings, values, vocabulary))
 
