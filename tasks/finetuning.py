@@ -17,6 +17,7 @@ from tasks.loading import model_class
 from tasks.registry import task_class
 from tasks.settings import FinetuneSettings
 from tasks.training_run import TrainingRun
+from tasks.training_settings import KEEP_HEAD
 
 
 @names_lost_worker
@@ -78,8 +79,19 @@ def _create_model(settings, training, run):
     if run is None:
         pretrained = read_pretrained(settings.init_from, settings.do_lower_case)
         settings.check_fits(pretrained.config, pretrained.origin)
+        keep_head = KEEP_HEAD[settings.keep_head]
         with training.strategy.scope():
-            return create.from_weights(pretrained, task, **options)
+            model = create.from_weights(pretrained, task, keep_head=keep_head, **options)
+        if pretrained.task:
+            which = "new" if model.has_new_head else "kept"
+            training.log(f"head: {which}, {pretrained.source} is of task {_of(pretrained.task)}")
+        return model
     keras.utils.set_random_seed(settings.seed)
     with training.strategy.scope():
         return create(task, run.config, run.vocabulary, **options)
+
+
+def _of(task):
+    """Return the type and the labels of a task, given as in task.json, for the log."""
+    labels = task.get("labels")
+    return task["kind"] + (f" with labels {', '.join(labels):.200}" if labels else "")

@@ -263,7 +263,8 @@ def labelled_rows(task: Task, data: Any) -> Examples:
 
 def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
     """Initialize a new head from training rows, unless `fit` has trained it already."""
-    if not model.compiled or int(model.optimizer.iterations.numpy()) == 0:
+    is_trained = model.compiled and int(model.optimizer.iterations.numpy()) > 0
+    if model.has_new_head and not is_trained:
         model.task.init_head(model.network, encoded)
 
 

@@ -46,6 +46,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         dtype=use_precision("float32"),
     )
     source.assign(weights, model.network)
+    model.adapt_to(weights)
     model.source = source
     return model
 

@@ -5,7 +5,7 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NoReturn, Self
 
 import keras
@@ -186,6 +186,16 @@ class MaskedLmPipeline(Pipeline):
         return {"id": id_NK, "score": tf.where(has_mask_N[:, tf.newaxis], score_NK, 0.0)}
 
 
+class MaskedLmOnlyPipeline(MaskedLmPipeline):
+    """Pipeline of weights without a next sentence head, such as BertForMaskedLM."""
+
+    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
+        """Return traced functions of strings, by signature name."""
+        signatures = super().signatures()
+        del signatures["next_sentence"]
+        return signatures
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class MaskedLanguageModel(TaskModel):
     """Masked language model: the most probable tokens at the first [MASK] of a text.
@@ -195,6 +205,7 @@ class MaskedLanguageModel(TaskModel):
     """
 
     task_class = MaskedLmTask
+    max_seq_length_default = 512
     pipeline_class = MaskedLmPipeline
 
     @classmethod
@@ -214,9 +225,10 @@ class MaskedLanguageModel(TaskModel):
             )
         return super().from_weights(pretrained, task, seed=seed, **kwargs)
 
-    @classmethod
-    def _max_seq_length_default(cls) -> int:
-        return 512
+    def adapt_to(self, names: Collection[str]) -> None:
+        """Serve no next sentence prediction if a run, as of BertForMaskedLM, has no such head."""
+        if not any(name.startswith("next_sentence/") for name in names):
+            self.pipeline_class = MaskedLmOnlyPipeline
 
     def predict_next_sentence(self, text_a: Any, text_b: Any) -> np.ndarray:
         """Return the probability that each text_b follows its text_a, float32 `(N,)`.
@@ -226,6 +238,11 @@ class MaskedLanguageModel(TaskModel):
         Args:
             text_a: N strings.
             text_b: N strings.
+
+        Raises:
+            UserError: If the model was loaded from a run without this head.
         """
+        if self.pipeline_class is MaskedLmOnlyPipeline:
+            raise UserError("predict_next_sentence: the run has no next sentence head")
         columns = columns_of((text_a, text_b), ("text_a", "text_b"))
         return self.serving.call("next_sentence", columns)["is_next"]

@@ -101,8 +101,9 @@ class RunCheckpoint:
             {
                 name: variable
                 for name, variable in variables.items()
-                # Converted weights have no dropout state, which predictions do not use.
-                if name in values or not _is_dropout_state(name)
+                # Converted weights have no dropout state, which predictions do not use; those of a
+                # masked language model may have no next sentence head.
+                if name in values or not name.startswith(("dropout_seed/", "next_sentence/"))
             },
             values,
             self.path,

@@ -44,7 +44,8 @@ class DataSettings:
     )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
-        "pretrained weights: run, Hugging Face directory, Google release or keras-nlp preset"
+        "pretrained or fine-tuned weights: run, Hugging Face directory, TensorFlow checkpoint or "
+        "keras-nlp preset"
     )
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
@@ -241,7 +242,10 @@ class FinetuneSettings(TrainingSettings, DataSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all but the output directory."""
         fields = (field.name for field in dataclasses.fields(FinetuneSettings))
-        return {name: getattr(self, name) for name in fields if name != "output_dir"}
+        values = {name: getattr(self, name) for name in fields if name != "output_dir"}
+        if self.keep_head == "auto":  # Runs of earlier versions, which can be resumed, have none.
+            del values["keep_head"]
+        return values
 
     @property
     def _dataset(self):

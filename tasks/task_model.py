@@ -11,7 +11,7 @@ a network (token ids to outputs) and a postprocessor (outputs to predictions and
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
@@ -23,7 +23,7 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
-from tasks import compiling, fitting, training
+from tasks import compiling, creation, fitting, training
 from tasks.evaluation import Evaluator
 from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
-
-_COMMON_OPTIONS = ("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers")
 
 
 class TaskModel(keras.Model):
@@ -70,7 +68,8 @@ class TaskModel(keras.Model):
     source: RunCheckpoint | None
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
-    pipeline_class: ClassVar[type[Pipeline]] = Pipeline
+    max_seq_length_default: ClassVar[int | None] = None  # By default that of the task type.
+    pipeline_class: type[Pipeline] = Pipeline
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class TaskModel(keras.Model):
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         super().__init__(name=task.kind, dtype=dtype, **kwargs)
-        self.seed, self.frozen_layers = seed, frozen_layers
+        self.seed, self.frozen_layers, self.has_new_head = seed, frozen_layers, True
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
@@ -112,47 +111,45 @@ class TaskModel(keras.Model):
         dtype: str = "float32",
         do_lower_case: bool | None = None,
         frozen_layers: int | None = None,
+        keep_head: bool = True,
         **options: Any,
     ) -> Self:
-        """Create a model with a pretrained encoder and a new head.
+        """Create a model with pretrained weights.
 
         Args:
-            path: Run, Hugging Face directory, Google release or keras-nlp preset.
-            max_seq_length: Maximum tokens per sequence, with [CLS] and [SEP]; by default 128 (384
-                for QuestionAnswerer, 512 for MaskedLanguageModel).
+            path: Run, Hugging Face directory, TensorFlow checkpoint or keras-nlp preset.
+            max_seq_length: Maximum tokens per sequence; by default 128 (384 for QuestionAnswerer,
+                512 for MaskedLanguageModel).
             seed: Seed of the head, of the order of rows and of dropout.
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
             frozen_layers: Number of lowest encoder layers that are not trained.
+            keep_head: Keeps the head of fine-tuned weights if task type and labels match.
             **options: Options of the task, see the class.
 
         Raises:
             UserError: If there is no model, or an option does not fit it.
         """
-        for name in options:
-            if name not in cls.options:
-                raise UserError(
-                    f"{name}: unknown option of {cls.__name__}; expected one of "
-                    f"{', '.join((*cls.options, *_COMMON_OPTIONS))}"
-                )
+        creation.check_options(cls, options)
         pretrained = read_pretrained(path, do_lower_case)
-        config = pretrained.config
-        if max_seq_length is None:
-            max_seq_length = min(cls._max_seq_length_default(), config.max_position_embeddings)
-        limit = config.max_position_embeddings
-        if type(max_seq_length) is not int or not 4 <= max_seq_length <= limit:
-            raise UserError(
-                f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
-                f"positions of {pretrained.origin}"
-            )
-        task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
         return cls.from_weights(
-            pretrained, task, seed=seed, frozen_layers=frozen_layers, dtype=dtype
+            pretrained,
+            creation.create_task(cls, pretrained, max_seq_length, options),
+            seed=seed,
+            keep_head=None if keep_head else False,
+            frozen_layers=frozen_layers,
+            dtype=dtype,
         )
 
     @classmethod
     def from_weights(
-        cls, pretrained: PretrainedWeights, task: Task, *, seed: int = 0, **kwargs: Any
+        cls,
+        pretrained: PretrainedWeights,
+        task: Task,
+        *,
+        seed: int = 0,
+        keep_head: bool | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Create a model of a task with pretrained weights that have been read.
 
@@ -160,6 +157,8 @@ class TaskModel(keras.Model):
             pretrained: Configuration, vocabulary and weights.
             task: The task.
             seed: Seed of the head, of the order of rows and of dropout.
+            keep_head: Whether to keep the head of fine-tuned weights; by default if task type and
+                labels match.
             **kwargs: Arguments of the constructor.
 
         Raises:
@@ -172,13 +171,11 @@ class TaskModel(keras.Model):
             )
         keras.utils.set_random_seed(seed)
         model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
-        pretrained.assign_to(model.network)
-        model.record["origin"] = pretrained.origin_in(model.network)
+        head = pretrained.head_for(task.to_dict(), keep_head)
+        pretrained.assign_to(model.network, head)
+        model.has_new_head = head is None
+        model.record["origin"] = pretrained.origin_in(model.network, head)
         return model
-
-    @classmethod
-    def _max_seq_length_default(cls) -> int:
-        return task_defaults(cls.task_class.kind)["max_seq_length"]
 
     # Parts.
 
@@ -216,6 +213,9 @@ class TaskModel(keras.Model):
             serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
             object.__setattr__(self, "_serving", serving)
         return self._serving
+
+    def adapt_to(self, names: Collection[str]) -> None:
+        """Adapt to the weights of a run, of which these are loaded; called by `load_model`."""
 
     # Calls.
 

@@ -12,6 +12,9 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from tasks import registry
 
+# Values of --keep_head, as `PretrainedWeights.head_for` takes them.
+KEEP_HEAD = {"auto": None, "true": True, "false": False}
+
 
 def format_number(number: float) -> str:
     """Format a number for help and names of directories: "2e-5", where Python writes "2e-05"."""
@@ -73,6 +76,12 @@ class TrainingSettings:
         "evaluations without improvement before training stops", None, bounds={">=": 1}
     )
     bias_correction: bool = flag("bias correction of Adam (google-research/bert has none)", True)
+    keep_head: str = flag(
+        "the head of fine-tuned weights instead of a new one: auto if task type and labels match",
+        "auto",
+        choices=tuple(KEEP_HEAD),
+        of_model=True,
+    )
     seed: int = flag("seed of head initialization, row order and dropout", 0, bounds={">=": 0})
     strategy: str = flag(
         "one device; one replica per local GPU; several processes from TF_CONFIG; TPU cores",

@@ -1,27 +1,40 @@
-"""Reader of keras-nlp (KerasHub) BERT presets. The only module that imports keras_nlp."""
+"""Reader of keras-nlp (KerasHub) BERT presets.
+
+A directory is read without keras_nlp. It is needed for the names of published presets.
+"""
 
 import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
+from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights import h5_file
 from bert_tf.weights.name_map import StoredModel
 
-IGNORED = r".*seed_generator.*"  # State of dropout.
+IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
+_WEIGHTS, _TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
+_VOCABULARY = pathlib.PurePath("assets", "tokenizer", "vocabulary.txt")
+# Names of layers in files of earlier versions.
+_FORMER = {
+    "_layer_checkpoint_dependencies/": "layers/",
+    "_token_embedding/": "layers/reversible_embedding/",
+    "layers/token_embedding/": "layers/reversible_embedding/",
+}
+_CLASSIFIERS = ("BertTextClassifier", "BertClassifier")  # The second before keras-nlp 0.14.
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
     """Return True if the directory holds a keras-nlp preset."""
-    return (path / "model.weights.h5").is_file() and (path / "metadata.json").is_file()
+    return (path / _WEIGHTS).is_file() and (path / "config.json").is_file()
 
 
-def read_config(preset: pathlib.Path | str) -> None:
-    """Return `None`: the configuration is only known after keras-nlp has loaded the preset."""
-    return None
-
-
-def read(preset: pathlib.Path | str) -> StoredModel:
-    """Read a preset.
+def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | None:
+    """Read configuration and vocabulary without the weights.
 
     The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
     presets. The weights are Google's, trained without accents, so accents follow the case here.
@@ -29,40 +42,94 @@ def read(preset: pathlib.Path | str) -> StoredModel:
     Args:
         preset: Directory, or the name of a published preset.
 
+    Returns:
+        Tuple of both, or `None` for a name, since only keras-nlp can read it.
+
     Raises:
-        UserError: keras-nlp cannot load the preset, or it is not a BERT backbone.
+        UserError: A file is missing or invalid, or it is not a BERT backbone.
     """
+    if isinstance(preset, str):
+        return None
+    path = preset / "config.json"
+    values = read_json_object(path)
+    if values.get("class_name") != "BertBackbone":
+        raise UserError(
+            f"{path}: class_name is {values.get('class_name')!r:.80}, expected BertBackbone"
+        )
+    backbone = field(values, "config", dict, str(path))
+    tokenizer_path = preset / "tokenizer.json"
+    tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
+    dropout = backbone.get("dropout", 0.1)
+    config = BertConfig.from_dict(
+        {
+            "vocab_size": field(backbone, "vocabulary_size", int, str(path)),
+            "hidden_size": field(backbone, "hidden_dim", int, str(path)),
+            "num_hidden_layers": field(backbone, "num_layers", int, str(path)),
+            "num_attention_heads": field(backbone, "num_heads", int, str(path)),
+            "intermediate_size": field(backbone, "intermediate_dim", int, str(path)),
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": dropout,
+            "attention_probs_dropout_prob": dropout,
+            "max_position_embeddings": backbone.get("max_sequence_length", 512),
+            "type_vocab_size": backbone.get("num_segments", 2),
+            "do_lower_case": tokenizer.get("lowercase", False),
+        },
+        where=str(path),
+    )
+    vocabulary = Vocabulary.load(preset / _VOCABULARY)
+    vocabulary.check_size(config.vocab_size, where=str(preset / _VOCABULARY))
+    return config, vocabulary
+
+
+def read(preset: pathlib.Path | str) -> StoredModel:
+    """Read a preset, with the head of its task if it has one.
+
+    Args:
+        preset: Directory, or the name of a published preset.
+
+    Raises:
+        UserError: A file is missing or invalid, keras-nlp cannot load the name, or it is not a BERT
+            backbone.
+    """
+    if isinstance(preset, str):
+        with tempfile.TemporaryDirectory() as directory:
+            _save_published(preset, pathlib.Path(directory))
+            return read(pathlib.Path(directory))._replace(where=preset)
+    found = read_config(preset)
+    assert found is not None  # Since this is a directory.
+    tensors = _read_tensors(preset / _WEIGHTS)
+    values: dict[str, Any] = {}
+    if (preset / _TASK_WEIGHTS).is_file():
+        head = _read_tensors(preset / _TASK_WEIGHTS)
+        tensors |= {f"task/{name}": array for name, array in head.items()}
+        if read_json_object(preset / "task.json").get("class_name") in _CLASSIFIERS:
+            # The names of the labels are not in the preset.
+            count = np.size(head.get("layers/dense/vars/1", ()))
+            labels = {str(number): str(number) for number in range(count)}
+            values = {"architectures": ["BertForSequenceClassification"], "id2label": labels}
+    return StoredModel(*found, tensors, "keras", IGNORED, str(preset / _WEIGHTS), values)
+
+
+def _read_tensors(path):
+    """Read a file and rename the layers of earlier versions."""
+    tensors = {}
+    for name, array in h5_file.read(path, kinds="fiu").items():
+        for former, new in _FORMER.items():
+            if name.startswith(former):
+                name = new + name.removeprefix(former)
+        tensors[name] = array
+    return tensors
+
+
+def _save_published(preset, directory):
+    """Write a published preset, which keras-nlp downloads, to a directory."""
     # Imported here because keras-nlp is an optional dependency and slow to import.
     import keras_nlp
 
-    directory_config = preset / "config.json" if not isinstance(preset, str) else None
-    if directory_config and read_json_object(directory_config).get("class_name") != "BertBackbone":
-        raise UserError(
-            f"{directory_config}: class_name is "
-            f"{read_json_object(directory_config).get('class_name')!r}, "
-            "expected BertBackbone"
-        )
     try:
-        backbone = keras_nlp.models.BertBackbone.from_preset(str(preset))
-        tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(preset))
+        keras_nlp.models.BertBackbone.from_preset(preset).save_to_preset(directory)
+        keras_nlp.models.BertTokenizer.from_preset(preset).save_to_preset(directory)
     except Exception as error:  # The library, Kaggle and the network raise many types of errors.
         raise UserError(
             f"{preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}"
         ) from None
-    config = BertConfig(
-        vocab_size=backbone.vocabulary_size,
-        hidden_size=backbone.hidden_dim,
-        num_hidden_layers=backbone.num_layers,
-        num_attention_heads=backbone.num_heads,
-        intermediate_size=backbone.intermediate_dim,
-        hidden_act="gelu_new",
-        hidden_dropout_prob=backbone.dropout,
-        attention_probs_dropout_prob=backbone.dropout,
-        max_position_embeddings=backbone.max_sequence_length,
-        type_vocab_size=backbone.num_segments,
-        do_lower_case=bool(tokenizer.lowercase),
-    )
-    vocabulary = Vocabulary(tokenizer.get_vocabulary(), where=f"the vocabulary of {preset}")
-    vocabulary.check_size(config.vocab_size, where=f"the vocabulary of {preset}")
-    tensors = {variable.path: variable.numpy() for variable in backbone.variables}
-    return StoredModel(config, vocabulary, tensors, "keras", IGNORED, str(preset))

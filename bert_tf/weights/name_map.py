@@ -1,12 +1,14 @@
 """Names of each weight: ours, in Google's releases, at Hugging Face and in keras-nlp.
 
-The mapping is total: `rename` fails on an unknown tensor and on a missing weight, except for
-tensors that the caller ignores. Our names start with the component of a weight: the encoder, which
-every source has, or a head, which is either complete or absent.
+The mapping is total in both directions: `rename` fails on an unknown tensor and on a missing
+weight, except for tensors that the caller ignores, and `export_tensors` fails on a weight without a
+name. Our names start with the component of a weight: the encoder, which every source has, or a
+head, which is either complete or absent. The pooler belongs to the encoder; models at Hugging Face
+whose head does not use it have none.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +19,16 @@ from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
 
 HEADS = ("masked_lm", "next_sentence")
-COMPONENTS = ("bert", *HEADS)
+COMPONENTS = ("bert", *HEADS)  # Of a pretraining model.
+# Heads of fine-tuned models. Both are "classifier/kernel" and "classifier/bias" here.
+CLASSIFIERS = ("classifier", "span_classifier")
+# Models at Hugging Face whose head uses the pooler.
+_WITH_POOLER = frozenset(
+    f"BertFor{name}"
+    for name in (
+        *("PreTraining", "NextSentencePrediction", "SequenceClassification", "MultipleChoice"),
+    )
+)
 
 
 class Names(NamedTuple):
@@ -27,13 +38,14 @@ class Names(NamedTuple):
         ours: Name in this package, such as "bert/layer_0/output/kernel".
         google: Name in a released TensorFlow checkpoint.
         huggingface: Name in model.safetensors, without the prefix "bert.".
-        keras: Path in a keras-nlp backbone, or `None` for weights of heads.
+        keras: Path in the model.weights.h5 of a keras-nlp preset; with the prefix "task/" in its
+            task.weights.h5; `None` for weights that presets do not have.
     """
 
     ours: str
     google: str
     huggingface: str
-    keras: str | None  # Presets have no heads.
+    keras: str | None
 
 
 class StoredModel(NamedTuple):
@@ -46,7 +58,8 @@ class StoredModel(NamedTuple):
         column: Field of `Names` with the source's names.
         ignored: Regular expression of tensors to ignore if unknown.
         where: Name of the source, for error messages.
-        values: Raw values of the source's configuration file.
+        values: Raw values of the source's configuration file; what other formats store of their
+            head, in the terms of Hugging Face (architectures, id2label).
     """
 
     config: BertConfig
@@ -60,38 +73,64 @@ class StoredModel(NamedTuple):
 
 # Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
 _TABLES = (
-    ("embeddings/word_embeddings", "embeddings/word_embeddings", "token_embedding"),
+    ("embeddings/word_embeddings", "embeddings/word_embeddings", "reversible_embedding"),
     ("embeddings/position_embeddings", "embeddings/position_embeddings", "position_embedding"),
-    ("embeddings/token_type_embeddings", "embeddings/token_type_embeddings", "segment_embedding"),
+    ("embeddings/token_type_embeddings", "embeddings/token_type_embeddings", "embedding"),
 )
 _OUTSIDE_LAYERS = (
-    ("embeddings/LayerNorm", "embeddings/LayerNorm", "embeddings_layer_norm"),
-    ("pooler", "pooler/dense", "pooled_dense"),
+    ("embeddings/LayerNorm", "embeddings/LayerNorm", "layer_normalization"),
+    ("pooler", "pooler/dense", "dense"),
 )
 _IN_A_LAYER = (
-    ("attention/query", "attention/self/query", "self_attention_layer/query"),
-    ("attention/key", "attention/self/key", "self_attention_layer/key"),
-    ("attention/value", "attention/self/value", "self_attention_layer/value"),
-    ("attention/output", "attention/output/dense", "self_attention_layer/attention_output"),
-    ("attention_norm", "attention/output/LayerNorm", "self_attention_layer_norm"),
-    ("intermediate", "intermediate/dense", "feedforward_intermediate_dense"),
-    ("output", "output/dense", "feedforward_output_dense"),
-    ("output_norm", "output/LayerNorm", "feedforward_layer_norm"),
+    ("attention/query", "attention/self/query", "_self_attention_layer/query_dense"),
+    ("attention/key", "attention/self/key", "_self_attention_layer/key_dense"),
+    ("attention/value", "attention/self/value", "_self_attention_layer/value_dense"),
+    ("attention/output", "attention/output/dense", "_self_attention_layer/output_dense"),
+    ("attention_norm", "attention/output/LayerNorm", "_self_attention_layer_norm"),
+    ("intermediate", "intermediate/dense", "_feedforward_intermediate_dense"),
+    ("output", "output/dense", "_feedforward_output_dense"),
+    ("output_norm", "output/LayerNorm", "_feedforward_layer_norm"),
 )
-# Names of each head's weights: ours and Google's.
+# Names of each head's weights: ours, Google's and keras-nlp's.
 _HEADS = {
     "masked_lm": (
-        ("transform/kernel", "predictions/transform/dense/kernel"),
-        ("transform/bias", "predictions/transform/dense/bias"),
-        ("LayerNorm/gamma", "predictions/transform/LayerNorm/gamma"),
-        ("LayerNorm/beta", "predictions/transform/LayerNorm/beta"),
-        ("output_bias", "predictions/output_bias"),
+        (
+            "masked_lm/transform/kernel",
+            "cls/predictions/transform/dense/kernel",
+            "masked_lm_head/_intermediate_dense/vars/0",
+        ),
+        (
+            "masked_lm/transform/bias",
+            "cls/predictions/transform/dense/bias",
+            "masked_lm_head/_intermediate_dense/vars/1",
+        ),
+        (
+            "masked_lm/LayerNorm/gamma",
+            "cls/predictions/transform/LayerNorm/gamma",
+            "masked_lm_head/_intermediate_layer_norm/vars/0",
+        ),
+        (
+            "masked_lm/LayerNorm/beta",
+            "cls/predictions/transform/LayerNorm/beta",
+            "masked_lm_head/_intermediate_layer_norm/vars/1",
+        ),
+        ("masked_lm/output_bias", "cls/predictions/output_bias", "masked_lm_head/vars/0"),
     ),
     "next_sentence": (
-        ("output_weights", "seq_relationship/output_weights"),
-        ("output_bias", "seq_relationship/output_bias"),
+        ("next_sentence/output_weights", "cls/seq_relationship/output_weights", None),
+        ("next_sentence/output_bias", "cls/seq_relationship/output_bias", None),
+    ),
+    "classifier": (
+        ("classifier/kernel", "output_weights", "dense/vars/0"),
+        ("classifier/bias", "output_bias", "dense/vars/1"),
+    ),
+    "span_classifier": (
+        ("classifier/kernel", "cls/squad/output_weights", None),
+        ("classifier/bias", "cls/squad/output_bias", None),
     ),
 }
+# Owners of the heads at Hugging Face whose names differ from Google's.
+_HUGGINGFACE_OWNERS = {"classifier": ["classifier"], "span_classifier": ["qa_outputs"]}
 _HUGGINGFACE = {
     "kernel": "weight",
     "bias": "bias",
@@ -107,57 +146,63 @@ def table(config: BertConfig, part: str = "bert") -> list[Names]:
 
     Args:
         config: Determines the number of layers.
-        part: "bert", "masked_lm" or "next_sentence".
+        part: "bert", or one of `HEADS` and `CLASSIFIERS`.
     """
-    if part in HEADS:
+    if part in _HEADS:
         return [
-            Names(f"{part}/{ours}", f"cls/{google}", _huggingface(f"cls/{google}"), None)
-            for ours, google in _HEADS[part]
+            Names(
+                ours,
+                google,
+                _huggingface(google, _HUGGINGFACE_OWNERS.get(part)),
+                keras and f"task/layers/{keras}",
+            )
+            for ours, google, keras in _HEADS[part]
         ]
     rows = [
         Names(
             f"bert/{ours}",
             f"bert/{google}",
             google.replace("/", ".") + ".weight",
-            keras + "/embeddings",
+            f"layers/{keras}/vars/0",
         )
         for ours, google, keras in _TABLES
     ]
     parts = list(_OUTSIDE_LAYERS)
     for layer in range(config.num_hidden_layers):
+        block = f"transformer_encoder_{layer}" if layer else "transformer_encoder"
         parts += [
-            (
-                f"layer_{layer}/{ours}",
-                f"encoder/layer_{layer}/{google}",
-                f"transformer_layer_{layer}/{keras}",
-            )
+            (f"layer_{layer}/{ours}", f"encoder/layer_{layer}/{google}", f"{block}/{keras}")
             for ours, google, keras in _IN_A_LAYER
         ]
     for ours, google, keras in parts:
-        for kind in ("gamma", "beta") if google.endswith("LayerNorm") else ("kernel", "bias"):
+        kinds = ("gamma", "beta") if google.endswith("LayerNorm") else ("kernel", "bias")
+        for number, kind in enumerate(kinds):
             rows.append(
                 Names(
                     f"bert/{ours}/{kind}",
                     f"bert/{google}/{kind}",
                     _huggingface(f"{google}/{kind}"),
-                    f"{keras}/{kind}",
+                    f"layers/{keras}/vars/{number}",
                 )
             )
     return rows
 
 
-def _huggingface(google):
-    """Derive the Hugging Face name of a weight from Google's."""
-    *owners, kind = google.replace("layer_", "layer.").split("/")
-    return ".".join([*owners, _HUGGINGFACE[kind]])
+def _huggingface(google, owners=None):
+    """Derive the Hugging Face name of a weight from Google's, unless its owners differ."""
+    *google_owners, kind = google.replace("layer_", "layer.").split("/")
+    return ".".join([*(owners or google_owners), _HUGGINGFACE[kind]])
 
 
-def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int, ...]]:
+def weight_shapes(
+    config: BertConfig, part: str = "bert", units: int = 2
+) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of a component, by our names.
 
     Args:
         config: Determines the sizes.
-        part: "bert", "masked_lm" or "next_sentence".
+        part: "bert", or one of `HEADS` and `CLASSIFIERS`.
+        units: Outputs of a classifier.
 
     Returns:
         Dict from names to shapes; kernels are `(in, out)`.
@@ -173,6 +218,8 @@ def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int
         *_, owner, kind = row.ours.split("/")
         if kind in tables:
             result[row.ours] = (tables[kind], hidden)
+        elif owner == "classifier":
+            result[row.ours] = (hidden, units) if kind == "kernel" else (units,)
         elif owner == "intermediate":
             result[row.ours] = (hidden, inner) if kind == "kernel" else (inner,)
         elif kind == "kernel":
@@ -187,20 +234,86 @@ def weight_shapes(config: BertConfig, part: str = "bert") -> dict[str, tuple[int
     return result
 
 
+def pooler_names(config: BertConfig) -> set[str]:
+    """Return our names of the pooler's weights."""
+    return {row.ours for row in table(config) if row.ours.startswith("bert/pooler/")}
+
+
+def export_tensors(
+    config: BertConfig, column: str, weights: Mapping[str, np.ndarray], parts: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Convert weights to the names, orientation and shapes of a format; the reverse of `rename`.
+
+    Args:
+        config: Configuration of the weights.
+        column: Field of `Names` with the names of the format.
+        weights: Arrays by our names. A pooler that is missing is left out.
+        parts: Components to export: "bert", and any of `HEADS` and `CLASSIFIERS`.
+
+    Returns:
+        Dict from names to contiguous float32 arrays.
+
+    Raises:
+        UserError: The format has no name for a weight, or a weight is missing or of the wrong
+            shape.
+    """
+    result = {}
+    optional = pooler_names(config)
+    for part in parts:
+        units = np.size(weights.get("classifier/bias", ()))
+        shapes = weight_shapes(config, part, units)
+        for row in table(config, part):
+            if row.ours in optional and optional.isdisjoint(weights):
+                continue
+            theirs = getattr(row, column)
+            if theirs is None:
+                raise UserError(f"{column}: has no {part} head; expected a model without it")
+            if row.ours not in weights or weights[row.ours].shape != shapes[row.ours]:
+                found = weights[row.ours].shape if row.ours in weights else "none"
+                raise UserError(
+                    f"{row.ours}: expected an array of shape {shapes[row.ours]}, received {found}"
+                )
+            array = weights[row.ours].T if _is_transposed(column, row.ours) else weights[row.ours]
+            if column == "keras":
+                array = array.reshape(_with_heads(config, row.ours, array.shape))
+            result[theirs] = np.ascontiguousarray(array, np.float32)
+    return result
+
+
+def _is_transposed(column, ours):
+    """Return True if a format stores a kernel as (out, in)."""
+    if column == "google":
+        return ours == "classifier/kernel"
+    return column == "huggingface" and ours.endswith("/kernel")
+
+
+def _with_heads(config, ours, shape):
+    """Return a shape in keras-nlp, which has attention heads as an axis: (H, N, D), (N, D, H)."""
+    heads = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
+    if "/attention/" not in ours:
+        return shape
+    if "/output/" in ours:
+        return (*heads, shape[-1]) if len(shape) == 2 else shape
+    return (*shape[:-1], *heads)
+
+
 def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
     """Rename the tensors of a model to our names and convert them to our shapes.
 
     Returns:
         Tuple of a dict from our names to float32 arrays, and the sorted names of ignored tensors.
+        The pooler is missing if the model has none and needs none.
 
     Raises:
         UserError: A tensor is unknown or of the wrong shape, a weight of the encoder is missing, or
             a head is incomplete.
     """
-    config, _, tensors, column, ignored, where, _ = model
-    columns = {
-        part: {getattr(row, column): row.ours for row in table(config, part)} for part in COMPONENTS
-    }
+    config, _, tensors, column, ignored, where, values = model
+    columns: dict[str, dict[str, str]] = {}
+    for part in ("bert", *HEADS, *CLASSIFIERS[: 1 if column == "ours" else None]):
+        names = {getattr(row, column): row.ours for row in table(config, part)}
+        if None not in names:
+            columns[part] = names
     known = {theirs for names in columns.values() for theirs in names}
     unused_tensors = sorted(
         name for name in tensors if name not in known and re.fullmatch(ignored, name)
@@ -211,36 +324,51 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
             f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
             f"check num_hidden_layers={config.num_hidden_layers} in the config"
         )
-    ours: dict[str, str] = {}
-    expected_shapes: dict[str, tuple[int, ...]] = {}
+    if column == "huggingface" and not _WITH_POOLER & set(_architectures(values)):
+        pooler = {theirs for theirs, name in columns["bert"].items() if "/pooler/" in name}
+        if pooler.isdisjoint(tensors):
+            columns["bert"] = {k: v for k, v in columns["bert"].items() if k not in pooler}
+    result: dict[str, np.ndarray] = {}
     for part, names in columns.items():
         missing = sorted(set(names) - set(tensors))
         # Heads are optional, but an incomplete one is an error.
-        if part in HEADS and len(missing) == len(names):
+        if part != "bert" and len(missing) == len(names):
             continue
         if missing:
-            rest = f"; expected a complete {part} head or none" if part in HEADS else ""
+            rest = f"; expected a complete {part} head or none" if part != "bert" else ""
             raise UserError(
                 f"{where}: {len(missing)} weights are missing, the first {missing[0]}{rest}"
             )
-        ours |= names
-        expected_shapes |= weight_shapes(config, part)
-    result = {}
-    for theirs, name in ours.items():
-        array = np.asarray(tensors[theirs], dtype=np.float32)
-        if column == "huggingface" and name.endswith("/kernel"):
-            array = array.T  # PyTorch stores (out, in).
-        elif (
-            column == "keras"
-            and array.ndim != len(expected_shapes[name])
-            and array.size == np.prod(expected_shapes[name])
-        ):
-            # keras-nlp stores attention heads as an axis: (in, N, D) and (N, D, out).
-            array = array.reshape(expected_shapes[name])
-        if array.shape != expected_shapes[name]:
+        if not result.keys().isdisjoint(names.values()):
             raise UserError(
-                f"{where}: {theirs}: shape mismatch. Expected: {expected_shapes[name]}. Received: "
-                f"{tuple(tensors[theirs].shape)}. Check that the config belongs to these weights."
+                f"{where}: two task heads, {', '.join(names)} is the second; expected "
+                "one; remove the other"
             )
-        result[name] = array
+        bias = next((theirs for theirs, name in names.items() if name == "classifier/bias"), None)
+        shapes = weight_shapes(config, part, np.size(tensors[bias]) if bias else 2)
+        for theirs, name in names.items():
+            result[name] = _converted(column, name, tensors[theirs], shapes[name], theirs, where)
     return result, unused_tensors
+
+
+def _architectures(values):
+    """Return the names of the model classes in a Hugging Face configuration."""
+    found = values.get("architectures")
+    return [str(name).removeprefix("TF") for name in found] if isinstance(found, list) else []
+
+
+def _converted(column, name, array, shape, theirs, where):
+    """Return a tensor as a float32 array in our orientation and shape."""
+    array = np.asarray(array, dtype=np.float32)
+    received = array.shape
+    if _is_transposed(column, name):
+        array = array.T
+    elif array.ndim == len(shape) + 1 and array.size == np.prod(shape):
+        # keras-nlp and the Model Garden have attention heads as an axis: (H, N, D) and (N, D, H).
+        array = array.reshape(shape)
+    if array.shape != shape:
+        raise UserError(
+            f"{where}: {theirs}: shape mismatch. Expected: {shape}. Received: "
+            f"{received}. Check that the config belongs to these weights."
+        )
+    return array

@@ -3,32 +3,40 @@
 import dataclasses
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_tf import checkpoints, files
-from bert_tf.config import BertConfig
+from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import google, hub, huggingface, keras_preset, name_map
+from bert_tf.weights import google, heads, hub, huggingface, keras_preset, name_map
 from bert_tf.weights.name_map import StoredModel
 
 if TYPE_CHECKING:
     import keras
+
+_CLASSIFIER = {heads.KERNEL, heads.BIAS}
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedWeights:
     """Configuration, vocabulary and weights of an encoder, with or without heads.
 
+    The head of a fine-tuned model is the head "classifier", and `task` describes it.
+
     Attributes:
         config: Configuration of the encoder.
         vocabulary: Vocabulary of the encoder.
         weights: float32 arrays by our names.
         source: Description of the source, such as "run PATH".
-        unused_tensors: Names of tensors in the source that are not in `weights`.
+        unused_tensors: Names of tensors in the source that are not in `weights`; for a head of an
+            unsupported task with the reason.
+        task: Contents of task.json, or `None` for weights without the head of a task.
+        initialized: Components that the source does not have and that were initialized.
     """
 
     config: BertConfig
@@ -36,10 +44,12 @@ class PretrainedWeights:
     weights: dict[str, np.ndarray]
     source: str
     unused_tensors: tuple[str, ...] = ()
+    task: dict[str, Any] | None = None
+    initialized: tuple[str, ...] = ()
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Return the heads in the source: "masked_lm", "next_sentence", both or none."""
+        """Return the heads in the source: of "masked_lm", "next_sentence" and "classifier"."""
         return self._heads_in(self.weights)
 
     @property
@@ -47,31 +57,64 @@ class PretrainedWeights:
         """Return the source and its unused tensors, as text."""
         return self._origin(self.unused_tensors)
 
-    def origin_in(self, model: "keras.Model | keras.layers.Layer") -> str:
-        """Return the source and what is unused after `assign_to(model)`, as text."""
-        there = self._heads_in(checkpoints.model_variables(model))
-        unused = [f"{head} head" for head in self.heads if head not in there]
+    def origin_in(
+        self,
+        model: "keras.Model | keras.layers.Layer",
+        head: Mapping[str, np.ndarray] | None = None,
+    ) -> str:
+        """Return the source and what is unused after `assign_to(model, head)`, as text."""
+        used = checkpoints.model_variables(model).keys() - ({} if head else _CLASSIFIER)
+        there = self._heads_in(used)
+        unused = [f"{part} head" for part in self.heads if part not in there]
         return self._origin([*unused, *self.unused_tensors])
 
-    def assign_to(self, model: "keras.Model | keras.layers.Layer") -> None:
-        """Assign the encoder, and the heads that the model has too, to a model's variables.
+    def assign_to(
+        self,
+        model: "keras.Model | keras.layers.Layer",
+        head: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Assign the encoder, and the pretraining heads that the model has too, to its variables.
 
         Args:
             model: Model of the same configuration, or an `Encoder`.
+            head: Arrays of `head_for` for the model's task; by default its head is not assigned.
 
         Raises:
             UserError: A shape differs.
         """
         variables = checkpoints.model_variables(model)
-        heads = self._heads_in(self.weights.keys() & variables.keys())
+        parts = self._heads_in((self.weights.keys() & variables.keys()) - _CLASSIFIER)
         used = [
-            name for part in ("bert", *heads) for name in name_map.weight_shapes(self.config, part)
+            name for part in ("bert", *parts) for name in name_map.weight_shapes(self.config, part)
         ]
-        checkpoints.assign(
-            {name: variables[name] for name in used},
-            {name: self.weights[name] for name in used},
-            self.origin,
-        )
+        values = {**{name: self.weights[name] for name in used}, **(head or {})}
+        checkpoints.assign({name: variables[name] for name in values}, values, self.origin)
+
+    def head_for(
+        self, task: Mapping[str, Any], keep: bool | None = None
+    ) -> dict[str, np.ndarray] | None:
+        """Return the source's head for a task.
+
+        Args:
+            task: The task as in task.json. Its labels may have another order than the source's.
+            keep: Whether to keep the head; `None` keeps it if task type and labels match.
+
+        Returns:
+            Arrays by our names, or `None` for a new head.
+
+        Raises:
+            UserError: `keep` is true and there is no head for this task.
+        """
+        if keep is False or (keep is None and self.task is None):
+            return None
+        try:
+            if self.task is None:
+                raise UserError("expected weights with the head of a task, received none")
+            return heads.match_head(self.task, self.weights, task)
+        except UserError as error:
+            if keep is None:
+                return None
+            raise UserError(f"{self.origin}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Run:
         """Write the weights to a new run directory, as its checkpoint of step 0.
@@ -83,34 +126,59 @@ class PretrainedWeights:
             The run, open.
         """
         with Run.writing(path):
-            run = Run.create(path, self.config, self.vocabulary, train={"origin": self.origin})
-            run.checkpoints.save(0, self.weights)
+            train = {"origin": self.origin}
+            run = Run.create(path, self.config, self.vocabulary, train, self.task)
+            # The model of a task has no pretraining heads.
+            unused = name_map.HEADS if self.task else ()
+            run.checkpoints.save(
+                0,
+                {
+                    name: array
+                    for name, array in self.weights.items()
+                    if name.split("/")[0] not in unused
+                },
+            )
         return run
 
     def _heads_in(self, there):
         """Return the heads all of whose weights are among the names `there`."""
         return tuple(
             head
-            for head in name_map.HEADS
+            for head in (*name_map.HEADS, "classifier")
             if set(name_map.weight_shapes(self.config, head)) <= set(there)
         )
 
     def _origin(self, unused):
-        """Describe the source and up to three unused items."""
-        if not unused:
-            return self.source
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        return f"{self.source} (not used: {', '.join(unused[:3])}{more})"
+        """Describe the source, up to three unused items, and what was initialized."""
+        notes = []
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            notes.append(f"not used: {', '.join(unused[:3])}{more}")
+        if self.initialized:
+            notes.append(f"initialized: {', '.join(self.initialized)}")
+        return f"{self.source} ({'; '.join(notes)})" if notes else self.source
 
 
 def read_pretrained(
-    path: str | os.PathLike[str], do_lower_case: bool | None = None
+    path: str | os.PathLike[str],
+    do_lower_case: bool | None = None,
+    *,
+    config_file: str | None = None,
+    vocab_file: str | None = None,
+    labels: Sequence[str] = (),
+    pairs: bool = False,
 ) -> PretrainedWeights:
-    """Read a run, a Hugging Face directory, a Google release or a keras-nlp preset.
+    """Read a run, a Hugging Face directory, a TensorFlow checkpoint or a keras-nlp preset.
 
     Args:
-        path: Directory, or the name of a published keras-nlp preset. Only runs may be remote.
+        path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-nlp
+            preset. Only runs may be remote.
         do_lower_case: Overrides the source's setting.
+        config_file: bert_config.json of a TensorFlow checkpoint, if it is not beside it.
+        vocab_file: vocab.txt of a TensorFlow checkpoint, if it is not beside it.
+        labels: Names of the labels of a fine-tuned model, in the order of its outputs; by default
+            those of its configuration, or the numbers from 0.
+        pairs: Whether a fine-tuned sequence classifier or regressor reads pairs of texts.
 
     Returns:
         `PretrainedWeights`.
@@ -118,21 +186,26 @@ def read_pretrained(
     Raises:
         UserError: There is no model, or a tensor is missing, unknown or of the wrong shape.
     """
-    pretrained = _read(path)
+    pretrained = _read(path, config_file, vocab_file, labels, pairs)
     if do_lower_case is None:
         return pretrained
     config = dataclasses.replace(pretrained.config, do_lower_case=do_lower_case)
     return dataclasses.replace(pretrained, config=config)
 
 
-def check(path: str | os.PathLike[str]) -> BertConfig | None:
+def check(
+    path: str | os.PathLike[str], config_file: str | None = None, vocab_file: str | None = None
+) -> BertConfig | None:
     """Check for a model at a path without reading its weights.
 
     Args:
         path: As for `read_pretrained`.
+        config_file: As for `read_pretrained`.
+        vocab_file: As for `read_pretrained`.
 
     Returns:
-        `BertConfig`, or `None` if only TensorFlow can read it (remote paths, keras-nlp presets).
+        `BertConfig`, or `None` if only TensorFlow can read it (remote paths, published keras-nlp
+        presets).
 
     Raises:
         UserError: There is no model, or its other files are invalid.
@@ -143,30 +216,71 @@ def check(path: str | os.PathLike[str]) -> BertConfig | None:
         run = Run.open(path)
         run.checkpoints.best_or_latest_step()
         return run.config
-    reader, where, _ = _reader_of(path)
+    reader, where, _ = _reader_of(path, config_file, vocab_file)
     found = reader.read_config(where)
     return found and found[0]
 
 
-def _read(path):
+def _read(path, config_file, vocab_file, labels, pairs):
     """Read the model at a path with the reader of its source."""
     if Run.exists(path):
-        run = Run.open(path)
-        chosen = run.checkpoints.path(run.checkpoints.best_or_latest_step())
-        # Optimizer slots, counters, seeds and task heads are not loaded.
-        tensors = checkpoints.read(chosen)
-        stored = StoredModel(run.config, run.vocabulary, tensors, "ours", ".*", str(chosen))
-        weights, _ = name_map.rename(stored)
-        return PretrainedWeights(run.config, run.vocabulary, weights, f"run {chosen}")
-    reader, where, source = _reader_of(path)
+        return _read_run(Run.open(path))
+    reader, where, source = _reader_of(path, config_file, vocab_file)
     stored = reader.read(where)
     weights, unused_tensors = name_map.rename(stored)
+    config, vocabulary, initialized, task = stored.config, stored.vocabulary, [], None
+    if name_map.pooler_names(config).isdisjoint(weights):
+        weights |= _new_pooler(config)
+        initialized = ["pooler"]
+    if heads.KERNEL in weights:
+        limit = min(config.max_position_embeddings, _model_max_length(where))
+        try:
+            task, head = heads.read_head(weights, stored.values, limit, labels, pairs)
+            weights |= head
+        except UserError as error:
+            # The encoder can be used for another task.
+            unused_tensors = [f"classifier head, {error}", *unused_tensors]
+            weights = {name: weights[name] for name in weights if name not in _CLASSIFIER}
     return PretrainedWeights(
-        stored.config, stored.vocabulary, weights, source, tuple(unused_tensors)
+        config, vocabulary, weights, source, tuple(unused_tensors), task, tuple(initialized)
     )
 
 
-def _reader_of(path):
+def _read_run(run):
+    """Read the best or latest checkpoint of a run."""
+    step = run.checkpoints.best_or_latest_step()
+    chosen = run.checkpoints.path(step)
+    # Optimizer slots, counters, seeds and heads of other kinds are not loaded.
+    tensors = checkpoints.read(chosen)
+    stored = StoredModel(run.config, run.vocabulary, tensors, "ours", ".*", str(chosen))
+    weights, _ = name_map.rename(stored)
+    task = None
+    if heads.KERNEL in weights and run.task is not None:
+        task = {**run.task, **(run.checkpoints.info(step).get("tuned") or {}).get("values", {})}
+    return PretrainedWeights(run.config, run.vocabulary, weights, f"run {chosen}", task=task)
+
+
+def _new_pooler(config):
+    """Return the initial weights of a pooler, as in a new model; they are equal in every call."""
+    import keras
+
+    initializer = keras.initializers.TruncatedNormal(stddev=config.initializer_range, seed=0)
+    return {
+        "bert/pooler/kernel": np.asarray(initializer((config.hidden_size,) * 2), np.float32),
+        "bert/pooler/bias": np.zeros(config.hidden_size, np.float32),
+    }
+
+
+def _model_max_length(where):
+    """Return the maximum length in the tokenizer's configuration of a directory, if any."""
+    path = where / "tokenizer_config.json" if isinstance(where, pathlib.Path) else None
+    values = read_json_object(path) if path and path.is_file() else {}
+    length = values.get("model_max_length", values.get("max_len"))
+    # transformers writes 1e30 for no limit.
+    return int(length) if isinstance(length, int | float) and 4 <= length < 1e9 else int(1e9)
+
+
+def _reader_of(path, config_file=None, vocab_file=None):
     """Return the reader module, its argument and a description for a path that is no run."""
     if files.is_remote(path):
         raise UserError(
@@ -174,13 +288,18 @@ def _reader_of(path):
             "this machine first"
         )
     directory = pathlib.Path(path)
+    name = directory.resolve().name
+    if location := google.find(directory, config_file, vocab_file):
+        return google, location, f"Google release {name}"
+    for flag, value in (("config_file", config_file), ("vocab_file", vocab_file)):
+        if value:
+            raise UserError(f"--{flag}: only for TensorFlow checkpoints; {path} is none")
     for kind, reader in (
-        ("Google release", google),
         ("Hugging Face directory", huggingface),
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(directory):
-            return reader, directory, f"{kind} {directory.resolve().name}"
+            return reader, directory, f"{kind} {name}"
     if directory.exists():
         raise UserError(
             f"{directory}: no model found; expected a run directory (config.json, vocab.txt, "

@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from bert_tf.errors import UserError
+from bert_tf.weights import h5_file
 
 # Layers of the model and their names in PyTorch. In the file they are below the names of the
 # layers and models that contain them.
@@ -38,47 +39,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         UserError: The file is damaged, or holds a tensor of an unknown layer, a tensor twice with
             different values, or one that is not stored as plain floating-point numbers in the file.
     """
-    import h5py  # Slow to import, and rarely needed.
-
     tensors: dict[str, np.ndarray] = {}
-    names: list[str] = []
-    try:
-        with h5py.File(path, "r") as file:
-            # Visits each object once and follows neither soft nor external links.
-            file.visit(names.append)
-            datasets = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
-            _check_storage(datasets, path)
-            for name, dataset in datasets.items():
-                theirs, array = _converted(name, dataset[()], path)
-                if not np.array_equal(tensors.setdefault(theirs, array), array):
-                    raise UserError(f"{path}: holds {theirs:.200} twice, with different values")
-    except UserError:
-        raise
-    # HDF5 reports a damaged file by any of these.
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a readable HDF5 file: {error!s:.300}") from None
+    for name, stored in h5_file.read(path).items():
+        theirs, array = _converted(name, stored, path)
+        if not np.array_equal(tensors.setdefault(theirs, array), array):
+            raise UserError(f"{path}: holds {theirs:.200} twice, with different values")
     return tensors
-
-
-def _check_storage(datasets, path):
-    """Check that all tensors are in the file as plain numbers, before any of them is read."""
-    file_size = os.path.getsize(path)
-    for name, dataset in datasets.items():
-        if dataset.dtype.kind != "f" or dataset.chunks or dataset.external or dataset.is_virtual:
-            raise UserError(
-                f"{path}: {name:.200} has the dtype {dataset.dtype!s:.80} or a compressed, virtual "
-                "or external layout; expected plain floating-point numbers"
-            )
-        if dataset.nbytes != dataset.id.get_storage_size():
-            raise UserError(
-                f"{path}: {name:.200} has {dataset.nbytes} bytes, of which "
-                f"{dataset.id.get_storage_size()} are stored; the file is incomplete"
-            )
-    total = sum(dataset.nbytes for dataset in datasets.values())
-    if total > file_size:
-        raise UserError(
-            f"{path}: tensors of {total} bytes in a file of {file_size}; expected no overlaps"
-        )
 
 
 def _converted(name, array, path):

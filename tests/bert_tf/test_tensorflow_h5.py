@@ -48,6 +48,9 @@ def test_all_tensors_get_the_names_and_the_orientation_of_pytorch(
     assert set(read) == set(tensors)
     for name, array in tensors.items():
         np.testing.assert_array_equal(read[name], array, err_msg=name)
+    # A model has one task head.
+    one = {name: array for name, array in tensors.items() if not name.startswith("qa_outputs")}
+    write_tensorflow_h5(huggingface_dir / "tf_model.h5", one, num_heads)
     pretrained = read_pretrained(huggingface_dir)
     for name, array in small.random_weights(config).items():
         np.testing.assert_array_equal(pretrained.weights[name], array, err_msg=name)

@@ -1,0 +1,64 @@
+"""Reader of HDF5 files that hold plain tensors."""
+
+import os
+
+import numpy as np
+
+from bert_tf.errors import UserError
+
+
+def read(path: str | os.PathLike[str], kinds: str = "f") -> dict[str, np.ndarray]:
+    """Read all tensors of an HDF5 file.
+
+    Args:
+        path: Local file.
+        kinds: Accepted kinds of dtypes, as in `numpy.dtype.kind`.
+
+    Returns:
+        Dict from paths in the file to arrays.
+
+    Raises:
+        UserError: The file is damaged, or holds a tensor that is not stored as plain numbers in the
+            file.
+    """
+    import h5py  # Slow to import, and rarely needed.
+
+    names: list[str] = []
+    try:
+        with h5py.File(path, "r") as file:
+            # Visits each object once and follows neither soft nor external links.
+            file.visit(names.append)
+            datasets = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
+            _check_storage(datasets, path, kinds)
+            return {name: dataset[()] for name, dataset in datasets.items()}
+    # HDF5 reports a damaged file by any of these.
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not a readable HDF5 file: {error!s:.300}") from None
+
+
+def _check_storage(datasets, path, kinds):
+    """Check that all tensors are in the file as plain numbers, before any of them is read."""
+    file_size = os.path.getsize(path)
+    for name, dataset in datasets.items():
+        if (
+            dataset.dtype.kind not in kinds
+            or dataset.chunks
+            or dataset.external
+            or dataset.is_virtual
+        ):
+            raise UserError(
+                f"{path}: {name:.200} has the dtype {dataset.dtype!s:.80} or a compressed, virtual "
+                "or external layout; expected plain floating-point numbers"
+            )
+        if dataset.nbytes != dataset.id.get_storage_size():
+            raise UserError(
+                f"{path}: {name:.200} has {dataset.nbytes} bytes, of which "
+                f"{dataset.id.get_storage_size()} are stored; the file is incomplete"
+            )
+    total = sum(dataset.nbytes for dataset in datasets.values())
+    if total > file_size:
+        raise UserError(
+            f"{path}: tensors of {total} bytes in a file of {file_size}; expected no overlaps"
+        )

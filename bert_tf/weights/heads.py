@@ -1,0 +1,252 @@
+"""Heads of models that were fine-tuned elsewhere: their task, as in task.json, and their weights.
+
+Every head is one dense layer, "classifier/kernel" `(H, C)` and "classifier/bias" `(C,)`. What its C
+outputs mean is in the configuration of the source, or follows from its type and C:
+
+    BertForSequenceClassification   regression if C is 1, sigmoid per label if multi-label, one
+                                    sigmoid if C is 2, else softmax
+    BertForTokenClassification      tagging with BIO labels
+    BertForQuestionAnswering        start and end of an answer
+    BertForMultipleChoice           one score per choice
+
+Shape suffixes: H hidden size, C outputs of the head.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_tf.errors import UserError
+
+KERNEL, BIAS = "classifier/kernel", "classifier/bias"
+MAX_SEQ_LENGTH = 512
+# Of a label that the source does not have: too small to be predicted, or to change a probability.
+NEVER = -1e4
+
+# task.json of each task type with the defaults of its fields; `None` is replaced where it is not a
+# default. Importing the task types from here would reverse the direction of imports.
+TEMPLATES: dict[str, dict[str, Any]] = {
+    "classification": {
+        "max_seq_length": None,
+        "file_format": "rows",
+        "text_columns": ["text"],
+        "label_column": "label",
+        "unescape_html": False,
+        "truncation": "head",
+        "labels": None,
+        "multi_label": False,
+        "class_weights": [],
+        "balanced_sampling": False,
+        "focal_gamma": 0.0,
+        "prior_bias": False,
+        "rare_label": None,
+        "threshold_objective": None,
+        "calibrate": False,
+        "temperature": None,
+        "thresholds": None,
+    },
+    "regression": {
+        "max_seq_length": None,
+        "file_format": "rows",
+        "text_columns": ["text"],
+        "label_column": "label",
+        "unescape_html": False,
+        "truncation": "head",
+    },
+    "tagging": {
+        "max_seq_length": None,
+        "labels": None,
+        "doc_stride": None,
+        "text_column": "text",
+    },
+    "span_qa": {
+        "max_seq_length": None,
+        "doc_stride": 128,
+        "max_query_length": 64,
+        "max_answer_length": 30,
+        "may_be_impossible": False,
+        "null_threshold": None,
+    },
+    "multiple_choice": {"max_seq_length": None, "file_format": "rows"},
+}
+_KIND_OF_CLASS = {
+    "BertForSequenceClassification": "classification",
+    "BertForTokenClassification": "tagging",
+    "BertForQuestionAnswering": "span_qa",
+    "BertForMultipleChoice": "multiple_choice",
+}
+
+
+class Head(NamedTuple):
+    """A head and its task.
+
+    Attributes:
+        task: Contents of task.json.
+        weights: The head's arrays by our names.
+    """
+
+    task: dict[str, Any]
+    weights: dict[str, np.ndarray]
+
+
+def read_head(
+    weights: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
+    max_seq_length: int,
+    labels: Sequence[str] = (),
+    pairs: bool = False,
+) -> Head:
+    """Return the task of a head, and its weights as the task's model has them.
+
+    Args:
+        weights: Arrays by our names, with the head as the source stores it, kernel `(H, C)`.
+        values: Values of a Hugging Face configuration: architectures, id2label, problem_type.
+        max_seq_length: Maximum tokens of the model or its tokenizer.
+        labels: Names of the C labels; by default those of the configuration.
+        pairs: Whether a sequence classifier or regressor reads pairs of texts.
+
+    Raises:
+        UserError: The head is of no supported task; the message says why.
+    """
+    kernel, bias = weights[KERNEL], weights[BIAS]
+    kind = _kind(values)
+    names = _labels(values, len(bias), labels)
+    limit = min(max_seq_length, MAX_SEQ_LENGTH)
+    fields: dict[str, Any] = {}
+    if kind == "classification":
+        kind, fields = _classification(values, names)
+        if kind == "classification" and len(names) == 2 and not fields["multi_label"]:
+            # softmax(W0 h, W1 h)[1] = sigmoid((W1 - W0) h)
+            kernel, bias = kernel[:, 1:] - kernel[:, :1], bias[1:] - bias[:1]
+        if pairs:
+            fields["text_columns"] = ["text_a", "text_b"]
+    elif kind == "tagging":
+        order, kernel, bias = _as_bio(names, kernel, bias)
+        fields = {"labels": order, "doc_stride": max((limit - 2) // 2, 1)}
+    elif kind == "span_qa":
+        _check_units(len(bias), 2, "answer spans")
+        fields = _span_lengths(limit)
+    else:
+        _check_units(len(bias), 1, "multiple choice")
+    task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
+    return Head(task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)})
+
+
+def match_head(
+    source: Mapping[str, Any], head: Mapping[str, np.ndarray], task: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the weights of a head in the order of another task's labels.
+
+    Args:
+        source: The task of the head, as in task.json.
+        head: Arrays by our names.
+        task: The task that the head is needed for, as in task.json.
+
+    Raises:
+        UserError: The head does not fit the task; the message says why.
+    """
+    if source["kind"] != task["kind"]:
+        raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
+    if bool(source.get("multi_label")) != bool(task.get("multi_label")):
+        raise UserError("expected both heads with multi_label, or none")
+    ours, theirs = list(task.get("labels", ())), list(source.get("labels", ()))
+    if sorted(ours) != sorted(theirs):
+        raise UserError(
+            f"expected a head with the labels {', '.join(ours):.200}, received "
+            f"{', '.join(theirs):.200}"
+        )
+    kernel, bias = head[KERNEL], head[BIAS]
+    if ours != theirs and len(bias) == 1:
+        kernel, bias = -kernel, -bias  # The one logit is of the second label.
+    elif ours != theirs:
+        order = [theirs.index(label) for label in ours]
+        kernel, bias = kernel[:, order], bias[order]
+    return {KERNEL: kernel, BIAS: bias}
+
+
+def _kind(values):
+    """Return the task type of a source; "classification" includes regression."""
+    found = values.get("architectures")
+    classes = [str(name).removeprefix("TF") for name in found] if isinstance(found, list) else []
+    for name in classes:
+        if name in _KIND_OF_CLASS:
+            return _KIND_OF_CLASS[name]
+    raise UserError(
+        f"architectures is {', '.join(classes) or 'missing':.80}; expected one of "
+        f"{', '.join(_KIND_OF_CLASS)}"
+    )
+
+
+def _labels(values, count, labels):
+    """Return the names of the labels in the order of the head's outputs."""
+    if labels:
+        if len(labels) != count or len(set(labels)) != count:
+            raise UserError(
+                f"labels {', '.join(labels):.200}: expected {count} different names, one per "
+                "output of the head"
+            )
+        return list(labels)
+    default = [f"LABEL_{number}" for number in range(count)]
+    table = values.get("id2label")
+    # transformers prefers num_labels to a table of another length.
+    if table is None or (
+        isinstance(table, dict) and len(table) != count == values.get("num_labels")
+    ):
+        return default
+    if not isinstance(table, dict) or {str(key) for key in table} != set(map(str, range(count))):
+        raise UserError(f"id2label: expected names of the ids 0 to {count - 1}")
+    names = [str(table[str(number)]).strip() for number in range(count)]
+    if len(set(names)) != count or not all(names):
+        raise UserError("id2label: expected different names")
+    return names
+
+
+def _classification(values, names):
+    """Return the task type and its fields of a sequence classifier."""
+    problem = values.get("problem_type")
+    if problem == "regression" or (problem is None and len(names) == 1):
+        _check_units(len(names), 1, "regression")
+        return "regression", {}
+    if problem not in (None, "single_label_classification", "multi_label_classification"):
+        raise UserError(f"problem_type is {problem!r:.80}")
+    is_multi = problem == "multi_label_classification"
+    if len(names) == 1 and not is_multi:
+        raise UserError("single_label_classification: expected two labels or more, received one")
+    return "classification", {"labels": names, "multi_label": is_multi}
+
+
+def _as_bio(names, kernel, bias):
+    """Return BIO labels, O first, and the head in their order.
+
+    Labels that the source lacks, such as B- in the IO scheme, get a logit that is never predicted.
+    """
+    prefixes = {name: name.partition("-")[0] for name in names if name != "O"}
+    types = list(dict.fromkeys(name.partition("-")[2] for name in prefixes))
+    if "O" not in names or not types or not all(types) or set(prefixes.values()) - {"B", "I"}:
+        raise UserError(
+            f"labels {', '.join(names):.200}: expected O, and B-TYPE and I-TYPE of entity types"
+        )
+    order = ["O", *(f"{prefix}-{name}" for name in types for prefix in "BI")]
+    # BIO labels in another order than ours are valid too and stay as they are.
+    if names[0] == "O" and sorted(names) == sorted(order):
+        return names, kernel, bias
+    new_kernel = np.zeros((len(kernel), len(order)), np.float32)
+    new_bias = np.full(len(order), NEVER, np.float32)
+    for number, label in enumerate(order):
+        if label in names:
+            new_kernel[:, number] = kernel[:, names.index(label)]
+            new_bias[number] = bias[names.index(label)]
+    return order, new_kernel, new_bias
+
+
+def _span_lengths(limit):
+    """Return the lengths of questions and windows, shorter than usual if the model is short."""
+    query = min(64, max(limit // 2 - 2, 1))
+    return {"max_query_length": query, "doc_stride": min(128, max((limit - 3 - query) // 2, 1))}
+
+
+def _check_units(received, expected, what):
+    if received != expected:
+        raise UserError(f"{what}: expected a head with {expected} outputs, received {received}")

@@ -1,0 +1,126 @@
+"""TensorFlow checkpoints of google-research/bert: found by directory or prefix, V1 and V2."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError, convert, read_pretrained
+from bert_tf.weights import name_map
+from tests import small
+from tests.bert_tf.test_head_weights import assert_holds
+
+ADAM = ("adam_m", "adam_v", "Adam", "Adam_1", "AdamWeightDecayOptimizer_1")
+
+
+def write_files(directory, config, vocabulary):
+    directory.mkdir(parents=True, exist_ok=True)
+    names = ("do_lower_case", "strip_accents")
+    values = {key: value for key, value in config.to_dict().items() if key not in names}
+    (directory / "bert_config.json").write_text(json.dumps({**values, "hidden_act": "gelu"}))
+    vocabulary.save(directory / "vocab.txt")
+
+
+def tensors_of(config, units=None, parts=()):
+    """Return weights by our names, and tensors of a checkpoint with optimizer slots."""
+    weights = small.random_weights(config, parts=("bert", *name_map.HEADS[: 2 * (not units)]))
+    if units:
+        shapes = name_map.weight_shapes(config, "classifier", units)
+        rng = np.random.default_rng(units)
+        weights |= {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+    parts = parts or ("bert", *(("classifier",) if units else name_map.HEADS))
+    tensors = name_map.export_tensors(config, "google", weights, parts)
+    slots = {
+        f"{name}/{slot}": np.zeros_like(array) for name, array in tensors.items() for slot in ADAM
+    }
+    counters = {"global_step": np.int64(9), "beta1_power": np.float32(0.9)}
+    return weights, {**tensors, **slots, **counters}
+
+
+def save(prefix, tensors, version=2):
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    if version == 1:
+        tf.raw_ops.Save(
+            filename=str(prefix), tensor_names=list(tensors), data=list(tensors.values())
+        )
+        return
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_both_formats_are_read_by_directory_and_by_prefix(tmp_path, config, vocabulary, version):
+    weights, tensors = tensors_of(config)
+    write_files(tmp_path, config, vocabulary)
+    save(tmp_path / "bert_model.ckpt", tensors, version)
+    for path in (tmp_path, tmp_path / "bert_model.ckpt"):
+        pretrained = read_pretrained(path)
+        assert set(pretrained.weights) == set(weights)
+        assert_holds(pretrained.weights, weights)
+        assert pretrained.config.hidden_act == "gelu_new"
+        assert len(pretrained.unused_tensors) == 5 * len(weights) + 2
+
+
+def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
+    tmp_path, config, vocabulary
+):
+    """The configuration is one level up; the file names a path of another machine."""
+    write_files(tmp_path, config, vocabulary)
+    weights, tensors = tensors_of(config, 3)
+    save(tmp_path / "output" / "model.ckpt-9", tensors)
+    save(tmp_path / "output" / "model.ckpt-5", tensors_of(config, 4)[1])
+    with pytest.raises(UserError, match="2 checkpoints; name one of them, such as .*ckpt-9"):
+        read_pretrained(tmp_path / "output")
+    (tmp_path / "output" / "checkpoint").write_text(
+        'model_checkpoint_path: "gs://bucket/output/model.ckpt-9"\n'
+        'all_model_checkpoint_paths: "gs://bucket/output/model.ckpt-5"\n'
+    )
+    for path in (tmp_path / "output", tmp_path / "output" / "model.ckpt-9"):
+        pretrained = read_pretrained(path)
+        assert_holds(pretrained.weights, weights)
+        assert pretrained.heads == ("classifier",)
+        assert pretrained.task["kind"] == "classification"
+        assert pretrained.task["labels"] == ["0", "1", "2"]
+    task = read_pretrained(tmp_path / "output", labels=("a", "b", "c"), pairs=True).task
+    assert (task["labels"], task["text_columns"]) == (["a", "b", "c"], ["text_a", "text_b"])
+
+
+def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, capsys):
+    """Configuration and vocabulary are given by flags."""
+    weights, tensors = tensors_of(config, 2, ("bert", "span_classifier"))
+    assert tensors["cls/squad/output_weights"].shape == (2, config.hidden_size)
+    save(tmp_path / "squad" / "model.ckpt-9", tensors)
+    write_files(tmp_path / "files" / "uncased", config, vocabulary)
+    path, run = str(tmp_path / "squad" / "model.ckpt-9"), str(tmp_path / "run")
+    with pytest.raises(UserError, match="bert_config.json: no such file; .* or --config_file"):
+        convert.ConvertSettings(path, run).check()
+    files = {
+        "config_file": str(tmp_path / "files" / "uncased" / "bert_config.json"),
+        "vocab_file": str(tmp_path / "files" / "uncased" / "vocab.txt"),
+    }
+    settings = convert.ConvertSettings(path, run, **files)
+    settings.check()
+    convert.main(settings)
+    assert "heads: classifier; task span_qa" in capsys.readouterr().err
+    assert_holds(read_pretrained(run).weights, weights)
+    with pytest.raises(UserError, match="--config_file: only for TensorFlow checkpoints"):
+        read_pretrained(run + "/..", config_file="x")
+
+
+def test_an_unknown_tensor_and_a_wrong_path_are_rejected(tmp_path, config, vocabulary):
+    write_files(tmp_path, config, vocabulary)
+    _, tensors = tensors_of(config)
+    save(tmp_path / "model.ckpt-1", {**tensors, "cls/other/kernel": np.zeros(2, np.float32)})
+    with pytest.raises(UserError, match="1 unknown tensors, the first cls/other/kernel"):
+        read_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no such directory"):
+        read_pretrained(tmp_path / "x" / "model.ckpt-2")
+    del tensors["bert/pooler/dense/bias"]
+    save(tmp_path / "model.ckpt-1", tensors)
+    with pytest.raises(UserError, match="1 weights are missing, the first bert/pooler/dense/bias"):
+        read_pretrained(tmp_path)

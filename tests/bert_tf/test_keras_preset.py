@@ -1,0 +1,139 @@
+"""Presets of keras-nlp, read without it: names of all versions, heads of tasks."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from bert_tf import BertConfig, UserError, read_pretrained
+from bert_tf.weights import name_map
+from tests import small
+from tests.bert_tf.test_head_weights import assert_holds
+from tests.conftest import WORDS
+
+FORMER = {
+    "layers/": "_layer_checkpoint_dependencies/",
+    "layers/reversible_embedding/": "_token_embedding/",
+}
+
+
+def write(directory, config, weights, parts=("bert",), task=None, change=lambda name: name):
+    """Write a preset with h5py only."""
+    (directory / "assets" / "tokenizer").mkdir(parents=True)
+    (directory / "assets" / "tokenizer" / "vocabulary.txt").write_text("\n".join(WORDS) + "\n")
+    backbone = {
+        "vocabulary_size": config.vocab_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "hidden_dim": config.hidden_size,
+        "intermediate_dim": config.intermediate_size,
+        "dropout": 0.2,
+        "max_sequence_length": config.max_position_embeddings,
+        "num_segments": config.type_vocab_size,
+    }
+    for name, values in (
+        ("config.json", {"class_name": "BertBackbone", "config": backbone}),
+        ("tokenizer.json", {"class_name": "BertTokenizer", "config": {"lowercase": True}}),
+        ("task.json", {"class_name": task}),
+    ):
+        (directory / name).write_text(json.dumps(values))
+    tensors = name_map.export_tensors(config, "keras", weights, parts)
+    with h5py.File(directory / "model.weights.h5", "w") as model:
+        for name, array in tensors.items():
+            if not name.startswith("task/"):
+                model[change(name)] = array
+    if task:
+        with h5py.File(directory / "task.weights.h5", "w") as head:
+            head["optimizer/vars/0"] = np.int64(3)
+            for name, array in tensors.items():
+                if name.startswith("task/"):
+                    head[name.removeprefix("task/")] = array
+    return tensors
+
+
+@pytest.mark.parametrize("former", [(), *FORMER.items()])
+def test_names_of_all_versions_are_read(tmp_path, former):
+    config = small_config(num_hidden_layers=12)
+    weights = small.random_weights(config)
+    new, old = former or ("", "")
+    tensors = write(
+        tmp_path / "preset",
+        config,
+        weights,
+        change=lambda name: name.replace(new, old, 1) if former and name.startswith(new) else name,
+    )
+    kernel = tensors["layers/transformer_encoder_11/_self_attention_layer/query_dense/vars/0"]
+    assert kernel.shape == (12, 3, 4)
+    pretrained = read_pretrained(tmp_path / "preset")
+    assert_holds(pretrained.weights, weights)
+    assert set(pretrained.weights) == set(weights)
+    assert (pretrained.config.hidden_act, pretrained.config.hidden_dropout_prob) == (
+        "gelu_new",
+        0.2,
+    )
+    assert (pretrained.task, pretrained.config.do_lower_case) == (None, True)
+
+
+def small_config(**changes):
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20}
+    return BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes, **changes)
+
+
+@pytest.mark.parametrize("name", ["BertTextClassifier", "BertClassifier"])
+def test_a_classifier_and_a_masked_language_model_keep_their_heads(tmp_path, config, name):
+    parts = ("bert", "classifier")
+    weights = small.random_weights(config, parts=parts)  # Two outputs.
+    write(tmp_path / "classifier", config, weights, parts, name)
+    pretrained = read_pretrained(tmp_path / "classifier", labels=("no", "yes"))
+    assert (pretrained.task["kind"], pretrained.task["labels"]) == ("classification", ["no", "yes"])
+    kernel = weights["classifier/kernel"]
+    np.testing.assert_array_equal(
+        pretrained.weights["classifier/kernel"], kernel[:, 1:] - kernel[:, :1]
+    )
+    assert pretrained.unused_tensors == ("task/optimizer/vars/0",)
+    parts = ("bert", "masked_lm")
+    weights = small.random_weights(config, parts=parts)
+    write(tmp_path / "masked", config, weights, parts, "BertMaskedLM")
+    pretrained = read_pretrained(tmp_path / "masked")
+    assert (pretrained.heads, pretrained.task) == (("masked_lm",), None)
+    assert_holds(pretrained.weights, weights)
+
+
+def test_a_missing_tensor_another_class_and_a_damaged_file_are_rejected(tmp_path, config):
+    weights = small.random_weights(config)
+    write(tmp_path / "preset", config, weights)
+    with h5py.File(tmp_path / "preset" / "model.weights.h5", "a") as file:
+        del file["layers/dense/vars/1"]
+    with pytest.raises(UserError, match="1 weights are missing, the first layers/dense/vars/1"):
+        read_pretrained(tmp_path / "preset")
+    (tmp_path / "preset" / "model.weights.h5").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="model.weights.h5: not a readable HDF5 file"):
+        read_pretrained(tmp_path / "preset")
+    (tmp_path / "preset" / "config.json").write_text(json.dumps({"class_name": "GPT2Backbone"}))
+    with pytest.raises(UserError, match="class_name is 'GPT2Backbone', expected BertBackbone"):
+        read_pretrained(tmp_path / "preset")
+
+
+@pytest.mark.slow
+def test_a_classifier_saved_by_keras_nlp_has_its_head(tmp_path):
+    keras_nlp = pytest.importorskip("keras_nlp")
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=len(WORDS),
+        num_layers=2,
+        num_heads=3,
+        hidden_dim=12,
+        intermediate_dim=20,
+        max_sequence_length=16,
+    )
+    tokenizer = keras_nlp.models.BertTokenizer(vocabulary=WORDS, lowercase=True)
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=12)
+    model = keras_nlp.models.BertTextClassifier(backbone, num_classes=3, preprocessor=preprocessor)
+    model.save_to_preset(tmp_path / "preset")
+    pretrained = read_pretrained(tmp_path / "preset")
+    assert pretrained.task["labels"] == ["0", "1", "2"]
+    names = {"classifier/kernel": 0, "classifier/bias": 1}
+    for name, index in names.items():
+        np.testing.assert_array_equal(
+            pretrained.weights[name], model.output_dense.weights[index], err_msg=name
+        )
