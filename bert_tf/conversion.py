@@ -96,7 +96,7 @@ def convert(
         report = {
             "source": model.pretrained.origin,
             "format": format,
-            "dropped": [*model.dropped, *dropped],
+            "dropped": dropped,
             **measured(tensors, staging),
             "outputs": comparison and dataclasses.asdict(comparison),
         }

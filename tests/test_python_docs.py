@@ -46,6 +46,7 @@ def test_the_page_is_short_and_its_snippets_are_complete():
     assert not [source for source in found if re.search(r"\.\.\.", re.sub(r"#.*", "", source))]
 
 
+@pytest.mark.slow
 def test_the_first_snippets_run(namespace):
     run(snippets(PAGE)[:2], namespace)
     assert namespace["model"].predict_rows(["a"])[0]["label"] in TEXTS

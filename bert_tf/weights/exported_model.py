@@ -16,8 +16,14 @@ from bert_tf.run import Run
 from bert_tf.weights import heads, name_map
 from bert_tf.weights.sources import PretrainedWeights
 
-# Fields of task.json that change predictions and that no other format has, with their defaults.
+# Fields of task.json that change predictions, with their defaults.
 _PREDICTION_FIELDS = {
+    "max_seq_length": None,
+    "doc_stride": None,
+    "max_query_length": None,
+    "max_answer_length": None,
+    "may_be_impossible": False,
+    "text_columns": ["text"],
     "temperature": None,
     "thresholds": None,
     "threshold": None,
@@ -80,14 +86,35 @@ class ExportedModel:
     Attributes:
         pretrained: Encoder, vocabulary and pretraining heads.
         head: The head of a fine-tuned model, or `None`.
-        max_seq_length: Tokens per text of the task, or all positions without a task.
-        dropped: Descriptions of what no other format holds, such as "thresholds=[0.3]".
+        task: The task as in task.json, with tuned values, or `None`. Without `head` no other format
+            has its type.
     """
 
     pretrained: PretrainedWeights
     head: Head | None = None
-    max_seq_length: int | None = None
-    dropped: tuple[str, ...] = ()
+    task: dict[str, Any] | None = None
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens per text of a fine-tuned model."""
+        return self.task["max_seq_length"] if self.head and self.task else None
+
+    @property
+    def dropped(self) -> list[str]:
+        """Fields of the task that a format without a place for it drops, such as "threshold=2"."""
+        task = self.task or {}
+        detector = ["the anomaly detector"] if task.get("kind") == "anomaly" else []
+        return detector + [
+            f"{name}={task[name]}"
+            for name, default in _PREDICTION_FIELDS.items()
+            if task.get(name, default) != default and task[name] is not None
+        ]
+
+    def config_values(self) -> dict[str, Any]:
+        """Return the keys of config.json that describe the head and its task."""
+        if self.head is None or self.task is None:
+            return {}
+        return {**self.head.config_values(), **heads.record_of(self.task)}
 
     @property
     def pretraining_heads(self) -> tuple[str, ...]:
@@ -121,22 +148,8 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
     """
     task = pretrained.task
     if task is None:
-        other = (Run.open(path).task if Run.exists(path) else None) or {}
-        kind = other.get("kind")
-        detector = ("the anomaly detector",) if kind == "anomaly" else ()
-        return ExportedModel(pretrained, None, None, (*detector, *_dropped(other)))
-    return ExportedModel(
-        pretrained, _head(task, pretrained.weights), task["max_seq_length"], _dropped(task)
-    )
-
-
-def _dropped(task):
-    """Describe the fields of a task that change predictions and have no place elsewhere."""
-    return tuple(
-        f"{name}={task[name]}"
-        for name, default in _PREDICTION_FIELDS.items()
-        if task.get(name, default) != default and task[name] is not None
-    )
+        return ExportedModel(pretrained, None, Run.open(path).task if Run.exists(path) else None)
+    return ExportedModel(pretrained, _head(task, pretrained.weights), task)
 
 
 def _head(task, weights):

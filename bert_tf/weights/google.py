@@ -31,7 +31,7 @@ _CLASSES = {
     "output_bias": "BertForSequenceClassification",
     "cls/squad/output_bias": "BertForQuestionAnswering",
 }
-_OF_HEAD = ("architectures", "id2label", "problem_type")
+_OF_HEAD = ("architectures", "id2label", "problem_type", "task_specific_params")
 
 
 class Location(NamedTuple):

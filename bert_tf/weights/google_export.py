@@ -34,7 +34,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
         shape_and_slices=[""] * len(names),
         tensors=[tensors[name] for name in names],
     )
-    config, dropped = pretrained.config, []
+    config, dropped = pretrained.config, [] if model.head else model.dropped
     values = encoder_values(config)
     if config.hidden_act == "gelu_new":
         values["hidden_act"] = "gelu"  # The released code computes the tanh form.
@@ -51,7 +51,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
         dropped.append(f"strip_accents={config.strip_accents}")
     if model.head is not None:
         # Ignored by the released code.
-        values |= {"architectures": [class_name(model)], **model.head.config_values()}
+        values |= {"architectures": [class_name(model)], **model.config_values()}
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     (directory / "bert_config.json").write_text(text, encoding="utf-8")
     write_vocabulary(model, directory / "vocab.txt")

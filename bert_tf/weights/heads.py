@@ -71,6 +71,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
     "multiple_choice": {"max_seq_length": None, "file_format": "rows"},
 }
+_RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
 _KIND_OF_CLASS = {
     "BertForSequenceClassification": "classification",
     "BertForTokenClassification": "tagging",
@@ -131,7 +132,28 @@ def read_head(
     else:
         _check_units(len(bias), 1, "multiple choice")
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
+    if not labels and not pairs:
+        task = _recorded(values, task)
     return Head(task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)})
+
+
+def record_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of config.json that keeps a task for `read_head`."""
+    return {"task_specific_params": {_RECORD: dict(task)}}
+
+
+def _recorded(values, task):
+    """Return the task that a conversion recorded, if it is of the same outputs; else `task`."""
+    entries = values.get("task_specific_params")
+    found = entries.get(_RECORD) if isinstance(entries, dict) else None
+    if not isinstance(found, dict) or set(found) != set(task):
+        return task
+    same = ("kind", "labels", "multi_label")
+    if any(found.get(name) != task.get(name) for name in same):
+        return task
+    length = found["max_seq_length"]
+    # The other values are checked when the run is opened.
+    return found if type(length) is int and 0 < length <= task["max_seq_length"] else task
 
 
 def match_head(

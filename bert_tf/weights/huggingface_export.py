@@ -64,7 +64,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
     _write_json(directory / "config.json", _config(model, name))
     _write_tokenizer(model, directory)
     dropped = [f"the pooler, which {name} does not have"] if name in _WITHOUT_POOLER else []
-    return tensors, dropped
+    return tensors, dropped + ([] if model.head else model.dropped)
 
 
 def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
@@ -83,7 +83,7 @@ def _config(model, name):
         "model_type": "bert",
         **encoder_values(config),
         "pad_token_id": vocabulary["[PAD]"],
-        **(model.head.config_values() if model.head else {}),
+        **model.config_values(),
     }
 
 

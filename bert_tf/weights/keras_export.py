@@ -85,7 +85,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
                 file.create_dataset("optimizer/vars/1", data=np.float32(1e-3))
     if config.attention_probs_dropout_prob != config.hidden_dropout_prob:
         dropped.append(f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}")
-    return _flat(tensors), dropped
+    return _flat(tensors), dropped + model.dropped
 
 
 def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:

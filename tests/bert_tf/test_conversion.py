@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf import UserError, conversion, convert, read_pretrained
 from bert_tf.run import Run
-from bert_tf.weights import exported_model, keras_export, name_map
+from bert_tf.weights import exported_model, heads, keras_export, name_map
 from tests import small
 
 WORDS_OF_TASKS = {
@@ -28,7 +28,9 @@ UNITS = {"classification": 3, "multi_label": 2, "tagging": 3, "span_qa": 2}
 
 def fine_tuned(path, config, vocabulary, name):
     """Write a run of a task with random weights; return its weights."""
-    task = {"kind": name, "max_seq_length": 12, **WORDS_OF_TASKS[name]}
+    kind = WORDS_OF_TASKS[name].get("kind", name)
+    given = {"max_seq_length": 12, **WORDS_OF_TASKS[name]}
+    task = {"kind": kind, **heads.TEMPLATES[kind], **given}
     weights = small.random_weights(config)
     rng = np.random.default_rng(1)
     units = UNITS.get(name, 1)
@@ -154,8 +156,10 @@ def test_every_head_goes_to_hugging_face_and_google(tmp_path, config, vocabulary
         assert list(labels.values()) == WORDS_OF_TASKS[name]["labels"]
     assert ("bert.pooler.dense.weight" in theirs) == (name not in ("tagging", "span_qa"))
     report = json.loads((huggingface / "conversion.json").read_text())
-    assert ("thresholds=[0.3]" in report["dropped"]) == (name == "binary")
-    assert ("thresholds=[0.3]" in capsys.readouterr().err) == (name == "binary")
+    assert not [line for line in report["dropped"] if "thresholds" in line]
+    assert read_pretrained(huggingface).task == read_pretrained(google).task
+    assert read_pretrained(google).task == read_pretrained(tmp_path / "run").task
+    assert "thresholds" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", ["huggingface", "google", "keras"])
@@ -176,6 +180,7 @@ def test_a_head_comes_back_bitwise_with_its_labels(tmp_path, tanh, vocabulary, n
     assert back.task["kind"] == kind
     if format == "keras":
         report = json.loads((there / "conversion.json").read_text())
+        assert ("thresholds=[0.3]" in report["dropped"]) == (name == "binary")
         assert ("multi_label" in report["dropped"]) == (name == "multi_label")
     else:
         assert back.task.get("labels") == WORDS_OF_TASKS[name].get("labels")
@@ -188,7 +193,7 @@ def test_tuned_values_are_named_as_dropped(tmp_path, config, vocabulary):
     run.checkpoints.set_tuned(3, {"values": {"temperature": 1.5}, "metrics": {}})
     assert exported_model.from_pretrained(
         read_pretrained(tmp_path / "run"), tmp_path / "run"
-    ).dropped == ("temperature=1.5",)
+    ).dropped == ["max_seq_length=12", "temperature=1.5"]
 
 
 def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):

@@ -119,6 +119,7 @@ def test_an_interpreter_without_transformers_is_reported_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.slow
 def test_the_small_real_bert_goes_to_google_and_keras(tmp_path, pretrained_dir):
     run = converted(pretrained_dir, tmp_path / "run")
     weights = read_pretrained(run).weights

@@ -30,6 +30,11 @@ EXPECTED = {
 
 
 def unpadded(inputs):
+    if "row_splits" in inputs:
+        flat = tf.RaggedTensor.from_row_splits(
+            inputs["input_ids"][: inputs["row_splits"][-1]], inputs["row_splits"]
+        )
+        return flat.to_list()
     rows = zip(inputs["input_ids"].numpy(), inputs["input_mask"].numpy(), strict=True)
     return [ids[mask == 1].tolist() for ids, mask in rows]
 

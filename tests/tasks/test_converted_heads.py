@@ -7,7 +7,6 @@ import typing
 import numpy as np
 import pytest
 import tensorflow as tf
-from tasks.trained_model import TrainedModel
 
 from bert_tf import Encoder, UserError, read_pretrained
 from bert_tf.checkpoints import read
@@ -54,8 +53,8 @@ def converted(tmp_path, config, vocabulary, model, units, **values):
 
 def encoded(trained, texts):
     """Return the encoder's inputs of the run's own tokenizer, padded."""
-    windows = trained.pipeline.task.encode(
-        texts, trained.pipeline.tokenizer.tokenize, trained.run.vocabulary
+    windows = trained.serving.pipeline.task.encode(
+        texts, trained.serving.pipeline.tokenizer.tokenize, trained.vocabulary
     )
     ids = windows.packed.input_ids
     return {
@@ -81,7 +80,7 @@ def test_a_sequence_classifier_predicts_the_softmax_of_its_source(
         id2label=table(*labels),
         problem_type=problem,
     )
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     pooled = encoder(encoded(trained, {"text": tf.constant(TEXTS)}))["pooled"].numpy()
     logits = pooled @ kernel + bias
     predicted = load_model(run.path).predict(TEXTS)
@@ -106,8 +105,8 @@ def test_a_run_of_a_foreign_classifier_is_evaluated_and_exported(
     )
     evaluate(EvaluateSettings(run=run.path, data=str(complaints["dev"])))
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
-    trained = TrainedModel.open(run.path)
-    assert trained.untuned is None
+    trained = load_model(run.path)
+    assert trained.source.untuned is None
     write_saved_model(trained, tmp_path / "exported", "float32")
     served = tf.saved_model.load(tmp_path / "exported").signatures["serving_default"]
     np.testing.assert_allclose(
@@ -121,7 +120,7 @@ def test_a_tagger_predicts_the_entities_of_its_source(tmp_path, config, vocabula
     run, encoder, kernel, bias = converted(
         tmp_path, config, vocabulary, "TokenClassification", 5, id2label=TAGS
     )
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     ids = vocabulary["the"], vocabulary["screen"], vocabulary["app"]
     inputs = tf.constant([[vocabulary["[CLS]"], *ids, vocabulary["[SEP]"]]])
     best = np.argmax(encoder(inputs)["sequence"][0, 1:-1] @ kernel + bias, axis=-1)
@@ -134,6 +133,7 @@ def test_a_tagger_predicts_the_entities_of_its_source(tmp_path, config, vocabula
     assert trained.task.labels == ("O", "B-A", "I-A", "B-B", "I-B")
 
 
+@pytest.mark.slow
 def test_answer_spans_and_choices_predict_the_scores_of_their_source(tmp_path, config, vocabulary):
     run, *_ = converted(tmp_path / "qa", config, vocabulary, "QuestionAnswering", 2)
     (row,) = load_model(run.path).predict_rows({"question": ["the"], "context": ["my app"]})
@@ -142,7 +142,7 @@ def test_answer_spans_and_choices_predict_the_scores_of_their_source(tmp_path, c
         tmp_path / "choice", config, vocabulary, "MultipleChoice", 1
     )
     rows = {"prompt": ["the bill"], "choices": [["my", "app", "screen !"]]}
-    trained = TrainedModel.open(run.path)
+    trained = load_model(run.path)
     texts = {"prompt": tf.constant(rows["prompt"]), "choices": tf.constant(rows["choices"])}
     scores = encoder(encoded(trained, texts))["pooled"].numpy() @ kernel + bias
     np.testing.assert_allclose(
@@ -157,9 +157,9 @@ def test_a_masked_language_model_without_the_other_head_is_served(tmp_path, conf
     add_heads(tmp_path / "model", config, MASKED_LM)
     edit(tmp_path / "model", lambda tensors: [tensors.pop(name) for name in POOLER])
     run = read_pretrained(tmp_path / "model").save(tmp_path / "run")
-    trained = TrainedModel.open(run.path)
-    assert set(trained.pipeline.signatures()) >= {"serving_default", "masked_lm"}
-    assert "next_sentence" not in trained.pipeline.signatures()
+    trained = load_model(run.path)
+    assert set(trained.serving.pipeline.signatures()) >= {"serving_default", "masked_lm"}
+    assert "next_sentence" not in trained.serving.pipeline.signatures()
     (row,) = load_model(run.path).predict_rows(["the [MASK] is"])
     assert len(row["token"]) == len(row["score"]) == 5
 

@@ -39,6 +39,7 @@ def test_vectors_of_strings_and_token_ids_are_the_pooled_hidden_states(model):
     assert tokens == ["[CLS]", "the", "[SEP]"] and weights.shape == (2, 3, 3, 3)
 
 
+@pytest.mark.slow
 def test_options_select_layers_pooling_and_the_end_of_the_text(huggingface_dir):
     def create(**options):
         return tasks.TextEmbedder.from_pretrained(huggingface_dir, max_seq_length=8, **options)
@@ -74,6 +75,7 @@ def test_training_and_evaluation_are_refused(model, method):
         getattr(model, method)(TEXTS, [0, 1, 0, 1])
 
 
+@pytest.mark.slow
 def test_a_saved_model_gives_the_same_vectors(huggingface_dir, tmp_path):
     model = tasks.TextEmbedder.from_pretrained(huggingface_dir, pooling="cls", max_seq_length=8)
     rows = model.predict_rows(TEXTS)

@@ -53,6 +53,7 @@ def test_columns_of_a_table_are_rows(model, table):
         model.evaluate(table["text"], table[["intent"]])
 
 
+@pytest.mark.slow
 def test_tables_of_pairs_and_validation_split(weights, table):
     model = TextRegressor.from_pretrained(weights, pairs=True, max_seq_length=12)
     table = table.rename(columns={"text": "text_a"})
@@ -132,6 +133,7 @@ def test_a_schedule_and_metrics_of_keras(weights):
     assert float(model.optimizer.learning_rate.numpy()) == 0.0
 
 
+@pytest.mark.slow
 def test_an_optimizer_a_loss_and_class_weights(weights):
     def fit(class_weight):
         model = create("TextClassifier", weights)

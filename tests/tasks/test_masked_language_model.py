@@ -58,6 +58,7 @@ def test_weights_without_the_head_are_refused(huggingface_dir):
         tasks.MaskedLanguageModel.from_pretrained(huggingface_dir)
 
 
+@pytest.mark.slow
 def test_a_saved_model_gives_the_same_tokens(model, pretrained_run, tmp_path):
     rows = model.predict_rows(TEXTS)
     model.save(tmp_path / "m.keras")

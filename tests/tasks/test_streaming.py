@@ -84,8 +84,13 @@ FORMS = {
     "strings of numbers": ("TextRegressor", {}, PAIRS, NUMBERS, list(map(str, NUMBERS))),
 }
 
+FAST_FORMS = ("names", "two labels", "lists of names")
 
-@pytest.mark.parametrize("name", FORMS)
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST_FORMS else pytest.param(name, marks=pytest.mark.slow) for name in FORMS],
+)
 def test_batches_of_a_dataset_are_those_of_rows(name, weights):
     model_name, options, x, y, streamed = FORMS[name]
     model = compiled(model_name, weights, **options)

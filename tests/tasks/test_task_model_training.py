@@ -69,7 +69,7 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     assert_equal_weights(expected, weights_of(by_fit), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", fast_cases("TextClassifier"))
+@pytest.mark.parametrize("name", fast_cases())
 def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
     """Train with a last batch of one row, which leaves the second replica padding only."""
     _, x, y = CASES[name]
@@ -126,6 +126,7 @@ def test_a_second_fit_warms_up_anew_without_another_trace(huggingface_dir):
     np.testing.assert_allclose(rates, np.tile(expected, 2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_thresholds_are_tuned_on_validation_rows(huggingface_dir, tmp_path):
     options = {"labels": LABELS[:2], "threshold_objective": "recall=1.0", "calibrate": True}
     model = compiled("TextClassifier", huggingface_dir, **options)
@@ -205,6 +206,7 @@ def test_all_forms_of_rows_train_alike(no_dropout_dir):
     assert_equal_weights(expected, split, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_parts_compose_with_keras(huggingface_dir, tmp_path):
     model = create("TextClassifier", huggingface_dir)
     text = keras.Input((), dtype="string")
@@ -218,6 +220,7 @@ def test_parts_compose_with_keras(huggingface_dir, tmp_path):
     np.testing.assert_array_equal(loaded(tf.constant(ROWS)), own(tf.constant(ROWS)))
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_frozen(huggingface_dir, tmp_path):
     model = compiled("TextClassifier", huggingface_dir, frozen_layers=1)
     before = weights_of(model)

@@ -143,6 +143,7 @@ def test_only_strings_are_accepted(create, tmp_path):
         create().train(ids, output_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_thresholds_are_tuned_on_the_first_dev_rows(create, tmp_path):
     labels = ["billing" if label == "billing" else "hardware" for label in LABELS]
     model = create(labels=["hardware", "billing"], threshold_objective="f1").train(
