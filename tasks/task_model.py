@@ -299,6 +299,8 @@ class TaskModel(keras.Model):
         compiling.check_scope(self._created_in, "compile")
         with self.distribute_strategy.scope():
             super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
+            # Variables made inside of the first step would double the time to trace it.
+            self.optimizer.build(self.trainable_variables)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""

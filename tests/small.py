@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import numpy as np
+import pytest
 import safetensors.numpy
 import tensorflow as tf
 
@@ -17,6 +18,16 @@ TEXTS = {
     "hardware": ["the screen is broken", "my screen is too broken", "broken screen !"],
     "software": ["the app does not open", "my app does not open !", "not open , the app"],
 }
+
+
+def fast(values, *names):
+    """Return values as parameters of a test that is slow but for these."""
+    return [value if value in names else _slow(value) for value in values]
+
+
+def _slow(value):
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def random_weights(config, seed=0, scale=0.3, parts=("bert",)):

@@ -21,6 +21,7 @@ from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
 from tasks.loading import load_model
 from tasks.settings import FinetuneSettings
+from tests import small
 from tests.conftest import ROOT
 
 RELEASED = ROOT / "tests" / "released_runs"
@@ -28,7 +29,6 @@ EXPECTED = json.loads((RELEASED / "expected.json").read_text())
 TASKS = sorted(set(EXPECTED) - {"pretraining", "models"})
 MODELS = sorted(EXPECTED["models"])
 # Only these are resumed by default; the other tasks take as long again.
-QUICK = ("classification",)
 IDS = np.array([[2, 5, 6, 7, 8, 3], [2, 9, 5, 3, 0, 0]], np.int32)
 
 
@@ -53,14 +53,14 @@ def evaluate(name):
     return Evaluator(trained.task, trained.network, strategy).metrics(encoded)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", small.fast(TASKS, "classification", "tagging"))
 def test_a_run_is_evaluated_as_before(released, name):
     assert evaluate(name) == pytest.approx(EXPECTED[name]["interrupted"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TASKS],
+    small.fast(TASKS, "classification"),
 )
 def test_a_run_is_resumed_as_before(released, name):
     finetune(settings_of(FinetuneSettings, name))

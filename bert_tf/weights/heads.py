@@ -8,6 +8,7 @@ outputs mean is in the configuration of the source, or follows from its type and
     BertForTokenClassification      tagging with BIO labels
     BertForQuestionAnswering        start and end of an answer
     BertForMultipleChoice           one score per choice
+    BertForNextSentencePrediction   classification of pairs of texts
 
 Shape suffixes: H hidden size, C outputs of the head.
 """
@@ -19,8 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_tf.errors import UserError
+from bert_tf.weights.name_map import architectures
 
 KERNEL, BIAS = "classifier/kernel", "classifier/bias"
+NEXT_SENTENCE_LABELS = ("is_next", "not_next")
 MAX_SEQ_LENGTH = 512
 # Of a label that the source does not have: too small to be predicted, or to change a probability.
 NEVER = -1e4
@@ -71,13 +74,32 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
     "multiple_choice": {"max_seq_length": None, "file_format": "rows"},
 }
+_NEXT_SENTENCE = "next_sentence/output_weights"
 _RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
 _KIND_OF_CLASS = {
     "BertForSequenceClassification": "classification",
     "BertForTokenClassification": "tagging",
     "BertForQuestionAnswering": "span_qa",
     "BertForMultipleChoice": "multiple_choice",
+    "BertForNextSentencePrediction": "classification",
 }
+
+
+def of_next_sentence(
+    weights: Mapping[str, np.ndarray], values: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the next sentence head as a classifier, if it is all that the model was made for.
+
+    Args:
+        weights: Arrays by our names.
+        values: Values of a Hugging Face configuration.
+
+    Returns:
+        Arrays by our names; none for other models, such as those with both pretraining heads.
+    """
+    if architectures(values) != ["BertForNextSentencePrediction"] or _NEXT_SENTENCE not in weights:
+        return {}
+    return {KERNEL: weights[_NEXT_SENTENCE].T, BIAS: weights["next_sentence/output_bias"]}
 
 
 class Head(NamedTuple):
@@ -113,6 +135,8 @@ def read_head(
     """
     kernel, bias = weights[KERNEL], weights[BIAS]
     kind = _kind(values)
+    if architectures(values) == ["BertForNextSentencePrediction"]:
+        labels, pairs = labels or NEXT_SENTENCE_LABELS, True
     names = _labels(values, len(bias), labels)
     limit = min(max_seq_length, MAX_SEQ_LENGTH)
     fields: dict[str, Any] = {}
@@ -190,8 +214,7 @@ def match_head(
 
 def _kind(values):
     """Return the task type of a source; "classification" includes regression."""
-    found = values.get("architectures")
-    classes = [str(name).removeprefix("TF") for name in found] if isinstance(found, list) else []
+    classes = architectures(values)
     for name in classes:
         if name in _KIND_OF_CLASS:
             return _KIND_OF_CLASS[name]

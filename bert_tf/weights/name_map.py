@@ -324,7 +324,7 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
             f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
             f"check num_hidden_layers={config.num_hidden_layers} in the config"
         )
-    if column == "huggingface" and not _WITH_POOLER & set(_architectures(values)):
+    if column == "huggingface" and not _WITH_POOLER & set(architectures(values)):
         pooler = {theirs for theirs, name in columns["bert"].items() if "/pooler/" in name}
         if pooler.isdisjoint(tensors):
             columns["bert"] = {k: v for k, v in columns["bert"].items() if k not in pooler}
@@ -351,8 +351,8 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
     return result, unused_tensors
 
 
-def _architectures(values):
-    """Return the names of the model classes in a Hugging Face configuration."""
+def architectures(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the model classes in a Hugging Face configuration, without "TF"."""
     found = values.get("architectures")
     return [str(name).removeprefix("TF") for name in found] if isinstance(found, list) else []
 

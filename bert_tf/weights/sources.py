@@ -232,6 +232,7 @@ def _read(path, config_file, vocab_file, labels, pairs):
     if name_map.pooler_names(config).isdisjoint(weights):
         weights |= _new_pooler(config)
         initialized = ["pooler"]
+    weights |= heads.of_next_sentence(weights, stored.values)
     if heads.KERNEL in weights:
         limit = min(config.max_position_embeddings, _model_max_length(where))
         try:

@@ -222,7 +222,7 @@ def test_the_tokenizer_files_hold_ids_case_and_length(tmp_path, config, vocabula
     assert read_pretrained(path).vocabulary.lines == vocabulary.lines
 
 
-@pytest.mark.parametrize("name", WORDS_OF_TASKS)
+@pytest.mark.parametrize("name", small.fast(WORDS_OF_TASKS, "binary"))
 def test_a_preset_holds_heads_of_classification_and_regression(
     tmp_path, tanh, vocabulary, name, inputs_BL
 ):
@@ -271,6 +271,7 @@ def test_a_preset_holds_the_masked_language_model(tmp_path, tanh, vocabulary):
     np.testing.assert_array_equal(found[0], weights["masked_lm/output_bias"])
 
 
+@pytest.mark.slow
 def test_a_preset_of_many_layers_has_one_group_per_layer(tmp_path, tanh, vocabulary):
     deep = dataclasses.replace(tanh, num_hidden_layers=12)
     weights = pretrained_run(tmp_path / "run", deep, vocabulary, ("bert",))

@@ -108,6 +108,7 @@ def test_sigma_is_final_where_python_makes_it_final():
     ]
 
 
+@pytest.mark.slow
 def test_marks_are_reordered_canonically():
     """Use U+1D165 (class 216) and U+302E (224), which are not Mn and therefore are kept."""
     vocabulary = Vocabulary([*SPECIALS, "a\U0001d165\u302e", "##\u302e"])

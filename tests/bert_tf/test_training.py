@@ -298,6 +298,7 @@ def test_a_value_that_is_not_finite_prevents_the_update_on_all_replicas(mirrored
         np.testing.assert_array_equal(array, before[copy], err_msg=str(copy))
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_replicas_and_steps_and_repeats_with_the_seed(mirrored):
     config = tiny_config()
     step = make_step(config, mirrored)
@@ -325,6 +326,7 @@ def test_every_trainable_variable_moves():
     assert {name for name in after if np.array_equal(before[name], after[name])} == set()
 
 
+@pytest.mark.slow
 def test_keras_fit_has_the_same_losses_and_weights():
     """Train 20 steps without dropout in our loop and in `fit`, with the same model and data."""
     config = tiny_config(**NO_DROPOUT)

@@ -1,6 +1,7 @@
 """Models that were fine-tuned elsewhere: as runs that are evaluated, exported and fine-tuned."""
 
 import dataclasses
+import itertools
 import json
 import typing
 
@@ -64,8 +65,10 @@ def encoded(trained, texts):
     }
 
 
-@pytest.mark.parametrize("units", [1, 2, 3])
-@pytest.mark.parametrize("is_multi", [False, True])
+@pytest.mark.parametrize(
+    ("units", "is_multi"),
+    small.fast(itertools.product([1, 2, 3], [False, True]), (2, False), (3, True)),
+)
 def test_a_sequence_classifier_predicts_the_softmax_of_its_source(
     tmp_path, config, vocabulary, units, is_multi
 ):
@@ -92,6 +95,7 @@ def test_a_sequence_classifier_predicts_the_softmax_of_its_source(
     assert predicted["labels"][0].tolist() == labels
 
 
+@pytest.mark.slow
 def test_a_run_of_a_foreign_classifier_is_evaluated_and_exported(
     tmp_path, config, vocabulary, complaints, capsys
 ):
@@ -152,6 +156,7 @@ def test_answer_spans_and_choices_predict_the_scores_of_their_source(tmp_path, c
     )
 
 
+@pytest.mark.slow
 def test_a_masked_language_model_without_the_other_head_is_served(tmp_path, config, vocabulary):
     small.write_huggingface(tmp_path / "model", config, vocabulary)
     add_heads(tmp_path / "model", config, MASKED_LM)
@@ -178,6 +183,7 @@ def classifier(tmp_path, config, vocabulary):
 FIRST_STEP = {"global_batch_size": 27, "warmup_proportion": 0.5, "save_every": 1}
 
 
+@pytest.mark.slow
 def test_fine_tuning_keeps_a_head_of_the_same_labels(tmp_path, classifier, complaints):
     path, kernel, bias = classifier
     for keep in ("auto", "true", "false"):

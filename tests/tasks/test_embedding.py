@@ -94,6 +94,7 @@ def test_a_saved_model_gives_the_same_vectors(huggingface_dir, tmp_path):
     assert loaded.predict_rows(TEXTS) == rows
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp_path):
     embedder = create_embedder(read_pretrained(huggingface_dir), "last", "mean", 8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])

@@ -55,7 +55,8 @@ def run(embedder, source, output, columns=("text",), batch_size=2, unescape_html
 
 
 @pytest.mark.parametrize(
-    ("layers", "pooling"), [*((name, "mean") for name in LAYERS), ("last", "cls")]
+    ("layers", "pooling"),
+    small.fast([*((name, "mean") for name in LAYERS), ("last", "cls")], ("concat_last_4", "mean")),
 )
 def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_path, layers, pooling):
     embedder = create_embedder(pretrained, layers, pooling, max_seq_length=8)
@@ -99,6 +100,7 @@ def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(pretrai
     assert not (tmp_path / "bad.npy").exists()
 
 
+@pytest.mark.slow
 def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 16)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
@@ -108,6 +110,7 @@ def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
         assert stream.readall() == (tmp_path / "out.npy").read_bytes()
 
 
+@pytest.mark.slow
 def test_html_entities_are_unescaped(pretrained, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 16)
     for number, text in enumerate(("the &#98;ill", "the bill")):

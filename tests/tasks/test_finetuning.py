@@ -234,6 +234,7 @@ def test_the_encoder_of_a_pretraining_run_is_used_without_its_heads(settings, tm
     assert run.train["origin"] == f"run {source} ({unused})"
 
 
+@pytest.mark.slow
 def test_pairs_binary_labels_and_runs_without_dev(settings, tmp_path):
     rows = [("the bill", "is too high", "same"), ("the screen", "my app", "other")] * 6
     path = small.write_rows(tmp_path / "pairs.csv", rows, ("first", "second", "relation"))

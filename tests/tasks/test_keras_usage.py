@@ -106,6 +106,7 @@ def test_event_files_need_a_package(model, monkeypatch, tmp_path):
         model.fit(ROWS, NAMES, callbacks=[callback])
 
 
+@pytest.mark.slow
 def test_event_files_have_the_metrics_of_the_task(model, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     model.fit(
@@ -122,6 +123,7 @@ def test_event_files_have_the_metrics_of_the_task(model, tmp_path):
 # Optimizers, losses and metrics of Keras.
 
 
+@pytest.mark.slow
 def test_a_schedule_and_metrics_of_keras(weights):
     model = create("TextClassifier", weights)
     model.compile(
@@ -149,6 +151,7 @@ def test_an_optimizer_a_loss_and_class_weights(weights):
 # Limits of Keras.
 
 
+@pytest.mark.slow
 def test_a_copy_without_its_vocabulary_says_so(model):
     clone = keras.models.clone_model(model)
     with pytest.raises(UserError, match="has no vocabulary, since it was copied without its asse"):
@@ -165,6 +168,7 @@ def test_private_names_of_keras_exist():
     assert keras.optimizers.Adam(schedule)._learning_rate is schedule
 
 
+@pytest.mark.slow
 def test_evaluations_share_a_graph(model):
     traces = []
     for _ in range(2):

@@ -81,6 +81,7 @@ def test_a_saved_model_gives_the_same_tokens(model, pretrained_run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_fit_and_evaluate_on_shards(tmp_path):
     shards = corpus.write_shards(tmp_path / "data")
     make_config(tmp_path)

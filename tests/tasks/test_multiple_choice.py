@@ -114,6 +114,7 @@ def test_each_choice_follows_the_prompt(signatures):
     assert (prediction["input_mask"].numpy() == (prediction["input_ids"].numpy() != 0)).all()
 
 
+@pytest.mark.slow
 def test_a_prediction_does_not_depend_on_the_batch(pipeline, signatures):
     """Compare with encoder, pooler and head on one pair at a time."""
     prediction = signatures["serving_default"]

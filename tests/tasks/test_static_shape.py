@@ -67,7 +67,7 @@ def shapes(batch):
     return [tuple(tensor.shape) for tensor in tf.nest.flatten(batch)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", small.fast(KINDS, "tagging"))
 def test_all_shapes_are_known_before_the_first_batch(encoded, kind):
     data, _ = encoded(kind, True)
     assert len(data) == 10

@@ -84,13 +84,8 @@ FORMS = {
     "strings of numbers": ("TextRegressor", {}, PAIRS, NUMBERS, list(map(str, NUMBERS))),
 }
 
-FAST_FORMS = ("names", "two labels", "lists of names")
 
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in FAST_FORMS else pytest.param(name, marks=pytest.mark.slow) for name in FORMS],
-)
+@pytest.mark.parametrize("name", small.fast(FORMS, "names"))
 def test_batches_of_a_dataset_are_those_of_rows(name, weights):
     model_name, options, x, y, streamed = FORMS[name]
     model = compiled(model_name, weights, **options)
@@ -110,6 +105,7 @@ def test_weights_of_rows_and_classes_are_multiplied(weights):
     np.testing.assert_allclose(found[0][2]["label"][2:4], row_weights[2:4] * [1, 2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_infinite_dataset_is_not_read_ahead(weights):
     """Six steps of 4 rows, prefetched by a few; the schedule ends with the last step."""
     drawn = []
@@ -146,6 +142,7 @@ def test_two_replicas_equal_one(weights, mirrored):
     assert_equal_weights(weights_of(alone), weights_of(together), rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_xla_takes_batches_of_one_length(weights):
     model = compiled("TextClassifier", weights)
     model.compile(jit_compile=True)
@@ -201,6 +198,7 @@ def test_what_a_dataset_contains_is_not_given_again(model, name):
         model.fit(batches(ROWS, NAMES), **{name: 0.5})
 
 
+@pytest.mark.slow
 def test_predictions_and_metrics_of_a_dataset(model):
     expected = model.predict(ROWS)["probabilities"]
     for given in (batches(ROWS, NAMES), batches(ROWS).map(lambda x: x)):
@@ -211,6 +209,7 @@ def test_predictions_and_metrics_of_a_dataset(model):
         model.predict(batches(ROWS).repeat())
 
 
+@pytest.mark.slow
 def test_other_tasks_read_a_dataset_once(weights):
     x = [text.split() for text in CASES["TokenClassifier"][1]]
     y = [["O"] * len(words) for words in x]

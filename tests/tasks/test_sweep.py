@@ -267,6 +267,7 @@ def test_an_unrelated_or_locked_directory_is_rejected(settings, tmp_path):
             sweep(settings)
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_no_sweep(settings):
     run = finetune(dataclasses.replace(settings, seeds=()).runs()[""])
     with pytest.raises(UserError, match="--output_dir=.*: contains a single run"):

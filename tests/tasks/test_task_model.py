@@ -9,6 +9,7 @@ import pytest
 
 import tasks
 from tasks.pipeline import Pipeline
+from tests import small
 from tests.conftest import ROOT
 from tests.small import TEXTS
 
@@ -43,11 +44,6 @@ CASES = {
 }
 
 
-def fast_cases(*fast):
-    """Return the names of all cases as parameters, slow but for these."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-
-
 def create(name, huggingface_dir, **changes):
     options = {"max_seq_length": 12, **CASES[name][0], **changes}
     return getattr(tasks, name).from_pretrained(huggingface_dir, **options)
@@ -59,7 +55,7 @@ def compiled(name, huggingface_dir, learning_rate=1e-2, **changes):
     return model
 
 
-@pytest.mark.parametrize("name", fast_cases("TextClassifier", "AnomalyDetector"))
+@pytest.mark.parametrize("name", small.fast(CASES, "TextClassifier"))
 def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     _, x, y = CASES[name]
     model = compiled(name, huggingface_dir)

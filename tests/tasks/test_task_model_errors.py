@@ -242,6 +242,7 @@ def test_wrong_rows_of_two_inputs(weights):
     check("labels: expected a list", TokenClassifier.from_pretrained, weights, labels="THING")
 
 
+@pytest.mark.slow
 def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights, mirrored):
     with mirrored.scope():
         model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)

@@ -15,7 +15,7 @@ from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples
 from tasks.rows import Rows
 from tests import small
-from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create, fast_cases
+from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -35,7 +35,14 @@ def assert_equal_weights(first, second, **tolerance):
             np.testing.assert_allclose(second[name], value, err_msg=name, **tolerance)
 
 
-@pytest.mark.parametrize("name", fast_cases("TextClassifier"))
+def without_common_bias(name, weights):
+    """Drop a bias that a softmax over choices or positions cancels: its gradient is rounding."""
+    if name in ("MultipleChoice", "QuestionAnswerer"):
+        del weights["classifier/bias"]
+    return weights
+
+
+@pytest.mark.parametrize("name", small.fast(CASES, "TextClassifier"))
 def test_fit_equals_the_train_step(name, no_dropout_dir):
     """Compare 20 steps of Keras with those of the training loop, without dropout."""
     _, x, y = CASES[name]
@@ -62,14 +69,11 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
 
     by_fit.fit(x, y, batch_size=4, epochs=epochs, verbose=0)
     assert int(by_fit.optimizer.iterations.numpy()) == num_steps >= 20
-    expected = weights_of(by_step)
-    if name == "MultipleChoice":
-        # A softmax over choices does not depend on their common bias; its gradient is rounding.
-        del expected["classifier/bias"]
+    expected = without_common_bias(name, weights_of(by_step))
     assert_equal_weights(expected, weights_of(by_fit), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", fast_cases())
+@pytest.mark.parametrize("name", small.fast(CASES))
 def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
     """Train with a last batch of one row, which leaves the second replica padding only."""
     _, x, y = CASES[name]
@@ -79,9 +83,7 @@ def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
         together = compiled(name, no_dropout_dir, learning_rate=1e-3)
     for model in (alone, together):
         model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0)
-    expected = weights_of(alone)
-    if name == "MultipleChoice":
-        del expected["classifier/bias"]  # See above.
+    expected = without_common_bias(name, weights_of(alone))
     assert_equal_weights(expected, weights_of(together), rtol=1e-4, atol=2e-6)
     assert together.predict_rows(x)[0].keys() == alone.predict_rows(x)[0].keys()
     assert together.evaluate(x, y) == pytest.approx(alone.evaluate(x, y), abs=1e-4)
@@ -109,6 +111,7 @@ def test_a_resumed_fit_equals_an_unbroken_one(huggingface_dir, tmp_path):
     assert_equal_weights(unbroken, resumed, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_second_fit_warms_up_anew_without_another_trace(huggingface_dir):
     model = compiled("TextClassifier", huggingface_dir)
     rates = []
@@ -141,6 +144,7 @@ def test_thresholds_are_tuned_on_validation_rows(huggingface_dir, tmp_path):
     assert model.tune(*rows).task.thresholds
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_metrics_of_the_task(huggingface_dir, tmp_path):
     model = compiled("TextClassifier", huggingface_dir)
     best = str(tmp_path / "best.keras")

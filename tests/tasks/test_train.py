@@ -85,6 +85,7 @@ def test_train_equals_finetune_bit_for_bit_also_after_an_interruption(place, cre
         assert one.source.is_that_of(one.task, one.network)
 
 
+@pytest.mark.slow
 def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp_path, place):
     settings = {**SETTINGS, "epochs": 1, "output_dir": tmp_path / "run"}
     model = create().train(TEXTS, LABELS, DEV, **settings)
@@ -168,6 +169,7 @@ def test_training_batches_have_the_weights_of_rows(create):
     assert sorted(found) == weights.tolist()
 
 
+@pytest.mark.slow
 def test_other_weights_or_values_are_not_those_of_the_checkpoint(create, tmp_path):
     model = create(labels=["billing", "hardware"], threshold_objective="f1")
     texts, labels = TEXTS[:6], LABELS[:6]
