@@ -59,6 +59,7 @@ def test_all_snippets_run(namespace, tmp_path):
     assert (tmp_path / "MODELS" / "complaints" / "1" / "saved_model.pb").exists()
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_readme_runs(namespace, tmp_path):
     (source,) = snippets((ROOT / "README.md").read_text(encoding="utf-8"))
     namespace["WEIGHTS"] = namespace["PATH"]

@@ -229,7 +229,7 @@ def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_
         recipe.pretrain(settings)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 5])
+@pytest.mark.parametrize("steps_per_execution", small.fast([1, 5], 5))
 def test_a_value_that_is_not_finite_is_reported_with_step_and_position(
     directories, tmp_path, steps_per_execution
 ):

@@ -275,6 +275,7 @@ def without_gradient_on(replica, loss):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "replica"),
     [

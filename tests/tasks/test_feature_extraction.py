@@ -71,6 +71,7 @@ def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_pat
         np.testing.assert_allclose(vector, expected, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
+@pytest.mark.slow
 def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 16, num_texts=2)
     source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))

@@ -255,6 +255,7 @@ def test_pairs_binary_labels_and_runs_without_dev(settings, tmp_path):
     assert read(run.checkpoints.path(4))["classifier/kernel"].shape == (12, 1)
 
 
+@pytest.mark.slow
 def test_sst2_is_known_by_name(settings, tmp_path):
     """Use GLUE's file format: a header, sentence TAB label, and quotes as data."""
     (tmp_path / "train.tsv").write_text(

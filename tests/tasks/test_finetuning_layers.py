@@ -52,6 +52,7 @@ def test_each_layer_has_its_own_rate(settings):
         assert changed[name] == pytest.approx(1e-2 * factor, rel=0.01), name
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_constant_and_have_no_slots(settings):
     run = finetune(dataclasses.replace(settings, frozen_layers=1, epochs=1))
     before, after = read_pretrained(settings.init_from).weights, read(run.checkpoints.path(4))

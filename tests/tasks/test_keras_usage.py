@@ -85,6 +85,7 @@ def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model):
 # Callbacks.
 
 
+@pytest.mark.slow
 def test_a_rate_is_reduced_unless_the_optimizer_has_a_schedule(model, weights):
     reduce = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
     with pytest.raises(UserError) as raised:

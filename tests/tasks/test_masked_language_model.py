@@ -36,6 +36,7 @@ def model(pretrained_run):
     return tasks.MaskedLanguageModel.from_pretrained(pretrained_run)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_most_probable_at_the_first_mask(model):
     assert model.task.max_seq_length == 16  # All positions, which are fewer than 512.
     rows = model.predict_rows(TEXTS)

@@ -141,6 +141,7 @@ def test_a_prediction_does_not_depend_on_the_batch(pipeline, signatures):
         np.testing.assert_allclose(alone["probabilities"][0], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (1, 0), (2, 2), (17, 5)])
 def test_rows_without_a_choice_have_no_prediction(signatures, shape):
     prompts, choices = tf.fill(shape[:1], "the bill"), tf.fill(shape, "")
@@ -299,6 +300,7 @@ def test_flags_of_other_tasks_are_rejected(huggingface_dir, complaints, tmp_path
             dataclasses.replace(settings, task=name, **flag)
 
 
+@pytest.mark.slow
 def test_published_questions_are_encoded_completely(data_dir, pretrained_dir):
     from bert_tf import read_pretrained
 

@@ -370,6 +370,7 @@ def test_it_learns(tmp_path, vocabulary):
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
 
 
+@pytest.mark.slow
 def test_the_answers_of_squad_are_tokens(data_dir):
     """Check 1,770 answers: all are in a window; 28 start or end in a token ("Sky" in "BSky")."""
     task = QuestionAnsweringTask.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)

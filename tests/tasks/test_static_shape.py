@@ -82,6 +82,7 @@ def test_all_shapes_are_known_before_the_first_batch(encoded, kind):
         assert len([shapes(batch) for batch in batches]) >= 3
 
 
+@pytest.mark.slow
 def test_filler_rows_of_a_batch_have_no_weight(encoded):
     batches = encoded("classification", True)[0].training_batches(**ARGUMENTS)
     usual = encoded("classification", False)[0].training_batches(**ARGUMENTS)

@@ -35,6 +35,7 @@ def test_evaluation_is_equal_in_any_layout_and_batch_size(
             np.testing.assert_allclose(outputs[number, :length], alone[:length], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, monkeypatch):
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
     task = pipeline.task

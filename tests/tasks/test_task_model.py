@@ -72,6 +72,7 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     assert loaded.evaluate(x, y) == pytest.approx(metrics)
 
 
+@pytest.mark.slow
 def test_predict_builds_its_graph_once(huggingface_dir, monkeypatch):
     """Call it with other lengths and numbers of rows, and after `fit` with new weights."""
     traced, predict = [], Pipeline.predict

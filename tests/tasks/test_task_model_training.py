@@ -97,6 +97,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_equals_an_unbroken_one(huggingface_dir, tmp_path):
     def fit(*callbacks):
         model = compiled("TextClassifier", huggingface_dir)
