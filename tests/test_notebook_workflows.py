@@ -65,7 +65,8 @@ served = LocalClient("MODELS/mail").predict({"text": texts})
 token = MaskedLanguageModel.from_pretrained(PATH).predict_rows(
     ["Paris is the [MASK] of France."])[0]["token"]
 vectors = TextEmbedder.from_pretrained(PATH, pooling="mean").predict(texts)
-QuestionAnswerer.from_pretrained(PATH, max_seq_length=24, doc_stride=4).save_run("QA")
+lengths = {"max_seq_length": 24, "max_query_length": 8, "doc_stride": 4}
+QuestionAnswerer.from_pretrained(PATH, **lengths).save_run("QA")
 TokenClassifier.from_pretrained(PATH, labels=["PERSON"]).save_run("NER")
 long_text = "the bill was high . " * 20 + "anna left rome ."
 answer = load_model("QA").predict_rows({"question": ["who ?"], "context": [long_text]})[0]["answer"]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import small
+from tests.bert_tf.test_head_weights import MASKED_LM, add_heads
 from tests.conftest import ROOT
 from tests.small import TEXTS
 
@@ -26,6 +27,7 @@ def namespace(tmp_path, config, vocabulary, mirrored, monkeypatch):
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: mirrored)
     config = dataclasses.replace(config, max_position_embeddings=384)
     path = small.write_huggingface(tmp_path / "weights", config, vocabulary)
+    add_heads(path, config, MASKED_LM)
     small.write_complaints(tmp_path)
     return {
         "PATH": str(path),
