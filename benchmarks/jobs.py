@@ -208,10 +208,13 @@ def write_small_model(directory):
 
 
 def write_masked_lm(model, directory):
-    """Write a model with a masked language model head whose transform is random."""
+    """Write a model with a masked language model head whose transform is random.
+
+    keras-hub requires the pooler, which BertForMaskedLM does not have.
+    """
     import transformers
 
-    network = transformers.BertForMaskedLM.from_pretrained(model)
+    network = transformers.BertForPreTraining.from_pretrained(model)
     network.save_pretrained(directory)
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(directory)
     for name in ("vocab.txt", "tokenizer_config.json", "sentence_bert_config.json"):

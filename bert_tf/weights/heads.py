@@ -138,6 +138,8 @@ def read_head(
     if architectures(values) == ["BertForNextSentencePrediction"]:
         labels, pairs = labels or NEXT_SENTENCE_LABELS, True
     names = _labels(values, len(bias), labels)
+    if kind == "classification" and "O" in labels and any(label[:2] == "B-" for label in labels):
+        kind = "tagging"  # Forks of run_classifier.py for entities have its names of tensors.
     limit = min(max_seq_length, MAX_SEQ_LENGTH)
     fields: dict[str, Any] = {}
     if kind == "classification":

@@ -88,6 +88,11 @@ def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
         assert pretrained.task["labels"] == ["0", "1", "2"]
     task = read_pretrained(tmp_path / "output", labels=("a", "b", "c"), pairs=True).task
     assert (task["labels"], task["text_columns"]) == (["a", "b", "c"], ["text_a", "text_b"])
+    # Forks for entities have the same tensors; the labels tell.
+    tags = ("O", "B-X", "I-X")
+    tagging = read_pretrained(tmp_path / "output", labels=tags)
+    assert (tagging.task["kind"], tagging.task["labels"]) == ("tagging", list(tags))
+    assert_holds(tagging.weights, weights)
 
 
 def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, capsys):

@@ -112,7 +112,7 @@ def assert_equal(name, found, expected):
         if output in ("answer", "token"):
             np.testing.assert_array_equal(found[output], values)
         else:
-            assert np.ptp(np.asarray(values)) > 0.01
+            assert np.ptp(np.asarray(values)) > 1e-3
             np.testing.assert_allclose(found[output], values, rtol=0, atol=TOLERANCE)
 
 
