@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tasks.task import Task
 
 _PRETRAINED = "pretrained"  # Task type of runs without task.json, `MaskedLmTask`.
+_DROPOUT = "dropout_seed/"
+# Converted weights have no dropout state, which predictions do not use; those of a masked language
+# model may have no next sentence head.
+_OPTIONAL = (_DROPOUT, "next_sentence/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +105,7 @@ class RunCheckpoint:
             {
                 name: variable
                 for name, variable in variables.items()
-                # Converted weights have no dropout state, which predictions do not use; those of a
-                # masked language model may have no next sentence head.
-                if name in values or not name.startswith(("dropout_seed/", "next_sentence/"))
+                if name in values or not name.startswith(_OPTIONAL)
             },
             values,
             self.path,
@@ -124,7 +126,7 @@ class RunCheckpoint:
         return all(
             np.array_equal(variable.numpy(), values[name])
             for name, variable in checkpoints.model_variables(network).items()
-            if not _is_dropout_state(name)
+            if not name.startswith(_DROPOUT) and (name in values or not name.startswith(_OPTIONAL))
         )
 
     @property
@@ -170,7 +172,3 @@ def save_run(
             tuned = {name: getattr(task, name) for name in task.tunable_fields}
             run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
     return run
-
-
-def _is_dropout_state(name):
-    return name.startswith("dropout_seed/")

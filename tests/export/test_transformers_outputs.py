@@ -82,7 +82,7 @@ def served(name, rows, directory):
     pairs = {"text_a": list(first), "text_b": list(second)}
     if name == "next_sentence":
         # A classifier of pairs, whose first label is "is_next".
-        return {"is_next": client.predict(pairs)["probabilities"][:, 0]}
+        return {"is_next": [row[0] for row in client.predict(pairs)["probabilities"]]}
     if name in ("masked_lm", "pretraining"):
         found = client.predict({"text": rows["masked"]}, signature="masked_lm")
         if name == "pretraining":
@@ -100,6 +100,7 @@ def served(name, rows, directory):
 def assert_equal(name, found, expected):
     if name == "tokens":
         assert sum(map(len, expected["entities"])) > 50
+        found = {output: np.asarray(values) for output, values in found.items()}
         for row, entities in enumerate(expected["entities"]):
             count = found["num_entities"][row]
             assert [[start, end] for start, end, _ in entities] == np.stack(
