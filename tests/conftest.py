@@ -70,6 +70,15 @@ def pretrained_dir():
 
 
 @pytest.fixture(scope="session")
+def transformers_python():
+    """Return the interpreter with torch and transformers; skip the test if it is unset."""
+    name = "BERT_TF_TRANSFORMERS_PYTHON"
+    if name not in os.environ:
+        pytest.skip(f"{name} is not set: no interpreter with torch and transformers")
+    return os.environ[name]
+
+
+@pytest.fixture(scope="session")
 def mirrored():
     """Return a strategy of two replicas, on CPU:0 and CPU:1.
 

@@ -5,7 +5,6 @@ BERT_TF_TRANSFORMERS_PYTHON names an interpreter with torch and transformers.
 
 import dataclasses
 import json
-import os
 
 import numpy as np
 import pytest
@@ -15,15 +14,6 @@ from bert_tf import UserError, read_pretrained
 from bert_tf.weights import name_map
 from tests import small
 from tests.bert_tf.test_conversion import WORDS_OF_TASKS, converted, fine_tuned, pretrained_run
-
-PYTHON = "BERT_TF_TRANSFORMERS_PYTHON"
-
-
-@pytest.fixture
-def transformers_python():
-    if PYTHON not in os.environ:
-        pytest.skip(f"{PYTHON} is not set: no interpreter with torch and transformers")
-    return os.environ[PYTHON]
 
 
 def assert_equal_in_transformers(path, tolerance=1e-5):

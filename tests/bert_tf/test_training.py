@@ -277,13 +277,7 @@ def without_gradient_on(replica, loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cause", "replica"),
-    [
-        ("gradient", 0),
-        pytest.param("weight", 1, marks=pytest.mark.slow),
-        pytest.param("weight", 0, marks=pytest.mark.slow),
-        pytest.param("gradient", 1, marks=pytest.mark.slow),
-    ],
+    ("cause", "replica"), [("gradient", 0), ("weight", 1), ("weight", 0), ("gradient", 1)]
 )
 def test_a_value_that_is_not_finite_prevents_the_update_on_all_replicas(mirrored, cause, replica):
     step, weights = make_step(tiny_config(), mirrored), np.ones(16, np.float32)

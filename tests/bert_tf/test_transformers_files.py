@@ -1,7 +1,6 @@
 """Files that transformers itself writes, with the interpreter of BERT_TF_TRANSFORMERS_PYTHON."""
 
 import json
-import os
 import pathlib
 import subprocess
 
@@ -11,7 +10,6 @@ import pytest
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.weights import huggingface, tokenizer_files
 
-PYTHON = "BERT_TF_TRANSFORMERS_PYTHON"
 WRITER = pathlib.Path(__file__).with_name("transformers_writer.py")
 pytestmark = pytest.mark.slow
 # Without a sigma at the end of a word and words of over 100 characters: there, the tokenizers
@@ -23,14 +21,12 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory, data_dir):
-    if PYTHON not in os.environ:
-        pytest.skip(f"{PYTHON} is not set: no interpreter with transformers")
+def written(tmp_path_factory, data_dir, transformers_python):
     directory = tmp_path_factory.mktemp("transformers")
     (directory / "texts.json").write_text(json.dumps(TEXTS))
     subprocess.run(
         [
-            *(os.environ[PYTHON], "-I", str(WRITER)),
+            *(transformers_python, "-I", str(WRITER)),
             *(str(directory), str(data_dir / "vocab"), str(directory / "texts.json")),
         ],
         check=True,

@@ -6,7 +6,6 @@ bert_tf.convert itself. The same weights in other formats have to become the sam
 """
 
 import json
-import os
 import pathlib
 import subprocess
 
@@ -27,7 +26,6 @@ MODELS = (
     *("five_labels", "multi_label", "tokens", "answers", "choices"),
 )
 NAMES = ("north", "east", "south", "west", "up")
-PYTHON = "BERT_TF_TRANSFORMERS_PYTHON"
 WRITER = pathlib.Path(__file__).with_name("transformers_outputs.py")
 WORDS = "the bill is too high my screen does not open , app broken and ! anna left rome".split()
 TOLERANCE = 1e-5
@@ -54,16 +52,14 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def written(rows, tmp_path_factory, data_dir):
-    if PYTHON not in os.environ:
-        pytest.skip(f"{PYTHON} is not set: no interpreter with torch and transformers")
+def written(rows, tmp_path_factory, data_dir, transformers_python):
     directory = tmp_path_factory.mktemp("transformers")
     (directory / "texts.json").write_text(json.dumps(rows))
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
     Vocabulary(vocabulary.lines[:4_000], "the first entries").save(directory / "vocab.txt")
     subprocess.run(
         [
-            *(os.environ[PYTHON], "-I", str(WRITER), str(directory)),
+            *(transformers_python, "-I", str(WRITER), str(directory)),
             *(str(directory / "vocab.txt"), str(directory / "texts.json")),
         ],
         check=True,
@@ -118,7 +114,7 @@ def assert_equal(name, found, expected):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_saved_model_predicts_as_transformers(name, written, rows, tmp_path):
+def test_a_saved_model_predicts_as_transformers(name, written, rows, tmp_path, transformers_python):
     run = converted(written / name, tmp_path / "run")
     if name == "encoder":  # Without a head there is nothing to predict but vectors.
         model = TextEmbedder.from_pretrained(run, max_seq_length=64)
@@ -128,7 +124,7 @@ def test_a_saved_model_predicts_as_transformers(name, written, rows, tmp_path):
     expected = json.loads((written / "outputs.json").read_text())[name]
     assert_equal(name, served(name, rows, version.parent), expected)
 
-    flags = {"format": "huggingface", "verify_python": os.environ[PYTHON]}
+    flags = {"format": "huggingface", "verify_python": transformers_python}
     back = converted(run, tmp_path / "back", **flags)
     outputs = json.loads((back / "conversion.json").read_text())["outputs"]
     assert outputs["largest_difference"] < TOLERANCE
