@@ -75,6 +75,7 @@ def test_a_run_has_the_same_metrics_after_conversion_and_back(released, name, fo
     assert evaluate(name, "back") == evaluate(name)
 
 
+@pytest.mark.slow
 def test_pretraining_is_resumed_as_before(released):
     assert Manifest.load("shards").plan_sha256
     run = pretrain(settings_of(PretrainSettings, "pretraining"))

@@ -136,6 +136,7 @@ def test_the_flat_layout_is_the_padded_layout_without_padding(shards):
         assert wide["input_ids"].shape == (9, LENGTH)
 
 
+@pytest.mark.slow
 def test_dynamic_masks_change_per_epoch_and_depend_on_the_example_only(tmp_path, shards):
     data = data_of(write_shards(tmp_path / "dynamic", "dynamic"))
     size = len(data)

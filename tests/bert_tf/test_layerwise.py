@@ -157,6 +157,7 @@ def gradients_of(config, inputs_BL, num_frozen, recompute=False):
     return gradients(inputs_BL), operations.count("MatMul")
 
 
+@pytest.mark.slow
 def test_no_gradient_is_computed_through_frozen_layers(config, inputs_BL):
     """Count products: two layers have 6 each, the pooler 1, and the backward pass two per product.
 

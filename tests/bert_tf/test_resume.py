@@ -211,6 +211,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_rejected_and_left_unchanged(
     assert contents(path) == before
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_of_damaged_state_is_reported_and_training_resumes(
     directories, runs, tmp_path
 ):

@@ -149,6 +149,7 @@ def test_impossible_settings_are_reported(corpus, tmp_path, changes, message):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_special_tokens_only_is_rejected_by_a_worker(corpus, tmp_path):
     Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
     changes = {"vocab": str(tmp_path / "specials.txt"), "num_workers": 1}

@@ -120,6 +120,7 @@ def test_a_run_of_a_foreign_classifier_is_evaluated_and_exported(
     )
 
 
+@pytest.mark.slow
 def test_a_tagger_predicts_the_entities_of_its_source(tmp_path, config, vocabulary):
     run, encoder, kernel, bias = converted(
         tmp_path, config, vocabulary, "TokenClassification", 5, id2label=TAGS

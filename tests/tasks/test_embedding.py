@@ -23,6 +23,7 @@ def model(huggingface_dir):
     return tasks.TextEmbedder.from_pretrained(huggingface_dir, max_seq_length=8)
 
 
+@pytest.mark.slow
 def test_vectors_of_strings_and_token_ids_are_the_pooled_hidden_states(model):
     ids = model.tokenize(TEXTS)
     inputs = {name: ids[name] for name in ("input_ids", "input_mask", "segment_ids")}

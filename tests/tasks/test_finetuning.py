@@ -88,6 +88,7 @@ def test_no_padding_is_computed_in_training_evaluation_and_prediction(settings, 
     assert 2 <= in_training < len(is_flat) and all(is_flat)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_covers_model_optimizer_and_seeds(settings):
     run = finetune(dataclasses.replace(settings, epochs=1))
     weights = {*name_map.weight_shapes(run.config), "classifier/kernel", "classifier/bias"}

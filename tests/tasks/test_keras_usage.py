@@ -69,6 +69,7 @@ def test_tables_of_pairs_and_validation_split(weights, table):
 # Datasets.
 
 
+@pytest.mark.slow
 def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model):
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).shuffle(9999, seed=0).batch(4)
     received = []

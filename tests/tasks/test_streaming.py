@@ -94,6 +94,7 @@ def test_batches_of_a_dataset_are_those_of_rows(name, weights):
     assert_equal_batches(expected, found, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_weights_of_rows_and_classes_are_multiplied(weights):
     row_weights = np.linspace(0.5, 2.0, 9).astype(np.float32)
     options = {"class_weight": {LABELS[1]: 2.0}}

@@ -139,6 +139,7 @@ def check(windows, questions, texts, max_seq_length, doc_stride, max_first):
     assert list(found) == expected
 
 
+@pytest.mark.slow
 def test_thousands_of_random_texts_equal_the_released_loops(vocabulary):
     rng = np.random.default_rng(0)
     for case in range(25):
