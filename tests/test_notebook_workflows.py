@@ -106,10 +106,10 @@ def test_workflows_run(namespace, tmp_path):
     assert namespace["best"].task.labels == tuple(sorted(labels))
     assert namespace["loaded"] == namespace["from_run"] == namespace["expected"]
     expected = [row["label"] for row in namespace["expected"]]
-    assert namespace["served"]["label"].tolist() == expected
+    assert namespace["served"]["label"] == expected
     assert isinstance(namespace["token"], str)
     assert namespace["vectors"].shape[0] == len(namespace["texts"])
     assert namespace["answer"] == "" or namespace["answer"] in namespace["long_text"]
     assert all(entity in "Anna left Rome." for entity in namespace["entities"])
     assert namespace["tokens"][0] == "[CLS]"
-    assert json.loads((tmp_path / "NER" / "task.json").read_text())["task"] == "tagging"
+    assert json.loads((tmp_path / "NER" / "task.json").read_text())["kind"] == "tagging"
