@@ -28,8 +28,6 @@ from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, config, vocabulary):
@@ -144,6 +142,7 @@ def test_served_predictions_equal_those_of_the_run_in_any_batch(models, trained)
     }
 
 
+@pytest.mark.slow
 def test_a_feed_forward_layer_of_a_slow_width_is_widened_without_effect(
     trained, tmp_path, monkeypatch
 ):
@@ -181,6 +180,7 @@ def test_embeddings_equal_those_of_the_encoder(models, trained):
         np.testing.assert_allclose(prediction[name], expected[name], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pair_task_takes_two_texts(trained, tmp_path):
     task = dataclasses.replace(trained.task, text_columns=("a", "b"))
     pair = type(trained)(task, trained.config, trained.vocabulary, network=trained.network)
@@ -227,6 +227,7 @@ SABOTAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_a_sabotaged_export_is_not_published_and_the_string_is_reported(trained, tmp_path, name):
     change, message = SABOTAGES[name]
@@ -241,6 +242,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_reported(trained,
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
     def write(right, directory, precision):
         write_saved_model(right, directory)
@@ -258,6 +260,7 @@ def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
     assert set(ids.tolist()) | special_tokens == set(range(len(trained.vocabulary)))
 
 
+@pytest.mark.slow
 def test_an_unaltered_copy_is_published_as_the_next_version(trained, tmp_path):
     """Export without sabotage, as a control of the test above."""
     for name in ("7", "12", "notes", ".writing-1"):
@@ -268,6 +271,7 @@ def test_an_unaltered_copy_is_published_as_the_next_version(trained, tmp_path):
     assert versions(tmp_path) == [7, 12, 13]
 
 
+@pytest.mark.slow
 def test_the_published_version_runs_elsewhere_without_our_code(models, tmp_path):
     shutil.copytree(models / "1", tmp_path / "moved")
     done = subprocess.run(
@@ -286,6 +290,7 @@ def test_the_published_version_runs_elsewhere_without_our_code(models, tmp_path)
     assert done.stdout.split()[0] == "billing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["session", "C API"])
 def test_the_published_version_runs_in_other_engines(models, tmp_path, engine):
     """Load and run it with the interfaces that TF Serving uses."""
@@ -301,6 +306,7 @@ def test_the_published_version_runs_in_other_engines(models, tmp_path, engine):
         np.testing.assert_allclose(results[f"0/{name}"], expected[name], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_predicts(models, run_command):
     texts = ("the bill is too high", "broken screen !")
     inputs = [f"--input=text={text}" for text in texts]

@@ -79,7 +79,6 @@ def test_a_run_is_published_by_its_path(model, tmp_path, opened):
         export.publish(tmp_path / "run", tmp_path / "models", checkpoint="step-00000001")
 
 
-@pytest.mark.slow
 def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_path, opened):
     found, write = opened
     model = TextClassifier.from_pretrained(
@@ -92,7 +91,6 @@ def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_pat
     assert [task for task, _ in found] == [model.task] and model.task.thresholds
 
 
-@pytest.mark.slow
 def test_a_loaded_model_is_published_as_its_run_until_it_is_trained_further(
     model, tmp_path, opened
 ):
