@@ -203,6 +203,7 @@ class PretrainingDataset:
         rows = blocks.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
         batches = rows.batch(batch_size, drop_remainder=drop_remainder)
 
+        @tf.autograph.experimental.do_not_convert
         def finish(record_B, epoch_B, shard_B, number_B):
             examples = self._parse(record_B)
             with tf.control_dependencies(self._checks(examples, shard_B, number_B)):

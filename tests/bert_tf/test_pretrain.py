@@ -165,7 +165,7 @@ def test_it_starts_from_given_weights_and_heads(directories, tmp_path):
     ("parts", "new"),
     [
         (("bert", "masked_lm"), "; new next_sentence head"),
-        (("bert",), "; new masked_lm and next_sentence heads"),
+        pytest.param(("bert",), "; new masked_lm and next_sentence heads", marks=pytest.mark.slow),
     ],
 )
 def test_it_logs_which_heads_are_new(directories, tmp_path, parts, new):

@@ -1,5 +1,6 @@
 """The tokenizer against the released rules: literals, every code point, context, conformance."""
 
+import functools
 import json
 import random
 import sys
@@ -15,11 +16,13 @@ from tests import tokenization
 from tests.conftest import WORDS
 
 SPECIALS = WORDS[:5]
+# Building the graph of a tokenizer takes a second.
+cached_tokenizer = functools.cache(Tokenizer)
 
 
 def covered(text, vocabulary, do_lower_case=True, strip_accents=None):
     """Return [(entry, the characters it covers)] for one text."""
-    tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
+    tokenizer = cached_tokenizer(vocabulary, do_lower_case, strip_accents)
     ids, starts, ends = tokenizer.tokenize_with_offsets(tf.constant([text]))
     np.testing.assert_array_equal(ids[0], tokenizer.tokenize(tf.constant([text])).ids[0])
     characters = text if isinstance(text, str) else text.decode("utf-8", "replace")

@@ -315,6 +315,7 @@ def test_the_command_predicts(models, run_command):
     assert json.loads(done.stdout)["label"] == ["billing", "hardware"]
 
 
+@pytest.mark.slow
 def test_a_version_can_be_given_as_its_own_directory(models):
     texts = {"text": ["the bill is too high"]}
     assert LocalClient(models / "1").predict(texts) == LocalClient(models).predict(texts)

@@ -39,12 +39,10 @@ def test_it_is_fitted_evaluated_saved_and_loaded(rating, huggingface_dir, tmp_pa
     assert metrics["accuracy"] == np.mean(stars == STARS)
     with pytest.raises(UserError, match=r"y\[1\]: label '6': expected 1 to 5"):
         model.fit(TEXTS[:2], [1, 6])
-    model.save_run(tmp_path / "run")
     model.save(tmp_path / "model.keras")
-    for name in ("run", "model.keras"):
-        loaded = load_model(tmp_path / name)
-        assert type(loaded) is rating.TextRater
-        assert loaded.predict_rows(TEXTS) == model.predict_rows(TEXTS)
+    loaded = load_model(tmp_path / "model.keras")
+    assert type(loaded) is rating.TextRater
+    assert loaded.predict_rows(TEXTS) == model.predict_rows(TEXTS)
 
 
 SCRIPT = """

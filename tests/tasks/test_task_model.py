@@ -1,5 +1,6 @@
 """Keras models of all task types: fit, predict, evaluate, save."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import tasks
+from bert_tf.model.encoder import Encoder
 from tasks.pipeline import Pipeline
 from tests import small
 from tests.conftest import ROOT
@@ -73,15 +75,22 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_predict_builds_its_graph_once(huggingface_dir, monkeypatch):
-    """Call it with other lengths and numbers of rows, and after `fit` with new weights."""
+def test_predict_and_fit_build_their_graphs_once(huggingface_dir, monkeypatch):
+    """Call predict with other lengths and numbers of rows, and after `fit` with new weights."""
     traced, predict = [], Pipeline.predict
+    trained, call = [], Encoder.call
 
     def counted(pipeline, **texts):
         traced.append(texts)
         return predict(pipeline, **texts)
 
+    @functools.wraps(call)  # Keras reads its signature.
+    def counted_call(encoder, *inputs, **options):
+        trained.extend(inputs if options.get("training") else [])
+        return call(encoder, *inputs, **options)
+
     monkeypatch.setattr(Pipeline, "predict", counted)
+    monkeypatch.setattr(Encoder, "call", counted_call)
     model = compiled("TextClassifier", huggingface_dir)
     before = model.predict(["the bill"])["probabilities"]
     once = len(traced)
@@ -89,6 +98,8 @@ def test_predict_builds_its_graph_once(huggingface_dir, monkeypatch):
     for texts in (["the app does not open , my screen is broken"], ROWS, ROWS[:2], [""]):
         model.predict(texts)
     model.fit(ROWS, NAMES, epochs=1, verbose=0)
+    model.fit(ROWS[:5], NAMES[:5], epochs=2, verbose=0)
+    assert len(trained) == 1
     assert not np.array_equal(model.predict(["the bill"])["probabilities"], before)
     assert len(traced) == once
 
