@@ -330,7 +330,7 @@ def _dataset(numbers, batch_of):
 
 
 def _mapped(rows, batch_of):
-    batch_of = tf.autograph.experimental.do_not_convert(batch_of)  # Which takes long.
+    batch_of = tf.autograph.experimental.do_not_convert(batch_of)  # The conversion is slow.
     batches = rows.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return batches.prefetch(tf.data.AUTOTUNE)
 

@@ -154,6 +154,7 @@ def test_rows_without_a_choice_have_no_prediction(signatures, shape):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "rows"), [(2, 1), (1, 2)])
 def test_a_prompt_without_choices_and_choices_without_a_prompt_are_rejected(
     signatures, prompts, rows

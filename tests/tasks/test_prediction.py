@@ -94,6 +94,7 @@ def write_long(path, rows):
     return path
 
 
+@pytest.mark.slow
 def test_only_some_of_many_rows_are_in_memory(tmp_path):
     """Read twenty megabytes with a window of a tenth of one."""
     trained, output = stub(lengths), tmp_path / "out.jsonl"
