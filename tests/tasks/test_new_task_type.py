@@ -45,6 +45,15 @@ def test_it_is_fitted_evaluated_saved_and_loaded(rating, huggingface_dir, tmp_pa
     assert loaded.predict_rows(TEXTS) == model.predict_rows(TEXTS)
 
 
+@pytest.mark.slow
+def test_it_is_saved_as_a_run(rating, huggingface_dir, tmp_path):
+    model = rating.TextRater.from_pretrained(huggingface_dir, max_seq_length=12)
+    model.save_run(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    assert type(loaded) is rating.TextRater
+    assert loaded.predict_rows(TEXTS) == model.predict_rows(TEXTS)
+
+
 SCRIPT = """
 import json, sys
 from tasks import registry
