@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-slow: $(VENV)/.test $(OLDER)/.done
 	BERT_TF_OTHER_PYTHON=$(abspath $(OLDER))/bin/python $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --durations=10 $(TESTS) \

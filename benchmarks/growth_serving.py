@@ -24,7 +24,7 @@ def measure(sizes, lengths, batches):
     config = config_of(sizes)
     tokenizer = Tokenizer.from_config(config, Vocabulary([*SPECIALS, *words]))
     pipeline = MaskedLmPipeline(task, tokenizer, task.build_model(config))
-    embed = pipeline.signatures()["embed"]
+    embed = pipeline.signatures["embed"]
 
     def request(texts):
         start = time.perf_counter()

@@ -106,7 +106,7 @@ def serving(kind, layout, task, path, pretrained, batch):
     )
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
-    module.functions = {"serving_default": pipeline.signatures()["serving_default"]}
+    module.functions = {"serving_default": pipeline.signatures["serving_default"]}
     texts = task.reader.load_examples(path).texts["text"][: REQUESTS * batch]
     requests = [tf.constant(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     with tempfile.TemporaryDirectory() as directory:

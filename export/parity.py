@@ -79,7 +79,7 @@ def check(
         UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
             differ by more than the tolerance. The message names the first such string.
     """
-    functions, tolerance = model.serving.pipeline.signatures(), TOLERANCES[precision]
+    functions, tolerance = model.serving.pipeline.signatures, TOLERANCES[precision]
     specs = model.serving.pipeline.signature_specs()
     cases = [*questions, *requests(model, functions)]
     served = _served(directory, cases)

@@ -61,7 +61,10 @@ def write_saved_model(
         module.weights = [variable.value for variable in pipeline.model.variables]
     else:
         pipeline = _in_bfloat16(model.serving.pipeline, model.config)
-    module.functions = pipeline.signatures()
+    # TensorFlow would trace the tf.functions once more for saving, which takes seconds.
+    module.functions = {
+        name: function.get_concrete_function() for name, function in pipeline.signatures.items()
+    }
     tf.saved_model.save(module, str(directory), signatures=module.functions)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()

@@ -114,9 +114,8 @@ class MaskedLmTask(Task):
 class MaskedLmPipeline(Pipeline):
     """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
 
-    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
-        """Return traced functions of strings, by signature name."""
-        signatures = super().signatures()
+    def _make_signatures(self):
+        signatures = super()._make_signatures()
         return {
             **signatures,
             "masked_lm": signatures["serving_default"],
@@ -189,9 +188,8 @@ class MaskedLmPipeline(Pipeline):
 class MaskedLmOnlyPipeline(MaskedLmPipeline):
     """Pipeline of weights without a next sentence head, such as BertForMaskedLM."""
 
-    def signatures(self) -> dict[str, Callable[..., dict[str, tf.Tensor]]]:
-        """Return traced functions of strings, by signature name."""
-        signatures = super().signatures()
+    def _make_signatures(self):
+        signatures = super()._make_signatures()
         del signatures["next_sentence"]
         return signatures
 

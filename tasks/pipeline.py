@@ -5,6 +5,7 @@ size.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -138,8 +139,15 @@ class Pipeline(tf.Module):
             "end": dense(packed.ends, -1),
         }
 
+    @functools.cached_property
     def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
-        """Return a tf.function per signature, with string inputs by position, traced once each."""
+        """A tf.function per signature, with string inputs by position, traced once each.
+
+        Prediction, export and its parity check share them, since tracing takes seconds.
+        """
+        return self._make_signatures()
+
+    def _make_signatures(self):
         texts = self.task.input_names
         return {
             "serving_default": self._served(self.predict, texts),

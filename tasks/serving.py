@@ -5,7 +5,7 @@ Shape suffixes: N rows, L tokens of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ ROWS_PER_CALL = 1024  # Bounds memory.
 
 
 class ServingFunctions:
-    """The signatures of a pipeline, each traced once.
+    """The signatures of a pipeline, called with Python strings.
 
     Args:
         pipeline: The pipeline.
@@ -29,7 +29,6 @@ class ServingFunctions:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.task = pipeline, pipeline.task
-        self._signatures: dict[str, Callable[..., dict[str, tf.Tensor]]] = {}
 
     def call(
         self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
@@ -45,8 +44,7 @@ class ServingFunctions:
             `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
             with "" and -1.
         """
-        self._signatures = self._signatures or self.pipeline.signatures()
-        function = self._signatures[signature]
+        function = self.pipeline.signatures[signature]
         parts = [
             {name: _with_str(values.numpy()) for name, values in function(*texts.values()).items()}
             for texts in Examples(dict(columns), []).slices(batch_size)

@@ -162,7 +162,10 @@ def test_every_head_goes_to_hugging_face_and_google(tmp_path, config, vocabulary
     assert "thresholds" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("format", ["huggingface", "google", "keras"])
+@pytest.mark.parametrize(
+    "format",
+    ["huggingface", *(pytest.param(of, marks=pytest.mark.slow) for of in ("google", "keras"))],
+)
 @pytest.mark.parametrize("name", WORDS_OF_TASKS)
 def test_a_head_comes_back_bitwise_with_its_labels(tmp_path, tanh, vocabulary, name, format):
     weights = fine_tuned(tmp_path / "run", tanh, vocabulary, name)

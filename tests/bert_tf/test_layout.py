@@ -57,8 +57,18 @@ def without_tail(inputs):
     }
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    ("lengths", "wrap"),
+    [
+        *(pytest.param(LENGTHS[name], lambda f: f, id=f"eager-{name}") for name in LENGTHS),
+        pytest.param(LENGTHS["mixed"], tf.function, id="graph-mixed"),
+        *(
+            pytest.param(LENGTHS[name], tf.function, id=f"graph-{name}", marks=pytest.mark.slow)
+            for name in LENGTHS
+            if name != "mixed"
+        ),
+    ],
+)
 def test_flat_equals_padded_in_every_output(deep_config, vocabulary, lengths, wrap):
     encoder = make_encoder(deep_config, small.random_weights(deep_config))
     texts, count = random_texts(lengths, deep_config), sum(lengths)

@@ -173,6 +173,7 @@ def test_word_counts_do_not_depend_on_the_batch_size(monkeypatch):
     assert "counted 0.0 MB, 97 distinct words" in said[-1] and len(said) > 10
 
 
+@pytest.mark.slow
 def test_over_the_cap_the_rarest_words_are_dropped_with_a_warning(monkeypatch):
     monkeypatch.setattr(learning, "MAX_WORDS", 4)
     monkeypatch.setattr(learning, "BATCH_BYTES", 1)  # One batch per line.

@@ -135,12 +135,12 @@ def kill_at(monkeypatch, owner, name, step, after):
 @pytest.mark.parametrize(
     ("owner", "name", "after", "step"),
     [
-        (CheckpointManager, "save", False, 10),
+        pytest.param(CheckpointManager, "save", False, 10, marks=pytest.mark.slow),
         (CheckpointManager, "save", True, 10),
         (Run, "log_metrics", True, 10),
-        (CheckpointManager, "annotate", True, 10),
-        (Run, "log_metrics", True, 6),
-        (CheckpointManager, "annotate", True, 6),
+        pytest.param(CheckpointManager, "annotate", True, 10, marks=pytest.mark.slow),
+        pytest.param(Run, "log_metrics", True, 6, marks=pytest.mark.slow),
+        pytest.param(CheckpointManager, "annotate", True, 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_anywhere_stops_at_the_same_step(train, monkeypatch, owner, name, after, step):

@@ -207,6 +207,7 @@ def test_weights_that_do_not_fit_the_shards_are_rejected_in_one_line(
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.slow
 def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_path):
     directory = write_shards(tmp_path / "bad")
     path = directory / "examples-00001-of-00003.tfrecord"
@@ -309,6 +310,7 @@ def test_impossible_settings_are_rejected_before_a_run_is_created(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
     recipe.pretrain(settings)

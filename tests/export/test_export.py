@@ -68,7 +68,7 @@ def test_training_kernels_are_in_no_served_graph(trained, config, vocabulary, tr
         graphs = [function.get_concrete_function().graph for function in functions]
     else:
         graphs = [
-            function.get_concrete_function().graph for function in pipeline.signatures().values()
+            function.get_concrete_function().graph for function in pipeline.signatures.values()
         ]
     compiled = {
         name

@@ -100,7 +100,7 @@ def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
 
 def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices):
     for signature, inputs in parity_cases.requests(
-        of_choices, of_choices.serving.pipeline.signatures()
+        of_choices, of_choices.serving.pipeline.signatures
     ):
         if signature != "embed":
             assert len(inputs["prompt"]) == len(inputs["choices"])
@@ -108,7 +108,7 @@ def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices
     counts = {
         sum(choice != b"" for choice in choices)
         for signature, inputs in parity_cases.requests(
-            of_choices, of_choices.serving.pipeline.signatures()
+            of_choices, of_choices.serving.pipeline.signatures
         )
         if signature == "serving_default"
         for choices in inputs["choices"]

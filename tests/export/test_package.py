@@ -79,6 +79,7 @@ def text_of(version, name):
     return (version.directory / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_signature_is_warmed_up_with_few_and_many_rows(version):
     records = warmup.read(version.directory)
     assert len(records) <= 100
@@ -91,6 +92,7 @@ def test_every_signature_is_warmed_up_with_few_and_many_rows(version):
         assert asked(version.served, signature, inputs)
 
 
+@pytest.mark.slow
 def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
     """Check every record because one that fails prevents a server from loading the version."""
     seen = []
@@ -162,6 +164,7 @@ def test_models_config_is_a_server_configuration_for_any_name(name):
     ]
 
 
+@pytest.mark.slow
 def test_batching_parameters_are_valid_for_servers(version):
     def settings(text):
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -210,6 +213,7 @@ def test_an_installation_has_the_templates(tmp_path):
     assert "MODEL_CARD.md.j2" in installed
 
 
+@pytest.mark.slow
 def test_the_signature_page_shows_predictions_of_this_model(version):
     page = text_of(version, "SIGNATURES.md")
     curls = [shlex.split(block) for block in blocks(page, "")]
@@ -240,6 +244,7 @@ def test_the_signature_page_shows_predictions_of_this_model(version):
     assert "| `probabilities` | float32 | [B, 3] | probability of each label" in page
 
 
+@pytest.mark.slow
 def test_the_python_code_of_the_signature_page_runs(version, monkeypatch):
     grpc = pytest.importorskip("grpc")
     prediction_service_pb2_grpc = pytest.importorskip(
@@ -279,6 +284,7 @@ def test_the_python_code_of_the_signature_page_runs(version, monkeypatch):
             np.testing.assert_array_equal(values, expected[name])
 
 
+@pytest.mark.slow
 def test_the_model_card_has_the_records_of_the_run(version, trained):
     card = text_of(version, "MODEL_CARD.md")
     for line in (
@@ -312,6 +318,7 @@ def test_origins_are_recorded_without_paths(origin, shown):
     assert without_paths(origin) == shown
 
 
+@pytest.mark.slow
 def test_no_file_contains_paths_of_the_building_machine(version):
     secrets = ("builders-", str(pathlib.Path.home()), "site-packages", str(pathlib.Path.cwd()))
     paths = [path for path in version.directory.rglob("*") if path.is_file()]
@@ -321,6 +328,7 @@ def test_no_file_contains_paths_of_the_building_machine(version):
         assert not [secret for secret in secrets if secret.encode() in content], path
 
 
+@pytest.mark.slow
 def test_a_fingerprint_depends_on_the_content_of_a_model(version, tmp_path):
     path = tmp_path / "fingerprint.pb"
     given = (version.directory / "fingerprint.pb").read_bytes()

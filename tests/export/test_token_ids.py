@@ -71,9 +71,7 @@ def ids_in_fit(model):
     return [ids for inputs, *_ in batches for ids in unpadded(inputs)]
 
 
-@pytest.mark.parametrize(
-    ("do_lower_case", "strip_accents"), small.fast(EXPECTED, (True, False), (False, True))
-)
+@pytest.mark.parametrize(("do_lower_case", "strip_accents"), small.fast(EXPECTED, (False, True)))
 def test_preprocessor_training_and_signature_have_equal_token_ids(
     config, tmp_path, do_lower_case, strip_accents
 ):
@@ -81,7 +79,7 @@ def test_preprocessor_training_and_signature_have_equal_token_ids(
     assert unpadded(model.preprocessor(TEXTS)) == expected
     assert ids_in_fit(model) == expected
     trained = load_model(model.save_run(tmp_path / "run").path)
-    tokenize = trained.serving.pipeline.signatures()["tokenize"]
+    tokenize = trained.serving.pipeline.signatures["tokenize"]
     assert unpadded(tokenize(tf.constant(TEXTS))) == expected
 
 

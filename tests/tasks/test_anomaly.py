@@ -236,7 +236,7 @@ def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     alarms = [prediction["is_anomaly"] for prediction in predictions]
     assert sum(alarms[: len(NORMAL)]) / len(NORMAL) == metrics["false_alarm_rate"] <= 0.05
     assert sum(alarms[len(NORMAL) :]) / len(UNUSUAL) == metrics["detection_rate"]
-    serve = trained.serving.pipeline.signatures()["serving_default"]
+    serve = trained.serving.pipeline.signatures["serving_default"]
     for texts in ([], [""], ["the bill"] * 17):
         prediction = serve(tf.constant(texts, tf.string))
         assert prediction["score"].shape == prediction["is_anomaly"].shape == [len(texts)]

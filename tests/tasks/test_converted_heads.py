@@ -164,8 +164,8 @@ def test_a_masked_language_model_without_the_other_head_is_served(tmp_path, conf
     edit(tmp_path / "model", lambda tensors: [tensors.pop(name) for name in POOLER])
     run = read_pretrained(tmp_path / "model").save(tmp_path / "run")
     trained = load_model(run.path)
-    assert set(trained.serving.pipeline.signatures()) >= {"serving_default", "masked_lm"}
-    assert "next_sentence" not in trained.serving.pipeline.signatures()
+    assert set(trained.serving.pipeline.signatures) >= {"serving_default", "masked_lm"}
+    assert "next_sentence" not in trained.serving.pipeline.signatures
     assert trained.source.is_that_of(trained.task, trained.network)
     (row,) = load_model(run.path).predict_rows(["the [MASK] is"])
     assert len(row["token"]) == len(row["score"]) == 5

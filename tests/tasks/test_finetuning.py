@@ -307,6 +307,7 @@ def test_bfloat16_trains_and_keeps_float32_weights(settings):
     } == {"float32"}
 
 
+@pytest.mark.slow
 def test_the_commands_from_end_to_end(settings, run_command, complaints, tmp_path):
     """Run finetune, evaluate and predict as processes."""
     done = run_command("tasks.finetune", *flags(settings, epochs=6, seed=1))

@@ -29,6 +29,7 @@ def updates(run, settings):
     return {name: np.abs(after[name] - array).max() for name, array in before.items()}
 
 
+@pytest.mark.slow
 def test_each_layer_has_its_own_rate(settings):
     """Read off the rates: Adam's first update equals the rate, whatever the gradient."""
     run = finetune(

@@ -120,7 +120,7 @@ def answering(task, outputs):
     """Return a model of a run that predicts these outputs for any input."""
     pipeline = types.SimpleNamespace(
         task=task,
-        signatures=lambda: {
+        signatures={
             "serving_default": lambda *texts: task.postprocessor.predictions({}, None, outputs)
         },
     )
@@ -235,7 +235,7 @@ def test_files_are_trained_on_and_submitted(huggingface_dir, tmp_path, name):
     assert write_submission(trained, path, output) == 2
     header, *lines = output.read_text().splitlines()
     assert header == "index\tprediction" and [line[:3] for line in lines] == ["10\t", "11\t"]
-    answer = trained.serving.pipeline.signatures()["serving_default"]
+    answer = trained.serving.pipeline.signatures["serving_default"]
     texts = [text[: len(trained.task.input_names)] for text in TEXTS[:2]]
     predictions = answer(*map(tf.constant, zip(*texts, strict=True)))
     for number, line in enumerate(lines):

@@ -162,7 +162,7 @@ def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface
             filter(None, labels.split("|"))
         )
         assert prediction["score"] == max(prediction["probabilities"])
-    serve = trained.serving.pipeline.signatures()["serving_default"]
+    serve = trained.serving.pipeline.signatures["serving_default"]
     for count in (0, 1, 17):
         prediction = serve(tf.constant([""] * count, tf.string))
         shapes = {name: value.shape for name, value in prediction.items()}

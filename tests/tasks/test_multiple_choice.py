@@ -47,7 +47,7 @@ def pipeline(config, vocabulary):
 
 @pytest.fixture(scope="module")
 def signatures(pipeline):
-    return pipeline.signatures()
+    return pipeline.signatures
 
 
 def write(path, questions=QUESTIONS):

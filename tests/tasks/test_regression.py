@@ -82,6 +82,6 @@ def test_it_learns_and_the_run_predicts(huggingface_dir, tmp_path):
         for prediction, row in zip(predictions, rows, strict=True)
     ]
     assert np.mean(np.square(errors)) == pytest.approx(best["dev_mean_squared_error"], rel=1e-3)
-    served = trained.serving.pipeline.signatures()["serving_default"]
+    served = trained.serving.pipeline.signatures["serving_default"]
     assert served(tf.zeros([0], tf.string))["value"].shape == (0,)
     assert np.isfinite(served(tf.fill([17], ""))["value"]).all()

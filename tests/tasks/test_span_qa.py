@@ -236,7 +236,7 @@ def test_answers_that_no_window_holds_are_reported(pipeline):
 def test_served_predictions_by_hand(pipeline):
     task = dataclasses.replace(pipeline.task, null_threshold=10.0)
     pipeline = Pipeline(task, pipeline.tokenizer, pipeline.model)
-    signatures = pipeline.signatures()
+    signatures = pipeline.signatures
     for count in (0, 1, 17):
         rows = random_rows(np.random.default_rng(count), count)
         contexts = [context for _, context, _ in rows]

@@ -85,7 +85,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", small.fast(FORMS, "names"))
+@pytest.mark.parametrize("name", small.fast(FORMS))
 def test_batches_of_a_dataset_are_those_of_rows(name, weights):
     model_name, options, x, y, streamed = FORMS[name]
     model = compiled(model_name, weights, **options)

@@ -262,7 +262,7 @@ def test_metrics_agree_with_their_definitions_and_with_the_predictions(tmp_path,
 def test_a_served_prediction_does_not_depend_on_the_batch(tmp_path, encoded_of):
     _, pipeline = encoded_of(write_columns(tmp_path / "a.conll"))
     texts = ["", " ", "\x00", *(" ".join(word for word, _ in s) for s in SENTENCES)] * 2
-    signatures = pipeline.signatures()
+    signatures = pipeline.signatures
     serve = signatures["serving_default"]
     each = [serve(tf.constant([text])) for text in texts[:17]]
     for count in (0, 1, 17):

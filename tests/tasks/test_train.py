@@ -56,6 +56,7 @@ def metrics_of(run_dir):
     return [{**line, "examples_per_second": None} for line in metrics]
 
 
+@pytest.mark.slow
 def test_train_equals_finetune_bit_for_bit_also_after_an_interruption(place, create, tmp_path):
     train, dev = (read_examples(place / name) for name in ("train.csv", "dev.csv"))
     steps = []
