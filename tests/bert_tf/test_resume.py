@@ -163,6 +163,7 @@ def directory_of(path, step):
     return path / "checkpoints" / f"step-{step:08d}"
 
 
+@pytest.mark.slow
 @EACH_DAMAGE
 def test_a_damaged_newest_checkpoint_is_reported_and_the_final_weights_are_equal(
     directories, runs, tmp_path, damage, file

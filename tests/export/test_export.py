@@ -55,6 +55,7 @@ def models(run_dir, tmp_path_factory, run_command):
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_training_kernels_are_in_no_served_graph(trained, config, vocabulary, training):
     """Use a model wide enough for them; its training graph is the negative control."""

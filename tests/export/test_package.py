@@ -111,6 +111,7 @@ def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
     assert len(records) > 10 and seen[-len(records) :] == records
 
 
+@pytest.mark.slow
 def test_without_the_serving_extra_a_message_is_logged_and_no_record_written(
     version, trained, tmp_path, monkeypatch
 ):
