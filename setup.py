@@ -40,6 +40,7 @@ EXTRAS = {
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",
+        "pyyaml>=6",  # The Compose file of examples/ is parsed.
         "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered; files read.
     ],
 }

@@ -27,7 +27,14 @@ COMMANDS = sorted(
     if re.search(r"Settings.*__main__", path.read_text(encoding="utf-8"), re.DOTALL)
 )
 # Flags in the text that belong to pip, to benchmarks and to TensorFlow Serving.
-OTHER_FLAGS = {"editable", "rows", "tf_xla_auto_jit"}
+OTHER_FLAGS = {
+    "editable",
+    "enable_batching",
+    "enable_per_model_batching_parameters",
+    "model_config_file_poll_wait_seconds",
+    "rows",
+    "tf_xla_auto_jit",
+}
 ELLIPSIS = "..."
 ANY_COMMAND = {"help", "verbosity"}
 
