@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OLDER = $(VENV)-tf220
 
-.PHONY: demo test test-slow lint benchmark clean
+.PHONY: demo test test-slow lint docs benchmark clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,11 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) docs
+
+# The site, in build/site. MkDocs announces its successor in each build; the variable turns that off.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 benchmark: $(VENV)/.demo
 	$(BIN)/python benchmarks/finetuning.py

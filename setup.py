@@ -19,7 +19,9 @@ CORE = [
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
 ]
+DOCS = ["mkdocs-material==9.8.1"]  # The site of docs/, by `make docs`.
 EXTRAS = {
+    "docs": DOCS,
     "beam": [
         "apache-beam==2.77.0"
     ],  # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
@@ -29,6 +31,7 @@ EXTRAS = {
     "plots": ["matplotlib>=3.9"],
     "serving": ["tensorflow-serving-api>=2.21,<2.22"],  # gRPC requests and warm-up records.
     "test": [
+        *DOCS,  # `make lint` builds the site.
         "pytest>=8",
         "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
