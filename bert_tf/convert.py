@@ -1,7 +1,7 @@
 """Convert BERT weights to a run directory, or to the format of another library.
 
     python -m bert_tf.convert --from=PATH --to=RUN
-    python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface|google|keras
+    python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface
 
 PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release or
 the prefix of a fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343),

@@ -1,0 +1,43 @@
+"""The pages that are generated from the code."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import COMMANDS, ROOT
+
+SCRIPT = ROOT / "docs" / "make_reference.py"
+
+
+@pytest.fixture(scope="module")
+def reference():
+    spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["commands", "api"])
+def test_reference_pages_are_up_to_date(reference, page):
+    path = ROOT / "docs" / f"{page}.md"
+    is_equal = getattr(reference, page)() == path.read_text(encoding="utf-8")
+    assert is_equal, f"{path.name} is out of date; run python docs/make_reference.py"
+
+
+def test_the_reference_has_every_command_and_public_name(reference):
+    assert {*reference.command_modules()} == {*COMMANDS}
+    headings = {line for line in reference.api().split("\n") if line.startswith("### ")}
+    for package in reference.PACKAGES:
+        for name in importlib.import_module(package).__all__:
+            assert f"### {name}" in headings
+
+
+def test_the_commands_are_described_without_tensorflow():
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(SCRIPT.parent)!r}];"
+        "import make_reference; make_reference.commands(); print('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
