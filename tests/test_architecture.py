@@ -40,6 +40,7 @@ LAYERS = (
     {"bert_tf.train"},
     {"bert_tf.pretraining"},
 )
+FIRST_DRAWN = LAYERS.index({"bert_tf.text"})  # The layers before are "basics" in the drawing.
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -80,6 +81,40 @@ def test_imports_inside_bert_tf_go_to_lower_layers():
         if module.startswith("bert_tf"):
             for name in imports(path):
                 assert layer(name) <= layer(module), f"{path} imports {name}: upwards"
+
+
+def part(module):
+    """Return the node of docs/design.md that a module belongs to."""
+    package, *rest = module.split(".")
+    if package != "bert_tf":
+        return rest[0] if rest and (ROOT / package / rest[0]).is_dir() else package
+    number = layer(module)
+    if number == len(LAYERS):
+        return "commands"
+    return "basics" if number < FIRST_DRAWN else min(LAYERS[number]).split(".")[1]
+
+
+def reachable(start, arrows):
+    found, waiting = set(), [start]
+    while waiting:
+        here = waiting.pop()
+        after = {end for begin, end in arrows if begin == here} - found
+        found |= after
+        waiting += after
+    return found
+
+
+def test_the_drawing_shows_the_imports():
+    drawing = re.search(r"```mermaid\n(.*?)```", (ROOT / "docs/design.md").read_text(), re.DOTALL)
+    drawn = set(re.findall(r"^ *(\w+) --> (\w+)$", drawing[1], re.MULTILINE))
+    arrows = {(part(module_name(path)), part(name)) for path in SOURCES for name in imports(path)}
+    arrows = {(begin, end) for begin, end in arrows if begin != end}
+    # An arrow is drawn if no other arrows lead there.
+    assert drawn == {
+        (begin, end)
+        for begin, end in arrows
+        if end not in reachable(begin, arrows - {(begin, end)})
+    }
 
 
 def test_nothing_imports_a_command_and_only_commands_have_a_main():
