@@ -75,15 +75,21 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
 
 @pytest.mark.parametrize("name", small.fast(CASES))
 def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
-    """Train with a last batch of one row, which leaves the second replica padding only."""
+    """Train with a last batch of one row, which leaves the second replica padding only.
+
+    With SGD, because Adam hides a wrong scale of gradients, and because it amplifies the rounding
+    of gradients that are 0: those of the biases of keys, and of an autoencoder that starts as PCA.
+    """
     _, x, y = CASES[name]
-    # Adam amplifies rounding where a gradient is 0, such as that of the bias of keys.
-    alone = compiled(name, no_dropout_dir, learning_rate=1e-3)
+    alone = create(name, no_dropout_dir)
     with mirrored.scope():
-        together = compiled(name, no_dropout_dir, learning_rate=1e-3)
+        together = create(name, no_dropout_dir)
     for model in (alone, together):
+        model.compile(optimizer=keras.optimizers.SGD(0.1))
+        initial = weights_of(model)
         model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0)
-    expected = without_common_bias(name, weights_of(alone))
+    expected = weights_of(alone)
+    assert any(np.abs(value - initial[key]).max() > 1e-3 for key, value in expected.items())
     assert_equal_weights(expected, weights_of(together), rtol=1e-4, atol=2e-6)
     assert together.predict_rows(x)[0].keys() == alone.predict_rows(x)[0].keys()
     assert together.evaluate(x, y) == pytest.approx(alone.evaluate(x, y), abs=1e-4)
