@@ -158,9 +158,9 @@ class Task(abc.ABC):
         # Fields have to match exactly: a default for a missing field would change the task.
         expected = sorted(field.name for field in dataclasses.fields(cls))
         if sorted(values) != expected:
-            found = ", ".join(values)
             raise UserError(
-                f"task.json: expected the fields {', '.join(expected)}, received {found:.200}"
+                f"task.json: expected the fields {', '.join(expected)}, received "
+                f"{sorted(values)!r:.200}"
             )
         return cls(**cls._checked(values, "task.json"))
 

@@ -14,6 +14,8 @@ from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
+MAX_NAME_LENGTH = 255
+
 
 class ShardEntry(TypedDict):
     """Entry of a shard in manifest.json.
@@ -79,7 +81,7 @@ def check(entry: Any, location: str) -> ShardEntry:
         UserError: If a value is missing or invalid.
     """
     name = field(entry, "file", str, location)
-    if name != os.path.basename(name) or "tfrecord" not in name:
+    if name != os.path.basename(name) or "tfrecord" not in name or len(name) > MAX_NAME_LENGTH:
         raise UserError(f"{location}: file is {name!r:.40}; expected the name of a TFRecord file")
     field(entry, "sha256", str, location)
     for size in ("records", "bytes", "tokens", "random_next"):
@@ -105,5 +107,5 @@ def check_size(
     size = field(node, name, int, location)
     if not minimum <= size <= maximum:
         raise UserError(
-            f"{location}: {name} is {size}; expected an integer in [{minimum}, {maximum}]"
+            f"{location}: {name} is {size!r:.40}; expected an integer in [{minimum}, {maximum}]"
         )
