@@ -14,6 +14,7 @@ CORE = [
     "seqeval==1.2.2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
     "jinja2>=3.1",  # The text files in exported models.
+    "tqdm>=4.66",  # Progress bars on terminals.
     "requests>=2.32",  # Requests to the REST API of TensorFlow Serving.
     "safetensors>=0.8",  # Hugging Face weights, without pickles; earlier ones read no bfloat16.
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.

@@ -19,6 +19,9 @@ from absl import flags
 from absl import logging as absl_logging
 
 from bert_tf.errors import UserError
+from bert_tf.progress import log
+
+__all__ = ["check_bounds", "check_types", "flag", "import_tensorflow", "log", "parse", "run_main"]
 
 STATUS_USER_ERROR = 2
 _PATH_ERRORS = (
@@ -98,11 +101,6 @@ def check_types(settings: Any, settings_class: type) -> None:
             continue
         expected = f"one of {', '.join(choices)}" if choices else _KINDS[kind]
         raise UserError(f"--{_flag_name(field)}={value!r:.80}: expected {expected}")
-
-
-def log(line: str) -> None:
-    """Print a line of progress to stderr. Results go to stdout."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def run_main(

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.layout import to_padded
 from bert_tf.model.encoder import Encoder
-from tasks.examples import Example, Tensors
+from tasks.examples import Example, Examples, Tensors
 from tasks.pooling import first_token, mean_of_tokens
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.rows import BadRow
@@ -134,9 +135,18 @@ class EmbeddingModel(keras.Model):
         Returns:
             Dict of "vector", float32 `(B, D)`.
         """
+        return {"vector": self.pool(self.token_vectors(inputs, training, seed), inputs)}
+
+    def token_vectors(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Compute a vector per token, before pooling; arguments as in `call`.
+
+        Returns:
+            float32 `(B, L, D)`, or `(T, D)` in the flat layout.
+        """
         outputs = self.encoder(inputs, training=training, seed=seed, output_hidden_states=True)
-        combined = self.combine(outputs["hidden_states"][-self.num_layers :])
-        return {"vector": self.pool(combined, inputs)}
+        return self.combine(outputs["hidden_states"][-self.num_layers :])
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -174,6 +184,30 @@ class TextEmbedder(TaskModel):
             UserError: If x has no rows, or rows that are no strings.
         """
         return super().predict(x, batch_size, **kwargs)["vector"]
+
+    def token_vectors(
+        self, x: Any, batch_size: int = ROWS_PER_CALL
+    ) -> list[tuple[list[str], np.ndarray]]:
+        """Return tokens and vectors per row, [CLS] and [SEP] included.
+
+        Args:
+            x: Rows, as for `predict`.
+            batch_size: Rows per call of the traced function.
+
+        Returns:
+            Per row L tokens, and float32 `(L, D)`.
+        """
+        entries, rows = self.vocabulary.entries, []
+        for texts in Examples(self.task.reader.columns(x), []).slices(batch_size):
+            packed = self.serving.pipeline.encode(**texts).packed
+            vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
+            for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):
+                rows.append(([entries[number] for number in ids], vectors_LD[: len(ids)]))
+        return rows
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _token_vectors(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.network.token_vectors(inputs)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one {"vector": [...]} per row, as tasks.extract writes."""

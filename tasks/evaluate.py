@@ -46,7 +46,9 @@ def main(settings: EvaluateSettings) -> None:
     encoded = encode(model, examples)
     for line in model.task.label_warnings(encoded):
         command.log(f"{settings.data}: {line}")
-    report = model.report(encoded)
+    evaluator = model.evaluator()
+    evaluator.log = command.log
+    report = evaluator.report(encoded)
     warning = model.task.postprocessor.warning(report)
     if warning:
         command.log(f"warning: {warning}")

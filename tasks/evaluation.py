@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.layout import MASKED_SCORE
+from bert_tf.progress import Progress
 from bert_tf.train.distribution import distribute, gather
 from tasks.batches import Inputs
 from tasks.examples import EncodedExamples
@@ -28,6 +29,7 @@ class Evaluator:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         replica_batch_size: int = 64,
+        log: Callable[[str], None] = lambda line: None,
     ):
         """Keep the arguments.
 
@@ -36,9 +38,10 @@ class Evaluator:
             model: The task's model, created in the scope of `strategy`.
             strategy: Distribution strategy.
             replica_batch_size: Samples per replica and step.
+            log: Callable that takes lines of progress.
         """
         self.task, self.model, self.strategy = task, model, strategy
-        self.replica_batch_size = replica_batch_size
+        self.replica_batch_size, self.log = replica_batch_size, log
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
         """Return the task's metrics and the loss over all examples, by name."""
@@ -87,22 +90,25 @@ class Evaluator:
         )
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first = None, 0
-        for batch in batches:
-            outputs, is_sample = self._forward(batch)
-            # The last batch of a replica may end with padding samples, which are dropped here.
-            kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
-            parts = {name: values[kept] for name, values in gather(self.strategy, outputs).items()}
-            numbers = order[first : first + int(kept.sum())]
-            on_batch(numbers, parts)
-            parts = self.task.postprocessor.metric_inputs(parts)
-            if result is None:
-                result = {
-                    name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
-                    for name, values in parts.items()
-                }
-            for name, values in parts.items():
-                result[name][numbers] = values
-            first += len(numbers)
+        with Progress(self.log, "samples", len(encoded)) as progress:
+            for batch in batches:
+                outputs, is_sample = self._forward(batch)
+                outputs = gather(self.strategy, outputs)
+                # The last batch of a replica may end with padding samples, which are dropped here.
+                kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
+                parts = {name: values[kept] for name, values in outputs.items()}
+                numbers = order[first : first + int(kept.sum())]
+                on_batch(numbers, parts)
+                parts = self.task.postprocessor.metric_inputs(parts)
+                if result is None:
+                    result = {
+                        name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
+                        for name, values in parts.items()
+                    }
+                for name, values in parts.items():
+                    result[name][numbers] = values
+                first += len(numbers)
+                progress.update(first)
         return result
 
     @tf.function(reduce_retracing=True, autograph=False)

@@ -3,7 +3,7 @@
     python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
 
 A .npy file holds a float32 array (rows, size); a .jsonl file holds one {"vector": [...]} per line,
-or {"error": ...} for a bad row.
+with --per_token {"tokens": [...], "vectors": [[...], ...]}, or {"error": ...} for a bad row.
 """
 
 import dataclasses
@@ -38,6 +38,9 @@ class ExtractSettings:
         "mean",
         choices=("cls", "mean"),
     )
+    per_token: bool = command.flag(
+        "tokens and a vector per token, instead of one vector per text", False
+    )
     max_seq_length: int = command.flag(
         "maximum length of a text or pair in tokens, including [CLS] and [SEP]", 128
     )
@@ -54,6 +57,8 @@ class ExtractSettings:
         paths.check_local_file("input", self.input)
         if not self.output.endswith((".npy", ".jsonl")):
             raise UserError(f"--output={self.output}: expected a .npy or .jsonl file")
+        if self.per_token and not self.output.endswith(".jsonl"):
+            raise UserError(f"--output={self.output}: expected a .jsonl file with --per_token")
         paths.check_output(self.output, [self.input, self.model], self.overwrite)
 
     @property
@@ -91,6 +96,7 @@ def main(settings: ExtractSettings) -> None:
             settings.unescape_html,
             settings.batch_size,
             command.log,
+            settings.per_token,
         )
     errors = f", {bad} bad rows with an error instead" if bad else ""
     command.log(f"{settings.output}: {count} rows of {embedder.vector_size} numbers{errors}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
+from bert_tf.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.embedding import LAYERS, EmbeddingTask, TextEmbedder
@@ -59,8 +60,9 @@ def extract(
     unescape_html: bool,
     batch_size: int,
     log: Callable[[str], None],
+    per_token: bool = False,
 ) -> tuple[int, int]:
-    """Write one vector per row, in order.
+    """Write one vector per row or per token, in order.
 
     Rows are streamed; the output file is written atomically.
 
@@ -73,6 +75,7 @@ def extract(
         unescape_html: Whether HTML character references are converted to characters.
         batch_size: Rows per batch.
         log: Callable that takes log lines.
+        per_token: Whether a line of .jsonl is {"tokens": [...], "vectors": [[...], ...]}.
 
     Returns:
         Number of rows, and number of bad rows among them.
@@ -84,23 +87,33 @@ def extract(
     def rows():
         return read_rows(input_path, columns, unescape_html)
 
-    write = _write_array if str(output_path).endswith(".npy") else _write_lines
-    return write(embedder, rows, columns, output_path, batch_size, log)
+    if str(output_path).endswith(".npy"):
+        return _write_array(embedder, rows, columns, output_path, batch_size, log)
+    predict = _token_vectors if per_token else TextEmbedder.predict_rows
+    return _write_lines(embedder, predict, rows, columns, output_path, batch_size, log)
 
 
-def _write_lines(embedder, rows, columns, output_path, batch_size, log):
+def _token_vectors(embedder, texts):
+    return [
+        {"tokens": tokens, "vectors": vectors_LD.tolist()}
+        for tokens, vectors_LD in embedder.token_vectors(texts)
+    ]
+
+
+def _write_lines(embedder, predict, rows, columns, output_path, batch_size, log):
     count = bad = 0
-    with atomic_writer(output_path) as lines:
+    total = sum(1 for _ in rows())
+    with atomic_writer(output_path) as lines, Progress(log, "rows", total) as progress:
         for batch in in_batches(rows(), batch_size):
             good = [row for row in batch if not isinstance(row, BadRow)]
-            vectors = iter(_vectors(embedder, good, columns).tolist())
+            found = iter(predict(embedder, _texts(embedder, good, columns)) if good else ())
             for row in batch:
                 is_bad = isinstance(row, BadRow)
                 bad += is_bad
-                line = {"error": str(row)} if is_bad else {"vector": next(vectors)}
-                lines.write(json.dumps(line) + "\n")
+                line = {"error": str(row)} if is_bad else next(found)
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += len(batch)
-            log(f"{count} rows")
+            progress.update(count)
     return count, bad
 
 
@@ -112,12 +125,12 @@ def _write_array(embedder, rows, columns, output_path, batch_size, log):
         "shape": (count, embedder.vector_size),
     }
     done = 0
-    with atomic_bytes_writer(output_path) as stream:
+    with atomic_bytes_writer(output_path) as stream, Progress(log, "rows", count) as progress:
         np.lib.format.write_array_header_1_0(stream, header)
         for batch in in_batches(raise_bad_rows(rows()), batch_size):
-            stream.write(_vectors(embedder, batch, columns).tobytes())
+            stream.write(embedder.predict(_texts(embedder, batch, columns)).tobytes())
             done += len(batch)
-            log(f"{done}/{count} rows")
+            progress.update(done)
         if done != count:
             raise UserError(
                 f"{output_path}: not written: the input changed while it was read; rerun"
@@ -125,9 +138,7 @@ def _write_array(embedder, rows, columns, output_path, batch_size, log):
     return count, 0
 
 
-def _vectors(embedder, rows, columns):
-    """Return the vectors of rows, float32 `(rows, D)`."""
-    if not rows:
-        return np.empty((0, embedder.vector_size), np.float32)
+def _texts(embedder, rows, columns):
+    """Return the texts of rows by input name."""
     texts = [[row.values[column] for row in rows] for column in columns]
-    return embedder.predict(dict(zip(embedder.task.input_names, texts, strict=True)))
+    return dict(zip(embedder.task.input_names, texts, strict=True))

@@ -14,16 +14,17 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
 from bert_tf.pretraining.model import LOSSES, PretrainingModel
 from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.decisions import top2_gap
 from tasks.examples import Example, Tensors
-from tasks.masked_text import MASK, tokenize_masked
 from tasks.pipeline import Pipeline
 from tasks.postprocessor import OutputSpec, Postprocessor, SignatureSpec
 from tasks.reader import Reader
@@ -215,18 +216,21 @@ class MaskedLanguageModel(TaskModel):
         Raises:
             UserError: If they have no masked language model head.
         """
-        if "masked_lm" not in pretrained.heads:
-            raise UserError(
-                f"{pretrained.origin}: expected weights with a masked language model head, "
-                f"received {', '.join(pretrained.heads) or 'no head'}; use a pretraining "
-                "checkpoint, such as BertForPreTraining or BertForMaskedLM"
-            )
+        check_head(pretrained)
         return super().from_weights(pretrained, task, seed=seed, **kwargs)
 
     def adapt_to(self, names: Collection[str]) -> None:
         """Serve no next sentence prediction if a run, as of BertForMaskedLM, has no such head."""
         if not any(name.startswith("next_sentence/") for name in names):
             self.pipeline_class = MaskedLmOnlyPipeline
+
+    def fill_masks(self, text: str, top_k: int = 5) -> list[Candidates]:
+        """Return the `top_k` most probable tokens at each "[MASK]" of a text, best first.
+
+        Raises:
+            UserError: If the text has no mask or too many tokens, or `top_k` is out of range.
+        """
+        return fill_masks(self.network, self.serving.pipeline.tokenizer, text, top_k)
 
     def predict_next_sentence(self, text_a: Any, text_b: Any) -> np.ndarray:
         """Return the probability that each text_b follows its text_a, float32 `(N,)`.

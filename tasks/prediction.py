@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
+from bert_tf.progress import Progress
 from tasks.readers.glue import GLUE, check_submission, submission_lines
 from tasks.readers.rows import BadRow
 
@@ -93,14 +94,17 @@ def submit(
 
 def _predictions_of(model, path, batch_size, log):
     """Yield (row, its prediction as a dict of JSON types; None for a bad row)."""
-    count = 0
-    for batch in in_batches(model.task.reader.iter_examples(path, labelled=False), batch_size):
-        # Bad rows are not in the batch of the model; the iterator skips them.
-        predictions = iter(_predict_batch(model, batch))
-        for row in batch:
-            yield row, None if isinstance(row, BadRow) else next(predictions)
-        count += len(batch)
-        log(f"{count} rows")
+
+    def rows():
+        return model.task.reader.iter_examples(path, labelled=False)
+
+    with Progress(log, "rows", sum(1 for _ in rows())) as progress:
+        for batch in in_batches(rows(), batch_size):
+            # Bad rows are not in the batch of the model; the iterator skips them.
+            predictions = iter(_predict_batch(model, batch))
+            for row in batch:
+                yield row, None if isinstance(row, BadRow) else next(predictions)
+            progress.update(progress.done + len(batch))
 
 
 def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bert_tf.errors import UserError
@@ -61,6 +61,23 @@ class Reader(abc.ABC, Generic[TaskT]):
         names = self.task.input_names
         lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
         return columns_of(x, names, lists)
+
+    def row_of(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the inputs of one row, given as strings in their order, by name.
+
+        An input that is a list, such as the choices of a prompt, takes all strings from its own on.
+
+        Raises:
+            UserError: If there are too few or too many strings.
+        """
+        names = self.task.input_names
+        *single, last = names
+        has_list = self.task.INPUT_RANKS.get(last) == 2
+        if len(texts) < len(names) or (len(texts) > len(names) and not has_list):
+            expected = f"{', '.join(names)}{', ...' if has_list else ''}"
+            raise UserError(f"expected one text each for {expected}, received {len(texts)}")
+        values = [*texts[: len(single)], list(texts[len(single) :]) if has_list else texts[-1]]
+        return dict(zip(names, values, strict=True))
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Convert a label given as a Python object to the representation of the task.

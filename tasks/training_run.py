@@ -111,7 +111,7 @@ class TrainingRun:
         """
         settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
         replicas = strategy.num_replicas_in_sync
-        evaluator = Evaluator(task, model.network, strategy)
+        evaluator = Evaluator(task, model.network, strategy, log=log)
         encoded, *encoded_devs = self._encode(model, evaluator)
         steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs

@@ -28,10 +28,12 @@ COMMANDS = (
     "bert_tf.inspect_shards",
     "bert_tf.pretrain",
     "bert_tf.learn_vocab",
+    "bert_tf.fill_mask",
     "tasks.finetune",
     "tasks.evaluate",
     "tasks.predict",
     "tasks.extract",
+    "tasks.search",
     "export.export_saved_model",
     "export.request",
 )

@@ -14,6 +14,7 @@ from bert_tf.data import tf_examples
 from bert_tf.data.entries import ShardEntry
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
+from bert_tf.progress import Progress
 from bert_tf.text.vocabulary import Vocabulary
 
 BATCH_EXAMPLES = 4096
@@ -127,17 +128,15 @@ def inspect(
         )
     statistics = ShardStatistics(vocabulary["[MASK]"])
     parse = manifest_parser(manifest)
-    for number, entry in enumerate(manifest.shards, start=1):
-        count = 0
-        for examples in read_shard(manifest.path(entry["file"]), parse):
-            statistics.add(examples)
-            count += len(examples["input_ids"])
-        if count != entry["records"]:
-            raise UserError(
-                f"{manifest.path(entry['file'])}: {count} records; {NAME} has {entry['records']}"
-            )
-        if number % 16 == 0:
-            log(f"inspecting: {number}/{len(manifest.shards)} shards")
+    with Progress(log, "shards", len(manifest.shards)) as progress:
+        for number, entry in enumerate(manifest.shards, start=1):
+            path, count = manifest.path(entry["file"]), 0
+            for examples in read_shard(path, parse):
+                statistics.add(examples)
+                count += len(examples["input_ids"])
+            if count != entry["records"]:
+                raise UserError(f"{path}: {count} records; {NAME} has {entry['records']}")
+            progress.update(number)
     return statistics
 
 

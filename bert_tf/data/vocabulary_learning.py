@@ -8,7 +8,6 @@ entries in the same order, in any process.
 import collections
 import concurrent.futures
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ import tokenizers
 
 from bert_tf.data import documents
 from bert_tf.errors import UserError
+from bert_tf.progress import Progress
 from bert_tf.text.normalizer import NEVER, Normalizer
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
@@ -26,7 +26,6 @@ MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
 BATCH_BYTES = 500_000
 MIN_ALPHABET = 256  # Entries for characters, also in a small vocabulary.
 MAX_ENTRY_CHARACTERS = 64  # Exclusive: 63 are at most 252 bytes, the tokenizer's limit is 256.
-SECONDS_BETWEEN_LINES = 5
 
 
 def learn(
@@ -130,25 +129,17 @@ def count_words(
     """
     counts: dict[bytes, int] = {}
     num_bytes = dropped_up_to = 0
-    start = shown = time.monotonic()
-
-    def log_progress():
-        megabytes, seconds = num_bytes / 1e6, max(time.monotonic() - start, 1e-3)
-        rate = f"{megabytes / seconds:.1f} MB/s"
-        log(f"counted {megabytes:,.1f} MB, {len(counts):,} distinct words, {rate}")
-
-    for size, words, numbers in _in_threads(lines, unique_words):
-        num_bytes += size
-        for word, number in zip(words, numbers, strict=True):
-            counts[word] = counts.get(word, 0) + number
-        if len(counts) > MAX_WORDS:
-            limit = _count_of_the_rarest(counts)
-            counts = {word: number for word, number in counts.items() if number > limit}
-            dropped_up_to = max(dropped_up_to, limit)
-        if time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
-            shown = time.monotonic()
-            log_progress()
-    log_progress()
+    with Progress(log, "MB") as progress:
+        for size, words, numbers in _in_threads(lines, unique_words):
+            num_bytes += size
+            for word, number in zip(words, numbers, strict=True):
+                counts[word] = counts.get(word, 0) + number
+            if len(counts) > MAX_WORDS:
+                limit = _count_of_the_rarest(counts)
+                counts = {word: number for word, number in counts.items() if number > limit}
+                dropped_up_to = max(dropped_up_to, limit)
+            progress.update(num_bytes // 10**6)
+    log(f"counted {num_bytes / 1e6:,.1f} MB, {len(counts):,} distinct words")
     if dropped_up_to:
         seen = f"seen up to {dropped_up_to:,} times by then"
         log(f"over {MAX_WORDS:,} distinct words: dropped the rarest, {seen}")

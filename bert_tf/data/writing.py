@@ -4,7 +4,6 @@ For local paths, this process does not import TensorFlow: only its workers do.
 """
 
 import contextlib
-import datetime
 import os
 import re
 import time
@@ -15,6 +14,7 @@ from bert_tf.data import documents, entries, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.data.settings import WriterArguments, WriteShardsSettings
 from bert_tf.errors import UserError
+from bert_tf.progress import Progress
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -99,9 +99,10 @@ def _make(runner, arguments, index, missing, log):
     try:
         with runner(arguments, len(missing)) as make:
             log(f"workers ready after {time.monotonic() - began:.1f} s")
-            progress = _Progress(index, missing, settings, log)
-            for _ in make(tasks):
-                progress.count()
+            done = settings.num_shards - len(missing)
+            with Progress(log, "shards", settings.num_shards, done) as progress:
+                for _ in make(tasks):
+                    progress.update(progress.done + 1)
     except (KeyboardInterrupt, SystemExit):
         log(
             f"stopped: complete shards remain in {settings.output_dir}; rerun the command to resume"
@@ -168,29 +169,6 @@ def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
     if len(finished) < num_shards:
         on_disk.check_same_versions(manifest)
     return finished
-
-
-class _Progress:
-    """Log shards, MB/s of text and remaining time every `every` seconds."""
-
-    def __init__(self, index, missing, settings, log, every=5.0):
-        self.log, self.every, self.num_shards = log, every, settings.num_shards
-        self.bytes_per_shard = index.lengths.sum() / settings.num_shards
-        self.left, self.done = len(missing), 0
-        self.began = self.logged = time.monotonic()
-
-    def count(self):
-        self.done += 1
-        now = time.monotonic()
-        if now - self.logged < self.every and self.done < self.left:
-            return
-        self.logged = now
-        rate = self.done * self.bytes_per_shard / (now - self.began)
-        seconds = round((self.left - self.done) * self.bytes_per_shard / rate)
-        self.log(
-            f"shard {self.num_shards - self.left + self.done}/{self.num_shards}  "
-            f"{rate / 1e6:.1f} MB/s  ETA {datetime.timedelta(seconds=seconds)}"
-        )
 
 
 def _summary(manifest):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from bert_tf.checkpoints import model_variables
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import DivergenceError, UserError
+from bert_tf.progress import Progress
 from bert_tf.run import Run
 from bert_tf.train.distribution import (
     barrier,
@@ -95,7 +96,8 @@ class TrainingLoop:
         # restored step continues exactly where the previous process stopped.
         iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
         clock = _Clock(self.throughput_unit)
-        with defer_signals() as signal_arrived:
+        progress = Progress(self.log, "steps", self.num_train_steps, step)
+        with defer_signals() as signal_arrived, progress:
             if is_due:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
@@ -106,8 +108,9 @@ class TrainingLoop:
                 logs = self._steps(iterator, step, signal_arrived() is not None, count)
                 step += count
                 clock.count(logs, count)
+                progress.move(step)
                 if step % self.log_every == 0 or step == end:
-                    self._log_step(step, logs, clock)
+                    self._log_step(step, logs, clock, progress)
                 evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
                 is_last = step == end
                 # The checkpoint precedes the evaluation: if the process dies while it evaluates, a
@@ -258,8 +261,8 @@ class TrainingLoop:
             self.step.strategy, lambda: self.run.patience_exhausted(self.patience)
         )
 
-    def _log_step(self, step, logs, clock):
-        """Record the metrics of a step and log a progress line."""
+    def _log_step(self, step, logs, clock, progress):
+        """Record the metrics of a step and show them."""
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
         rate = clock.per_second(clock.units)
         self.run.log_metrics(
@@ -273,7 +276,7 @@ class TrainingLoop:
             flops = clock.per_second(clock.tokens) * self.flops_per_token
             parts.append(f"{flops / 1e12:.3f} TFLOP/s")
         parts.append(f"ETA {datetime.timedelta(seconds=left)}")
-        self.log("  ".join(parts))
+        progress.show("  ".join(parts), loss=f"{values['loss']:.4f}")
 
 
 class _Clock:

@@ -5,6 +5,7 @@ SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
 
 import dataclasses
 import os
+import pathlib
 import string
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -76,6 +77,10 @@ def read_choices(
         raise UserError(
             f"multiple choice file format {file_format!r}: expected one of {', '.join(_READERS)}"
         )
+    path = pathlib.Path(path)
+    # Rows to predict may be JSON lines whatever the format of the training files.
+    if not labelled and path.suffix == ".jsonl" and _has_choices(path):
+        file_format = "rows"
     read, suffixes = _READERS[file_format]
     path = checked_path(path, suffixes)
     is_empty = True
@@ -84,6 +89,13 @@ def read_choices(
         yield item
     if is_empty:
         raise UserError(f"{path}: expected at least one row, received none")
+
+
+def _has_choices(path):
+    """Return whether the first object of a .jsonl file has "choices", unlike one of SWAG."""
+    for _, row in json_rows(checked_path(path)):
+        return isinstance(row, RowError) or not {"sent1", "sent2"} <= set(row)
+    return False
 
 
 def _read_swag(path, labelled):

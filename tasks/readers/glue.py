@@ -23,7 +23,7 @@ from tasks.readers.rows import (
     good_or_bad,
     tsv_rows,
 )
-from tasks.readers.tables import Row, read_rows
+from tasks.readers.tables import Row, header_of, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +110,22 @@ def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterable[Ro
     return read_rows(path, columns, lists=(label,) if task.get("multi_label") else ())
 
 
-def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> GlueRows:
-    """Return the rows of a published file."""
+def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> Iterable[Row | BadRow]:
+    """Return the rows of a published file; unlabelled also those of a file with named columns.
+
+    The columns are "text", or "text_a" and "text_b" for a pair.
+    """
+    if not labelled and _has_named_columns(name, path):
+        return read_rows(path, GLUE[name].keys)
     return GlueRows(name, path, labelled)
+
+
+def _has_named_columns(name, path):
+    """Return whether a file is no published one, which are .tsv or .txt with other columns."""
+    path = checked_path(path)
+    return path.suffix in (".csv", ".jsonl") or (
+        path.suffix == ".tsv" and set(GLUE[name].keys) <= set(header_of(path))
+    )
 
 
 class GlueRows:

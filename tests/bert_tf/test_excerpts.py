@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
 from bert_tf.text import excerpts, unicode_tables
+from bert_tf.text.masked_text import tokenize_masked
 from bert_tf.text.packing import pack
 from bert_tf.text.tokenizer import Tokens
-from tasks.masked_text import tokenize_masked
 from tests.conftest import WORDS
 
 LETTERS = [*map(chr, range(97, 123)), *"\u0301\u03c3\uac00\u0131\u4e2d"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from bert_tf import Tokenizer, UserError, Vocabulary, command, learn_vocab
+from bert_tf import Tokenizer, UserError, Vocabulary, command, learn_vocab, progress
 from bert_tf.data import vocabulary_learning as learning
 from bert_tf.text.normalizer import NEVER
 from bert_tf.text.vocabulary import SPECIALS
@@ -167,7 +167,7 @@ def test_word_counts_do_not_depend_on_the_batch_size(monkeypatch):
     expected = {word: words.count(word) for word in {*words}}
     assert count(lines)[0] == expected
     monkeypatch.setattr(learning, "BATCH_BYTES", 100)
-    monkeypatch.setattr(learning, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     counts, said = count(lines)
     assert counts == expected and list(counts) == list(dict.fromkeys(words))
     assert "counted 0.0 MB, 97 distinct words" in said[-1] and len(said) > 10

@@ -101,6 +101,22 @@ def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(pretrai
     assert not (tmp_path / "bad.npy").exists()
 
 
+def test_vectors_per_token_average_to_those_of_the_text(pretrained, encoder, vocabulary, tmp_path):
+    embedder = create_embedder(pretrained, "last", "mean", 8)
+    source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
+    output = tmp_path / "out.jsonl"
+    assert extract(embedder, source, ["text"], output, False, 2, print, per_token=True) == (5, 0)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    expected = embedder.predict(TEXTS)
+    for text, line, vector in zip(TEXTS, lines, expected, strict=True):
+        assert line["tokens"] == ["[CLS]", *text.split()[:6], "[SEP]"]
+        assert np.shape(line["vectors"]) == (len(line["tokens"]), 12)
+        np.testing.assert_allclose(np.mean(line["vectors"], axis=0), vector, atol=1e-5)
+    ids = [CLS, vocabulary["the"], SEP]
+    first = by_hand(encoder, ids, [0] * 3, "last", "cls")
+    np.testing.assert_allclose(lines[1]["vectors"][0], first, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 16)
@@ -143,6 +159,7 @@ def test_wrong_settings_are_reported_with_the_flag(complaints, tmp_path):
         ({"output": "out.txt"}, "--output=out.txt: expected a .npy or .jsonl file"),
         ({"output": "absent/out.npy"}, "--output=absent/out.npy: expected a file in an existing"),
         ({"max_seq_length": 3}, "--max_seq_length=3: expected an integer >= 4"),
+        ({"per_token": True}, "expected a .jsonl file with --per_token"),
     ):
         with pytest.raises(UserError, match=message):
             ExtractSettings(**{**good, **changes})

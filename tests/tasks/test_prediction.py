@@ -7,10 +7,17 @@ import types
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, files, ownership
+import tasks
+from bert_tf import UserError, command, files, ownership, progress
 from tasks.classification import ClassificationTask
+from tasks.multiple_choice import MultipleChoiceTask
+from tasks.predict import PredictSettings, main
 from tasks.prediction import predict
+from tasks.readers.choices import read_choices
+from tasks.readers.glue import read_glue
+from tasks.readers.rows import raise_bad_rows
 from tasks.serving import ServingFunctions
+from tasks.span_qa import QuestionAnsweringTask
 from tests import small
 
 
@@ -38,14 +45,15 @@ def predictions(path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_rows_are_predicted_in_order(tmp_path, batch_size):
+def test_rows_are_predicted_in_order(tmp_path, batch_size, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     texts = ["é", "", "中 x", "a,b", 'quo"te', "line\nend", " "]
     path = small.write_rows(tmp_path / "in.csv", [(text, "") for text in texts])
     said, output = [], tmp_path / "out.jsonl"
     counts = predict(stub(lengths), path, output, batch_size, said.append)
     assert counts == (7, 0)
     assert predictions(output) == [{"length": len(text), "text": text} for text in texts]
-    assert said[-1] == "7 rows" and len(said) == -(-7 // batch_size)
+    assert said[-1].startswith("7/7 rows  ") and len(said) == -(-7 // batch_size)
     assert '"é"' in output.read_text(encoding="utf-8")  # The output is readable text.
 
 
@@ -162,3 +170,79 @@ def test_predictions_are_written_to_a_remote_path(tmp_path):
             assert predict(stub(lengths), path, output, 1, lambda line: None) == (2, 0)
     assert files.read_text("ram://prediction/out.jsonl") == (tmp_path / "out.jsonl").read_text()
     assert files.listdir("ram://prediction") == ["out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("task", "texts", "expected"),
+    [
+        (ClassificationTask(labels=("a", "b"), max_seq_length=12), ["x"], {"text": "x"}),
+        (
+            QuestionAnsweringTask(max_seq_length=384),
+            ["who?", "Ann."],
+            {"question": "who?", "context": "Ann."},
+        ),
+        (
+            MultipleChoiceTask(max_seq_length=12),
+            ["the bill", "is high", "open", "a"],
+            {"prompt": "the bill", "choices": ["is high", "open", "a"]},
+        ),
+    ],
+)
+def test_texts_are_the_inputs_of_a_row_in_order(task, texts, expected):
+    assert task.reader.row_of(texts) == expected
+    with pytest.raises(UserError, match=f"{', '.join(expected)}.*, received {len(expected) - 1}"):
+        task.reader.row_of(texts[: len(expected) - 1])
+
+
+def test_more_texts_than_inputs_are_rejected():
+    task = QuestionAnsweringTask(max_seq_length=384)
+    with pytest.raises(UserError, match="one text each for question, context, received 3"):
+        task.reader.row_of(["a", "b", "c"])
+
+
+def test_text_and_files_exclude_each_other(tmp_path):
+    path = str(small.write_rows(tmp_path / "in.csv", [("a", "")]))
+    for given, message in (
+        ({"text": ("a",), "input": path}, "--text: expected without --input and --output"),
+        ({"input": path}, "expected --input and --output, or --text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            PredictSettings("run", **given)
+
+
+def test_the_command_prints_the_prediction_of_a_text(tmp_path, huggingface_dir, capsys):
+    model = tasks.TextClassifier.from_pretrained(
+        huggingface_dir, labels=["a", "b"], max_seq_length=12
+    )
+    model.save_run(tmp_path / "run")
+    flags = [f"--run={tmp_path / 'run'}", "--text=the bill"]
+    settings, _ = command.parse(PredictSettings, ["predict", *flags])
+    settings.check()
+    main(settings)
+    printed = json.loads(capsys.readouterr().out)
+    (expected,) = model.predict_rows(["the bill"])
+    assert printed["label"] == expected["label"]
+    assert printed["probabilities"] == pytest.approx(expected["probabilities"])
+
+
+@pytest.mark.parametrize(("name", "columns"), [("sst2", ["text"]), ("mrpc", ["text_a", "text_b"])])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_task_of_glue_predicts_rows_with_named_columns(tmp_path, name, columns, suffix):
+    values, path = ["a b", "c"][: len(columns)], tmp_path / f"in{suffix}"
+    separator = "," if suffix == ".csv" else "\t"
+    table = f"{separator.join(columns)}\n{separator.join(values)}\n"
+    row = json.dumps(dict(zip(columns, values, strict=True)))
+    path.write_text(row if suffix == ".jsonl" else table)
+    (found,) = read_glue(name, path, labelled=False)
+    assert list(found.values.values()) == values
+
+
+@pytest.mark.parametrize("file_format", ["swag", "arc", "rows"])
+def test_any_multiple_choice_task_predicts_json_lines(tmp_path, file_format):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "who?", "choices": ["Ann", "Bo"]}')
+    (found,) = read_choices(path, file_format, labelled=False)
+    assert (found.prompt, found.choices) == ("who?", ["Ann", "Bo"])
+    if file_format != "rows":
+        with pytest.raises(UserError):
+            list(raise_bad_rows(read_choices(path, file_format, labelled=True)))
