@@ -50,11 +50,13 @@ class Comparison:
     Attributes:
         library: Who ran the written model.
         largest_difference: The largest absolute difference of any output.
+        largest_output: The largest absolute value of any output, by which to judge the difference.
         warnings: Warnings of the library.
     """
 
     library: str
     largest_difference: float
+    largest_output: float
     warnings: tuple[str, ...] = ()
 
 
@@ -154,7 +156,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         outputs = report["outputs"]
         lines.append(
             f"largest difference of outputs on {len(TEXTS)} texts in {outputs['library']}: "
-            f"{outputs['largest_difference']:.2g}"
+            f"{outputs['largest_difference']:.2g} (largest output {outputs['largest_output']:.2g})"
         )
         lines += [f"warning of {outputs['library']}: {line}" for line in outputs["warnings"]]
     if report["dropped"] and report["format"] != "run":
@@ -231,11 +233,12 @@ def _compare_outputs(model, directory, format, verify_python):
 def _compare(model, library, outputs_of: Callable[[np.ndarray], Outputs]) -> Comparison:
     """Compare the encoder's outputs on the fixed texts."""
     ours_of = _outputs_here(model.pretrained)
-    differences = []
+    differences, sizes = [], []
     for ids in token_ids(model.pretrained):
         ours, theirs = ours_of(ids), outputs_of(ids)
         differences += [np.abs(ours[name] - theirs[name]).max() for name in theirs]
-    return Comparison(library, float(max(differences)))
+        sizes += [np.abs(ours[name]).max() for name in theirs]
+    return Comparison(library, float(max(differences)), float(max(sizes)))
 
 
 def token_ids(pretrained: PretrainedWeights) -> Iterator[np.ndarray]:
@@ -280,7 +283,7 @@ def _in_transformers(model, directory, python):
             raise UserError(f"--verify_python={python}: transformers failed: {reason}")
         with np.load(results, allow_pickle=False) as file:
             theirs = {name: file[name] for name in file.files}
-    ours_of, differences = _outputs_in_transformers(model), [0.0]
+    ours_of, differences, sizes = _outputs_in_transformers(model), [0.0], [0.0]
     for number, ids in enumerate(token_ids(model.pretrained)):
         if theirs[f"{number}/ids"].tolist() != ids.tolist():
             raise UserError(
@@ -289,8 +292,10 @@ def _in_transformers(model, directory, python):
             )
         for name, array in ours_of(ids).items():
             differences.append(np.abs(array - theirs[f"{number}/{name}"]).max())
+            sizes.append(np.abs(array).max())
+    library = theirs["versions"].tobytes().decode()
     warnings = tuple(json.loads(theirs["warnings"].tobytes()))
-    return Comparison(theirs["versions"].tobytes().decode(), float(max(differences)), warnings)
+    return Comparison(library, float(max(differences)), float(max(sizes)), warnings)
 
 
 def _outputs_in_transformers(model):
