@@ -22,6 +22,7 @@ from tasks.evaluation import FeatureExamples
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
+from tasks.plots import Histogram, Plot
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
@@ -126,6 +127,15 @@ class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
                 )
             },
         }
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return the distribution of the scores of normal texts and of anomalies."""
+        is_unusual_N = data.labels["score"] == 1
+        scores = {
+            "normal": outputs["score"][~is_unusual_N],
+            "anomaly": outputs["score"][is_unusual_N],
+        }
+        return {"scores": Histogram(scores, "anomaly score", self.task.threshold)}
 
     def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
         """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""

@@ -33,6 +33,7 @@ from tasks.heads import SequenceClassifier
 from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
+from tasks.plots import MAX_LABELS, ConfusionMatrix, Plot, PrecisionRecall, Reliability
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.glue import GLUE
 from tasks.streaming import check_label, check_rank
@@ -185,6 +186,33 @@ class ClassificationPostprocessor(Postprocessor["ClassificationTask"]):
         return classification.single_label_table(
             labels, decision.label.numpy(), decision.probabilities.numpy(), self.task.labels
         )
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return confusion matrix, reliability diagram, and precision and recall."""
+        labels, decision = data.labels["label"], self.decision(outputs)
+        probabilities_NC = decision.probabilities.numpy()
+        if decision.selected is not None:
+            confidence = np.maximum(probabilities_NC, 1 - probabilities_NC).ravel()
+            return {
+                "reliability": Reliability(
+                    confidence, ((probabilities_NC >= 0.5) == labels).ravel()
+                )
+            }
+        is_correct_N = probabilities_NC.argmax(1) == labels
+        plots: dict[str, Plot] = {"reliability": Reliability(probabilities_NC.max(1), is_correct_N)}
+        if len(self.task.labels) <= MAX_LABELS:
+            table = self.report(data, outputs)
+            counts_CC = np.array(table["confusion_matrix"])
+            plots["confusion_matrix"] = ConfusionMatrix(self.task.labels, counts_CC)
+        positive = self.task.positive
+        if positive is not None and (self.task.is_binary or self.task.rare_label):
+            plots["precision_recall"] = PrecisionRecall(
+                self.task.labels[positive],
+                labels == positive,
+                probabilities_NC[:, positive],
+                self.task.thresholds[0] if self.task.thresholds else None,
+            )
+        return plots
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         """Return a warning if all predictions are equal or the objective is missed."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
+    from tasks.plots import Plot
     from tasks.task import Task
     from tasks.windows import Windows
 
@@ -108,6 +109,10 @@ class Postprocessor(abc.ABC, Generic[TaskT]):
 
     def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
         """Return tables that an evaluation reports in addition to metrics, as lists by name."""
+        return {}
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return the plots of an evaluation, by file name without suffix."""
         return {}
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:

@@ -27,7 +27,8 @@ from tasks.answer_spans import best_spans, select_answer
 from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import SpanModel
-from tasks.metrics.squad import best_null_threshold, squad_scores
+from tasks.metrics.squad import best_null_threshold, scores_by_length, squad_scores
+from tasks.plots import Bars, Plot
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.reader import Reader
 from tasks.readers.memory import as_list
@@ -131,6 +132,13 @@ class SpanPostprocessor(Postprocessor["QuestionAnsweringTask"]):
             released = scores(RELEASED_THRESHOLD)
             result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
         return result
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return exact match and F1 by the length of the answer."""
+        answers = _texts(select_answer(self._best(data, outputs), self._threshold)["answer"])
+        scores = scores_by_length(answers, _golds(data.examples))
+        names = ("exact_match", "f1")
+        return {"answers": Bars([*scores], {n: [of[n] for of in scores.values()] for n in names})}
 
     def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
         """Return the task with the no-answer threshold of the best F1 on this data."""

@@ -33,6 +33,7 @@ from tasks.entity_labels import (
 from tasks.entity_spans import entities, in_text_order, in_windows, min_top2_gap, texts_tokens
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.plots import MAX_LABELS, Bars, Plot
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.reader import Reader
 from tasks.readers.memory import as_list
@@ -120,30 +121,41 @@ class TaggingPostprocessor(Postprocessor["TaggingTask"]):
         Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
         types.
         """
-        bio, sentences = self.task.bio, data.examples.labels
-        labelled, _ = self.task.token_labels(data.examples, data.windows)
-        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
-        predicted = word_predictions(bio, predictions_T, labelled)
-        if isinstance(sentences[0], TaggedSentence):
-            # The file's own tags, so that entities of words without a token count as missed.
-            gold = [sentence.tags for sentence in sentences]
-        else:
-            # Spans are compared at token borders, since the model cannot predict others.
-            gold = word_predictions(bio, labelled.labels, labelled)
-
+        gold, predicted = self._tags(data, outputs)
         scores = entity_scores(gold, predicted)
         hits = [
             tag == other
             for tags, others in zip(gold, predicted, strict=True)
             for tag, other in zip(tags, others, strict=True)
         ]
-        of_types = scores["types"] if len(bio.types) <= FEW_TYPES else {}
+        of_types = scores["types"] if len(self.task.bio.types) <= FEW_TYPES else {}
         return {
             **{name: scores[name] for name in ("f1", "precision", "recall")},
             "strict_f1": strict_f1(gold, predicted),
             "accuracy": float(np.mean(hits)) if hits else 0.0,
             **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
         }
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return precision, recall and F1 of entities per type."""
+        types = entity_scores(*self._tags(data, outputs))["types"]
+        if not 0 < len(types) <= MAX_LABELS:
+            return {}
+        names = ("precision", "recall", "f1")
+        values = {name: [of_type[name] for of_type in types.values()] for name in names}
+        return {"entities": Bars(list(types), values)}
+
+    def _tags(self, data, outputs):
+        """Return gold and predicted tags per sentence."""
+        bio, sentences = self.task.bio, data.examples.labels
+        labelled, _ = self.task.token_labels(data.examples, data.windows)
+        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
+        predicted = word_predictions(bio, predictions_T, labelled)
+        if isinstance(sentences[0], TaggedSentence):
+            # The file's own tags, so that entities of words without a token count as missed.
+            return [sentence.tags for sentence in sentences], predicted
+        # Spans are compared at token borders, since the model cannot predict others.
+        return word_predictions(bio, labelled.labels, labelled), predicted
 
     def predictions(
         self, texts: Tensors, windows: Windows, outputs: Tensors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from bert_tf import checkpoints
+from bert_tf import checkpoints, plotting
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.run import Run
@@ -23,7 +23,7 @@ from bert_tf.train.distribution import (
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
-from tasks import fitting
+from tasks import fitting, plots
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.training_settings import TrainingSettings
@@ -177,6 +177,7 @@ class TrainingRun:
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
         if encoded_devs:
             self._finish(run, evaluator, encoded_devs, best)
+        self._plot(run, evaluator, encoded_devs[:1], best)
         barrier(strategy)
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
@@ -221,14 +222,7 @@ class TrainingRun:
         task, name, log = self.task, self.names[1], self.log
         metrics = run.checkpoints.info(best)["metrics"]
         if task.tunable_fields:
-            # The model holds the weights of the last step; tuning applies to the best checkpoint.
-            directory = run.checkpoints.path(best)
-            checkpoints.assign(
-                checkpoints.model_variables(evaluator.model),
-                checkpoints.read(directory),
-                directory,
-                ignore=checkpoints.OPTIMIZER_STATE,
-            )
+            _load(run, best, evaluator.model)
             outputs = [evaluator.outputs(dev) for dev in devs]
             warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
             task = task.postprocessor.tune(devs[0], outputs[0])
@@ -260,6 +254,32 @@ class TrainingRun:
         )
         if warning:
             log(f"warning: {warning}")
+
+    def _plot(self, run, evaluator, devs, best):
+        """Write the plots of the best checkpoint on the first dev file, if there is one."""
+        # All workers take part in an evaluation, or none.
+        if not from_chief(self.strategy, plotting.is_installed):
+            self.log("plots skipped: matplotlib is not installed (pip install 'bert_tf[plots]')")
+            return
+        found = {}
+        for dev in devs:
+            _load(run, best, evaluator.model)
+            outputs = evaluator.outputs(dev)
+            if is_chief(self.strategy):
+                found = task_at(run, best).postprocessor.plots(dev, outputs)
+        if is_chief(self.strategy):
+            self.log(f"plots: {plots.write(run, found)}")
+
+
+def _load(run, step, model):
+    """Load a checkpoint; after training, the model holds the weights of the last step."""
+    directory = run.checkpoints.path(step)
+    checkpoints.assign(
+        checkpoints.model_variables(model),
+        checkpoints.read(directory),
+        directory,
+        ignore=checkpoints.OPTIMIZER_STATE,
+    )
 
 
 def _by_dev(results):

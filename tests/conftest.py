@@ -18,7 +18,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_tf import BertConfig, Vocabulary  # noqa: E402
+from bert_tf import BertConfig, Vocabulary, plotting  # noqa: E402
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -134,6 +134,13 @@ def run_command():
         )
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_plots(request, monkeypatch):
+    """Leave out the plots of training, which take seconds, except with the marker `plots`."""
+    if "plots" not in request.keywords:
+        monkeypatch.setattr(plotting, "is_installed", lambda: False)
 
 
 @pytest.fixture

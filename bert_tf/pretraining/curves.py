@@ -1,11 +1,15 @@
-"""Loss and accuracy curves of a run, as an image."""
-
-import io
+"""Loss and accuracy curves of a pretraining run, as an image."""
 
 from bert_tf import files
+from bert_tf.plotting import import_pyplot, plot_metrics, to_png
 from bert_tf.run import Run
 
 NAME = "loss.png"
+LOSSES = ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")
+ACCURACIES = (
+    *("masked_lm_accuracy", "next_sentence_accuracy"),
+    *("eval_masked_lm_accuracy", "eval_next_sentence_accuracy"),
+)
 
 
 def draw(run: Run) -> str:
@@ -18,40 +22,12 @@ def draw(run: Run) -> str:
         Path of the image.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        UserError: If matplotlib is not installed.
     """
-    # An optional dependency, which takes long to import.
-    import matplotlib
-
-    # This backend needs no display.
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, (losses, accuracies) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True)
-    lines = run.metrics()
-    for axes, names in (
-        (losses, ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")),
-        (
-            accuracies,
-            (
-                "masked_lm_accuracy",
-                "next_sentence_accuracy",
-                "eval_masked_lm_accuracy",
-                "eval_next_sentence_accuracy",
-            ),
-        ),
-    ):
-        for name in names:
-            points = [(line["step"], line[name]) for line in lines if name in line]
-            if points:
-                marker = "o" if name.startswith("eval") else ""
-                axes.plot(*zip(*points, strict=True), label=name, marker=marker, linewidth=1)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    accuracies.set_xlabel("step")
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    figure, both = import_pyplot().subplots(2, 1, figsize=(8, 7), sharex=True)
+    for axes, names in zip(both, (LOSSES, ACCURACIES), strict=True):
+        plot_metrics(axes, run.metrics(), names, "eval")
+    both[1].set_xlabel("step")
     path = run.file(NAME)
-    files.atomic_write_bytes(path, picture.getvalue())
+    files.atomic_write_bytes(path, to_png(figure))
     return path

@@ -179,8 +179,8 @@ def _pretrain(settings, log, strategy):
         return run
     try:
         log(f"loss curves: {curves.draw(run)}")
-    except ImportError:
-        log("loss curves skipped: matplotlib is not installed (pip install 'bert_tf[plots]')")
+    except UserError as error:
+        log(f"loss curves skipped: {error}")
     return run
 
 

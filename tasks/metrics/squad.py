@@ -4,6 +4,7 @@ They are from 0 to 1, as all metrics here; the scripts print percentages. "" mea
 """
 
 import collections
+import math
 import re
 import string
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -14,6 +15,11 @@ from tasks.metrics.checks import finite
 from tasks.metrics.thresholds import cut
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+# Largest number of words of an answer, and its group.
+_LENGTHS = (
+    *((0, "no answer"), (1, "1 word"), (2, "2 words"), (5, "3 to 5 words")),
+    (math.inf, "6 or more words"),
+)
 PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only, as in the scripts.
 
 
@@ -69,6 +75,32 @@ def squad_scores(
             chosen = [each[name] for name, texts in golds.items() if any(texts) == expected]
             scores |= _means(prefix, chosen) if chosen else {}
     return scores
+
+
+def scores_by_length(
+    predictions: Mapping[Hashable, str], golds: Mapping[Hashable, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Return the scores of questions by the number of words of their shortest answer.
+
+    Args:
+        predictions: Predicted text by question.
+        golds: Gold answers by question; none for questions without an answer.
+
+    Returns:
+        `squad_scores`' exact_match and f1 by group, such as "2 words", for groups with questions.
+    """
+    groups: dict[str, list[Hashable]] = {name: [] for _, name in _LENGTHS}
+    for question, answers in golds.items():
+        length = min((len(normalize_answer(answer).split()) for answer in answers), default=0)
+        groups[next(name for most, name in _LENGTHS if length <= most)].append(question)
+    return {
+        name: {
+            "exact_match": float(np.mean([exact_match(*pair) for pair in pairs])),
+            "f1": float(np.mean([f1(*pair) for pair in pairs])),
+        }
+        for name, questions in groups.items()
+        if (pairs := [(predictions[key], golds[key] or [""]) for key in questions])
+    }
 
 
 def best_null_threshold(

@@ -1,0 +1,75 @@
+"""Drawing with matplotlib, an optional dependency that is imported at the first figure."""
+
+import importlib.util
+import io
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_tf.errors import UserError
+
+# Fonts with the scripts that DejaVu Sans lacks, of which those that are installed are used.
+FONTS = (
+    *("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC"),
+    *("Noto Sans Arabic", "Noto Sans Devanagari", "Noto Emoji", "Symbola", "Arial Unicode MS"),
+)
+
+
+def is_installed() -> bool:
+    """Return True if matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def import_pyplot() -> Any:
+    """Return matplotlib.pyplot, which draws into memory in the fonts that are installed.
+
+    Raises:
+        UserError: If matplotlib is not installed.
+    """
+    if not is_installed():
+        raise UserError("matplotlib is not installed: pip install 'bert_tf[plots]'")
+    import matplotlib
+
+    # This backend needs no display.
+    matplotlib.use("agg")
+    from matplotlib import font_manager, pyplot
+
+    installed = set(font_manager.get_font_names())
+    pyplot.rcParams["font.family"] = [name for name in FONTS if name in installed]
+    return pyplot
+
+
+def to_png(figure: Any, dpi: int = 120) -> bytes:
+    """Return a figure as a PNG image and close it. Characters that no font has are drawn as boxes.
+
+    Args:
+        figure: matplotlib figure.
+        dpi: Dots per inch.
+    """
+    image = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(image, dpi=dpi, bbox_inches="tight", metadata={"Software": None})
+    import_pyplot().close(figure)
+    return image.getvalue()
+
+
+def plot_metrics(
+    axes: Any, lines: Iterable[Mapping[str, float]], names: Sequence[str], dotted: str
+) -> None:
+    """Draw metrics over the step.
+
+    Args:
+        axes: matplotlib axes.
+        lines: Lines of metrics.jsonl.
+        names: Metrics to draw, those that occur.
+        dotted: Prefix of the metrics that have a dot per value.
+    """
+    for name in names:
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        if points:
+            marker = "o" if name.startswith(dotted) else ""
+            axes.plot(*zip(*points, strict=True), label=name, marker=marker, linewidth=1)
+    if axes.has_data():
+        axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)

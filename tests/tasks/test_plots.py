@@ -1,0 +1,121 @@
+"""Plots of a fine-tuning run: their numbers, their images, and the files of a run."""
+
+import struct
+import warnings
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks import plots
+from tasks.loading import load_model
+from tasks.metrics.squad import scores_by_length
+from tasks.plots import Bars, ConfusionMatrix, Histogram, PrecisionRecall, Reliability
+from tests import small
+
+NAMES = ["你好", "مرحبا", "😀", "$a_b$", "a" * 60]
+
+
+def test_reliability_has_mean_confidence_and_accuracy_per_bin():
+    plot = Reliability(
+        np.array([0.55, 0.65, 0.95, 0.91, 1.0]), np.array([True, False, True, True, False]), bins=2
+    )
+    confidence, accuracy, count = plot.points()
+    np.testing.assert_allclose(confidence, [np.mean([0.55, 0.65, 0.95, 0.91, 1.0])])
+    np.testing.assert_allclose(accuracy, [3 / 5])
+    assert count.tolist() == [5]
+    confidence, accuracy, count = Reliability(plot.confidence_N, plot.is_correct_N).points()
+    np.testing.assert_allclose(confidence, [0.55, 0.65, 2.86 / 3])
+    np.testing.assert_allclose(accuracy, [1, 0, 2 / 3])
+
+
+def test_precision_and_recall_at_each_distinct_score():
+    plot = PrecisionRecall(
+        "x", np.array([True, False, True, False]), np.array([0.9, 0.5, 0.5, 0.1])
+    )
+    threshold, precision, recall = plot.points()
+    assert threshold.tolist() == [0.1, 0.5, 0.9]
+    np.testing.assert_allclose(precision, [2 / 4, 2 / 3, 1])
+    np.testing.assert_allclose(recall, [1, 1, 1 / 2])
+
+
+def test_scores_by_length_of_the_shortest_answer():
+    golds = {1: ["Rome"], 2: ["in the big city of Rome", "Rome Italy"], 3: [], 4: []}
+    found = scores_by_length({1: "rome!", 2: "Italy", 3: "", 4: "x"}, golds)
+    assert list(found) == ["no answer", "1 word", "2 words"]
+    assert found["1 word"] == {"exact_match": 1.0, "f1": 1.0}
+    assert found["2 words"]["f1"] == pytest.approx(2 / 3)
+    assert found["no answer"] == {"exact_match": 0.5, "f1": 0.5}
+
+
+@pytest.mark.plots
+@pytest.mark.parametrize("count", [5, 80])
+def test_each_plot_is_drawn_with_few_and_many_labels_in_any_script(count, tmp_path):
+    rng = np.random.default_rng(0)
+    names = [NAMES[number % 5] for number in range(count)]
+    labels, scores = rng.random(200) > 0.5, rng.random(200)
+    found = {
+        "confusion_matrix": ConfusionMatrix(names, rng.integers(0, 9, (count, count))),
+        "reliability": Reliability(scores, labels),
+        "precision_recall": PrecisionRecall(names[3], labels, scores, 0.5),
+        "entities": Bars(names, {"f1": rng.random(count), "recall": rng.random(count)}),
+        "scores": Histogram({"normal": scores, "anomaly": scores[:0]}, "score", 0.3),
+    }
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "dev_accuracy": 0.5, "dev_loss": 1.0}]
+    run = type("Run", (), {"file": lambda self, name: f"{tmp_path}/{name}"})()
+    run.metrics = lambda: lines
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plots.write(run, found) == f"{tmp_path}/plots"
+    images = {path.stem: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    assert sorted(images) == sorted([*found, "loss"])
+    for image in images.values():
+        width, height = struct.unpack(">II", image[16:24])
+        assert image.startswith(b"\x89PNG") and min(width, height) > 300
+
+
+@pytest.mark.plots
+def test_training_writes_plots_of_the_best_checkpoint(huggingface_dir, complaints, tmp_path):
+    train, dev = (tasks.read_examples(complaints[name]) for name in ("train", "dev"))
+    model = tasks.TextClassifier.from_pretrained(
+        huggingface_dir, labels=sorted(small.TEXTS), max_seq_length=12
+    )
+    said = []
+    flags = {"epochs": 2, "log_every": 2, "log": said.append}
+    model.train(train, dev=dev, output_dir=tmp_path / "run", **flags)
+    images = sorted(path.name for path in (tmp_path / "run" / "plots").iterdir())
+    assert images == ["confusion_matrix.png", "loss.png", "reliability.png"]
+    assert f"plots: {tmp_path / 'run' / 'plots'}" in said
+    loaded = load_model(tmp_path / "run")
+    np.testing.assert_array_equal(
+        loaded.predict(["the bill"])["probabilities"], model.predict(["the bill"])["probabilities"]
+    )
+
+
+CASES = {
+    "TextClassifier": (
+        {"labels": ["a", "b"]},
+        (["a", "b", "c"], ["a", "b", "a"]),
+        {"confusion_matrix", "precision_recall", "reliability"},
+    ),
+    "TokenClassifier": (
+        {"labels": ["X"]},
+        (["the bill"] * 2, [[{"start": 4, "end": 8, "type": "X"}]] * 2),
+        {"entities"},
+    ),
+    "QuestionAnswerer": (
+        {"max_query_length": 4},
+        ({"question": ["a"], "context": ["the bill"]}, [[{"text": "bill", "start": 4}]]),
+        {"answers"},
+    ),
+    "AnomalyDetector": ({"latent_dim": 3}, (["a", "b", "c"], [0, 1, 0]), {"scores"}),
+}
+
+
+@pytest.mark.parametrize("name", small.fast(CASES, "TokenClassifier"))
+def test_each_task_has_its_plots(huggingface_dir, name):
+    options, (x, y), expected = CASES[name]
+    model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
+    encoded = tasks.fitting.encode(model, x, y)
+    found = model.task.postprocessor.plots(encoded, model.evaluator().outputs(encoded))
+    assert set(found) == expected

@@ -1,0 +1,149 @@
+"""All commands of README.md and of the pages about tasks, run in order with a tiny BERT.
+
+Each page runs in a directory of its own with the files that it names. Commands that query a server,
+and pages with tests of their own, are left out.
+"""
+
+import pathlib
+import re
+import shutil
+
+import pytest
+
+from tests import small
+from tests.conftest import ROOT
+from tests.doc_pages import LABELS, TEXTS, run, write_files
+from tests.test_docs import PAGES, command_lines, read
+
+# make demo runs the demo; tests/test_migration_docs.py runs the migration pages; the references
+# have one example per command; other pages have commands of make and pytest.
+LEFT_OUT = {"docs/demo.md", "docs/commands.md"}
+NOT_RUN = ("--url=", "--grpc=", "--help", " pytest ", "...")
+WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
+WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
+WORDS |= {"--model_size=base": "--config=config.json", "--model_size=mini": "--config=config.json"}
+WORDS |= {
+    "--phase_steps=900000,100000": "--phase_steps=1,1",
+    "--vocab_size=30522": "--vocab_size=90",
+}
+WORDS |= {"--seeds=1,2,3": "--seeds=1", "--vocab_size=8000": "--vocab_size=90"}
+WORDS |= {"--save_every=200": "--save_every=2", "--eval_every=1000": "--eval_every=2"}
+WORDS |= {"--num_shards=64": "--num_shards=2", "--num_shards=16": "--num_shards=2"}
+
+
+def commands(page):
+    return [
+        line
+        for line in command_lines(read(page))
+        if line.startswith("python -m ") and not any(word in line for word in NOT_RUN)
+    ]
+
+
+RUN_HERE = [
+    page
+    for page in PAGES
+    if page not in LEFT_OUT and not page.startswith("docs/from-") and commands(page)
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    here = tmp_path_factory.mktemp("files")
+    write_files(here)
+    shutil.copytree(ROOT / "examples" / "complaints", here / "examples" / "complaints")
+    (here / "words.txt").write_text("abc\n")
+    (here / "models").mkdir()
+    return here
+
+
+def fine_tune(task="classification", **flags):
+    words = "".join(f" --{name}={value}" for name, value in flags.items())
+    train = "" if "train" in flags else " --train=train.csv"
+    run(f"python -m tasks.finetune --task={task}{train} --init_from=DIR --output_dir=RUN{words}")
+
+
+def write_both(columns, rows, names=("train.csv", "dev.csv", "val.csv")):
+    """Write files of different content."""
+    for number, name in enumerate(names):
+        changed = [(f"{row[0]} {number}", *row[1:]) for row in rows]
+        small.write_rows(pathlib.Path(name), changed, columns)
+
+
+def write_conll(names=("train.conll", "dev.conll")):
+    for number, name in enumerate(names):
+        lines = ["a B-PER", "b O", "c B-LOC", f"{'d' * (number + 1)} I-LOC"]
+        pathlib.Path(name).write_text("\n".join(lines * 2) + "\n\n")
+
+
+def prepare(page):
+    """Write what a page assumes, in the working directory."""
+    labels = [(text, label) for text, label in zip(TEXTS, LABELS, strict=True)]
+    shutil.copy("dev.csv", "test.csv")
+    pathlib.Path("test.csv").write_text(pathlib.Path("test.csv").read_text() + "a b.,billing\n")
+    match page:
+        case "docs/checkpoints.md":
+            write_conll()
+            fine_tune("tagging", train="train.conll", max_seq_length=16)
+            run("python -m bert_tf.convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
+        case "docs/data-formats.md":
+            write_both(("body", "topic"), labels)
+        case "docs/prediction.md" | "docs/run-directories.md" | "docs/serving.md":
+            fine_tune(max_seq_length=16)
+        case "docs/signatures.md":
+            fine_tune(max_seq_length=16)
+            run("python -m export.export_saved_model --run=RUN --output_dir=models/name")
+        case "docs/tasks/masked-lm.md":
+            shutil.copytree("BASE", "RUN")
+        case "docs/tasks/anomaly-detection.md":
+            write_both(("text", "label"), [(text, "neither") for text in TEXTS] + [("a", "other")])
+        case "docs/tasks/class-imbalance.md":
+            write_both(("text", "label"), [*labels, ("a b", "fraud"), ("c", "fraud")])
+        case "docs/tasks/classification.md":
+            pairs = [(text, text, label) for text, label in labels]
+            write_both(("premise", "hypothesis", "relation"), pairs, ("pairs.csv",))
+        case "docs/tasks/glue.md":
+            columns = ("index", "sentence1", "sentence2", "gold_label")
+            for number, name in enumerate(("train", "dev_matched", "dev_mismatched", "test")):
+                rows = [f"{id}\ta {number}\tb\tneutral" for id in range(4)]
+                pathlib.Path(f"{name}.tsv").write_text(
+                    "\n".join(["\t".join(columns), *rows]) + "\n"
+                )
+        case "docs/sweeps.md":
+            for number, name in enumerate(("train", "dev")):
+                rows = [f"{id}\ta {number}\tb\tentailment" for id in range(4)]
+                header = "index\tsentence1\tsentence2\tlabel"
+                pathlib.Path(f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+        case "docs/tasks/multiple-choice.md":
+            columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
+            write_both(columns, [("a", "b", "c", "d", "e", "f", "1")] * 4)
+        case "docs/tasks/regression.md":
+            write_both(
+                ("text", "label"), [(text, str(number)) for number, text in enumerate(TEXTS)]
+            )
+        case "docs/tasks/tagging.md":
+            write_conll()
+
+
+def remove_output(line):
+    """Remove what a command before it on the page wrote to the same place."""
+    for name in re.findall(r"--(?:output_dir|to|output)=(\S+)", line):
+        path = pathlib.Path(name)
+        if path.is_dir() and "export_saved_model" not in line:  # Exports add a version.
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+    if "--write_manifest" in line:  # For shards of other programs, which have none.
+        pathlib.Path("SHARDS/manifest.json").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_commands_of_a_page_run(files, page, tmp_path, monkeypatch):
+    shutil.copytree(files, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    prepare(page)
+    for line in commands(page):
+        for word, replacement in WORDS.items():
+            line = line.replace(word, replacement)
+        remove_output(line)
+        run(line)
