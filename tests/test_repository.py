@@ -58,7 +58,7 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
     assert citation["version"] == version()
     assert citation["authors"] == [{"name": "The bert_tf authors"}]
     (paper,) = citation["references"]
-    assert [author["family-names"] for author in paper["authors"]][0] == "Devlin"
+    assert paper["authors"][0]["family-names"] == "Devlin"
     assert paper["year"] == 2019
 
 
