@@ -23,7 +23,7 @@ from bert_tf.errors import UserError
 
 STATUS_USER_ERROR = 2
 HELP_FLAGS = ("--help", "-help", "-h", "--helpfull", "--helpshort")
-# Name of the program that starts the command, in --help. `bert_tf.__main__` sets its own.
+# Program that starts the commands by name, for --help; `None` if Python runs their modules.
 program: str | None = None
 _PATH_ERRORS = (
     FileExistsError,
