@@ -124,7 +124,7 @@ def directory(run, config, tmp_path_factory):
     shutil.copytree(ROOT / "examples" / "complaints", here / "examples" / "complaints")
     (here / "corpus").mkdir()
     write_corpus(here / "corpus" / "a.txt", num_documents=400)
-    tiny = dataclasses.replace(config, vocab_size=64, max_position_embeddings=64)
+    tiny = dataclasses.replace(config, vocab_size=64, max_position_embeddings=128)
     (here / "config.json").write_text(json.dumps(tiny.to_dict()))
     for job in PREPARATION:
         run("bert-tf", *job.split(), cwd=here)
@@ -149,7 +149,7 @@ def test_metadata_is_complete(archives):
     with zipfile.ZipFile(archives[1]) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_string(archive.read(name).decode())
-    assert metadata["Name"] == "bert_tf"
+    assert metadata["Name"].replace("-", "_") == "bert_tf"
     assert metadata["Author"] == "The bert_tf authors"
     assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
     assert metadata["Description-Content-Type"] == "text/markdown"
