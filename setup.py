@@ -1,9 +1,13 @@
 """Installs bert_tf, tasks and export. Each requirement is there for the reason beside it."""
 
+import pathlib
+import re
+
 import setuptools
 
+TENSORFLOW = ">=2.21.0,<2.22"
 CORE = [
-    "tensorflow>=2.21.0,<2.22",
+    f"tensorflow{TENSORFLOW}",
     "tensorflow-text>=2.21.1,<2.22",  # The tokenizer's operations; 2.21.0 is broken.
     "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
     "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
@@ -20,51 +24,90 @@ CORE = [
     "nupunkt==0.8.0",  # Sentences of running text, no downloads; shards depend on it.
     "ml-dtypes>=0.5",  # Registers bfloat16 with numpy, in which safetensors reads it.
 ]
+# Extras for users, all of which `all` installs.
+OPTIONAL = {
+    # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
+    "beam": ["apache-beam==2.77.0"],
+    "plots": ["matplotlib>=3.9"],
+    # gRPC requests and warm-up records.
+    "serving": ["tensorflow-serving-api>=2.21,<2.22"],
+    # 2.20 imports pkg_resources, which setuptools no longer has.
+    "tensorboard": ["tensorboard>=2.21"],
+}
 DOCS = ["mkdocs-material==9.8.1"]  # The site of docs/, by `make docs`.
 EXTRAS = {
+    **OPTIONAL,
+    "all": sorted(requirement for extra in OPTIONAL.values() for requirement in extra),
+    "and-cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],  # NVIDIA's libraries, on Linux.
     "docs": DOCS,
-    "beam": [
-        "apache-beam==2.77.0"
-    ],  # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
-    "tensorboard": [
-        "tensorboard>=2.21"
-    ],  # 2.20 imports pkg_resources, which setuptools no longer has.
-    "plots": ["matplotlib>=3.9"],
-    "serving": ["tensorflow-serving-api>=2.21,<2.22"],  # gRPC requests and warm-up records.
     "test": [
+        *OPTIONAL["beam"],  # Shards are the same on its runner.
+        *OPTIONAL["plots"],  # The notebook plots.
+        *OPTIONAL["serving"],  # gRPC, asked and answered; files read.
+        *OPTIONAL["tensorboard"],  # The callback of Keras writes the metrics of `fit`.
         *DOCS,  # `make lint` builds the site.
         "pytest>=8",
         "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
         "mypy==2.4.1",  # Types of public code.
-        "apache-beam==2.77.0",  # Shards are the same on its runner.
-        "matplotlib>=3.9",  # The notebook plots.
         "pandas>=2.2",  # Rows and labels of `fit` may be columns of a table.
-        "tensorboard>=2.21",  # The callback of Keras writes the metrics of `fit`.
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
         "ipykernel>=6.29",
-        "pyyaml>=6",  # The Compose file of examples/ is parsed.
-        "tensorflow-serving-api>=2.21,<2.22",  # gRPC, asked and answered; files read.
+        "pyyaml>=6",  # Files of examples/ and of the workflow are parsed.
+        "setuptools>=77",  # A wheel is built and installed, without a download.
     ],
 }
+
+
+def long_description() -> str:
+    """Return README.md without its index of pages and links to files, which no index page has."""
+    text = pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\n## Documentation\n.*?(?=\n[^-\s])", "", text, flags=re.DOTALL)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
+
 
 setuptools.setup(
     name="bert_tf",
     version="0.1.0",
     description="BERT in TensorFlow: from raw text to a served answer, in one application.",
-    long_description="See README.md.",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    author="The bert_tf authors",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=[
+        "bert",
+        "classification",
+        "fine-tuning",
+        "keras",
+        "named entity recognition",
+        "nlp",
+        "pretraining",
+        "question answering",
+        "tensorflow",
+        "tensorflow serving",
+        "transformer",
+    ],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=setuptools.find_packages(
         include=["bert_tf", "bert_tf.*", "tasks", "tasks.*", "export", "export.*"]
     ),
-    package_data={
-        "bert_tf": ["py.typed"],
-        "bert_tf.text": ["unicode_tables.npz"],
-        "tasks": ["py.typed"],
-        "export": ["py.typed", "templates/*"],
-    },
+    package_data={"": ["py.typed", "*.npz", "*.html", "templates/*"]},
+    entry_points={"console_scripts": ["bert-tf = bert_tf.__main__:main"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

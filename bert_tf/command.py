@@ -7,6 +7,7 @@ fields of the dataclass are the flags, so train.json can record every flag of a 
 import dataclasses
 import operator
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -24,6 +25,9 @@ from bert_tf.progress import log
 __all__ = ["check_bounds", "check_types", "flag", "import_tensorflow", "log", "parse", "run_main"]
 
 STATUS_USER_ERROR = 2
+HELP_FLAGS = ("--help", "-help", "-h", "--helpfull", "--helpshort")
+# Program that starts the commands by name, for --help; `None` if Python runs their modules.
+program: str | None = None
 _PATH_ERRORS = (
     FileExistsError,
     FileNotFoundError,
@@ -124,7 +128,7 @@ def run_main(
             settings that returns this.
     """
     # absl's own --help would list the flags of all imported modules.
-    if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in sys.argv[1:]):
+    if any(word in HELP_FLAGS for word in sys.argv[1:]):
         print(_help(settings_class, doc))
         sys.exit(0)
     verbose = False
@@ -224,6 +228,8 @@ def _define(values, field, kind):
 
 
 def _help(settings_class, doc):
+    if program:
+        doc = re.sub(r"\bpython -m \w+\.(\w+)", rf"{program} \1", doc)
     lines = [doc.strip(), "", "Flags:"]
     for field, kind in _fields(settings_class):
         if field.default is dataclasses.MISSING:

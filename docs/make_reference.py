@@ -58,13 +58,10 @@ needs it. [Python and Keras](python.md) shows how they are used.
 
 
 def command_modules() -> list[str]:
-    """Return the names of the command modules, which have a settings class and a main."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
-    return [
-        f"{path.parent.name}.{path.stem}"
-        for path in paths
-        if re.search(r"Settings.*__main__", path.read_text(encoding="utf-8"), re.DOTALL)
-    ]
+    """Return the names of the command modules by package, in alphabetical order."""
+    from bert_tf.__main__ import COMMANDS
+
+    return sorted(COMMANDS, key=lambda module: (PACKAGES.index(module.partition(".")[0]), module))
 
 
 def settings_of(module: str) -> type:

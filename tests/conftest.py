@@ -19,24 +19,10 @@ tf.config.set_logical_device_configuration(
 )
 
 from bert_tf import BertConfig, Vocabulary, plotting  # noqa: E402
+from bert_tf.__main__ import COMMANDS  # noqa: E402, F401  Imported by tests.
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-COMMANDS = (
-    "bert_tf.convert",
-    "bert_tf.write_shards",
-    "bert_tf.inspect_shards",
-    "bert_tf.pretrain",
-    "bert_tf.learn_vocab",
-    "bert_tf.fill_mask",
-    "tasks.finetune",
-    "tasks.evaluate",
-    "tasks.predict",
-    "tasks.extract",
-    "tasks.search",
-    "export.export_saved_model",
-    "export.request",
-)
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
     "##aff ##able ! , ? a b c "

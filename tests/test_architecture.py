@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import COMMANDS, ROOT
 
 PACKAGES = ("bert_tf", "tasks", "export")
-COMMAND_MODULES = {*COMMANDS, "bert_tf.text.make_tables"}
+COMMAND_MODULES = {*COMMANDS, "bert_tf.__main__", "bert_tf.text.make_tables"}
 # Inside bert_tf, a module may import from its own layer and from the layers listed before it.
 LAYERS = (
     {

@@ -6,7 +6,6 @@ the checks themselves need no TensorFlow.
 
 import dataclasses
 import importlib
-import pathlib
 import re
 import shlex
 import types
@@ -14,17 +13,13 @@ import typing
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from bert_tf.__main__ import MODULES
+from tests.conftest import COMMANDS, ROOT
+
 MAX_README_LINES = 160
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-)
-MODULES = [path for name in ("bert_tf", "tasks", "export") for path in (ROOT / name).glob("*.py")]
-COMMANDS = sorted(
-    f"{path.parent.name}.{path.stem}"
-    for path in MODULES
-    if re.search(r"Settings.*__main__", path.read_text(encoding="utf-8"), re.DOTALL)
 )
 # Flags in the text that belong to pip, to benchmarks and to TensorFlow Serving.
 OTHER_FLAGS = {
@@ -37,6 +32,7 @@ OTHER_FLAGS = {
 }
 ELLIPSIS = "..."
 ANY_COMMAND = {"help", "verbosity"}
+ANY_PROGRAM = {"--help", "--version"}
 
 
 def read(page):
@@ -130,7 +126,14 @@ def flags_of(module):
 
 def wrong_flags(line):
     """Return what a command would reject in a command line, without running it."""
-    module, words = shlex.split(line)[2], shlex.split(line)[3:]
+    program, *words = shlex.split(line)
+    if program == "bert-tf":
+        name, *words = words
+        if name in ANY_PROGRAM:
+            return []
+        module = MODULES.get(name, name)
+    else:
+        _, module, *words = words
     if module not in COMMANDS:
         return [f"{module} is no command"]
     fields, hints = flags_of(module), typing.get_type_hints(settings_class(module))
@@ -184,7 +187,7 @@ def wrong_commands(page, text):
         words = shlex.split(line)
         if words[:3] == ["python", "-m", "pytest"]:
             problems += [f"{page}: {name}: no such file" for name in words[3:] if not _exists(name)]
-        elif words[:2] == ["python", "-m"]:
+        elif words[:2] == ["python", "-m"] or words[0] == "bert-tf":
             problems += [f"{page}: {line}: {problem}" for problem in wrong_flags(line)]
         elif words[0] == "make" and words[1] not in targets:
             problems.append(f"{page}: {line}: no such target")
@@ -208,7 +211,7 @@ def _exists(path):
 
 def unknown_flags(page, text):
     """Return the flags in code spans that no command has."""
-    known = OTHER_FLAGS | ANY_COMMAND
+    known = OTHER_FLAGS | ANY_COMMAND | {"version"}
     known |= {name for module in COMMANDS for name in flags_of(module)}
     spans = re.findall(r"`([^`]*)`", split_fences(text)[0])
     found = {flag for span in spans for flag in re.findall(r"--([a-z]\w*)", span)}
@@ -254,13 +257,15 @@ def test_each_of_sixty_jobs_has_an_answer():
 
 BROKEN_LINKS = "# Title\n[a](nothing.md) [b](README.md#nothing) [c](#nothing) [d](../../x)\n"
 BROKEN_COMMANDS = {
-    "tasks.finetune --task=unknown --train=a --init_from=b --output_dir=c": "none of",
-    "tasks.finetune --task=anomaly --train=a --init_from=b": "requires --output_dir",
-    "tasks.finetune --nothing=1 ...": "has no flag",
-    "tasks.finetune --epochs=many ...": "expected int",
-    "tasks.finetune --calibrate=maybe ...": "expected true or false",
-    "tasks.evaluate --run RUN --data": "expected a value",
-    "tasks.nothing --run=RUN": "is no command",
+    "python -m tasks.finetune --task=unknown --train=a --init_from=b --output_dir=c": "none of",
+    "python -m tasks.finetune --task=anomaly --train=a --init_from=b": "requires --output_dir",
+    "python -m tasks.finetune --nothing=1 ...": "has no flag",
+    "python -m tasks.finetune --epochs=many ...": "expected int",
+    "python -m tasks.finetune --calibrate=maybe ...": "expected true or false",
+    "python -m tasks.evaluate --run RUN --data": "expected a value",
+    "python -m tasks.nothing --run=RUN": "is no command",
+    "bert-tf evaluate --run=RUN": "requires --data",
+    "bert-tf nothing --run=RUN": "is no command",
 }
 
 
@@ -275,5 +280,5 @@ def test_broken_links_paths_and_flags_are_found():
 
 @pytest.mark.parametrize("command", BROKEN_COMMANDS)
 def test_broken_commands_are_found(command):
-    problems = wrong_commands("README.md", f"```bash\npython -m {command}\n```")
+    problems = wrong_commands("README.md", f"```bash\n{command}\n```")
     assert BROKEN_COMMANDS[command] in " ".join(problems)
