@@ -17,7 +17,7 @@ from bert_tf import files
 from bert_tf.plotting import import_pyplot, plot_metrics, to_png
 from bert_tf.run import Run
 
-DIRECTORY = "plots"
+DIRECTORY, LAST = "plots", "loss.png"
 MAX_LABELS = 80  # Rows of a confusion matrix, or groups of bars, that can be read.
 MAX_NUMBERED = 20  # Rows of a confusion matrix with numbers in the cells.
 
@@ -198,6 +198,11 @@ class Histogram(Plot):
         axes.legend(fontsize=8)
 
 
+def are_complete(run: Run) -> bool:
+    """Return True if RUN/plots has all images; loss.png is written last."""
+    return files.exists(f"{run.file(DIRECTORY)}/{LAST}")
+
+
 def write(run: Run, plots: Mapping[str, Plot]) -> str:
     """Write loss.png and one image per plot to RUN/plots.
 
@@ -223,7 +228,7 @@ def write(run: Run, plots: Mapping[str, Plot]) -> str:
     plot_metrics(losses, lines, _names(lines, is_loss=True), "dev")
     plot_metrics(scores, lines, _names(lines, is_loss=False), "dev")
     scores.set_xlabel("step")
-    files.atomic_write_bytes(f"{directory}/loss.png", to_png(figure))
+    files.atomic_write_bytes(f"{directory}/{LAST}", to_png(figure))
     return directory
 
 

@@ -137,6 +137,8 @@ class TrainingRun:
             best = from_chief(strategy, run.checkpoints.best_or_latest_step)
             newest = run.checkpoints.steps()[-1]
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
+            if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
+                self._plot(run, evaluator, encoded_devs[:1], best)
             return run
         else:
             for line in run.changes():
@@ -258,6 +260,8 @@ class TrainingRun:
     def _plot(self, run, evaluator, devs, best):
         """Write the plots of the best checkpoint on the first dev file, if there is one."""
         # All workers take part in an evaluation, or none.
+        if from_chief(self.strategy, lambda: plots.are_complete(run)):
+            return
         if not from_chief(self.strategy, plotting.is_installed):
             self.log("plots skipped: matplotlib is not installed (pip install 'bert_tf[plots]')")
             return
