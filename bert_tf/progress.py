@@ -49,6 +49,8 @@ class Progress:
                 file=sys.stderr,
                 dynamic_ncols=True,
             )
+            if self.bar.disable:  # By TQDM_DISABLE=1.
+                self.bar = None
 
     def __enter__(self) -> Self:
         return self

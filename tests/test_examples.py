@@ -1,6 +1,9 @@
-"""The notebook and the scripts under examples/."""
+"""The notebooks and the scripts under examples/."""
 
+import os
+import pathlib
 import re
+import sys
 
 import nbformat
 import pytest
@@ -8,27 +11,75 @@ from nbclient import NotebookClient
 
 from tests.conftest import ROOT
 
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb"))
+# What each notebook shows: expressions that its printed output has to contain when it is executed.
+SHOWN = {
+    "finetune_with_fit": [
+        r"^models/complaints/1$",
+        r"^hardware .* led is not working(.|\n)*^software .*(.|\n)*^billing ",
+    ],
+    "named_entities": [r"'Greta Lindqvist \(PERSON\)', 'Madrid \(PLACE\)'", r"^\[\] The weather"],
+    "question_answering": [r"[1-9]\d windows of 128 tokens", r"(\[right\](.|\n)*){3}"],
+    "rare_classes": [r"tuned on dev: threshold 0\.\d", r"^network .* Open a connection"],
+    "semantic_search": [r"shutil\.rmtree", r"statistics\.median ", r"calendar\.|datetime\."],
+    "inside_bert": [r"30,522 tokens, 6 layers", r"^telephone "],
+    "pretrain_and_fill_masks": [r"step 1500/1500", r"mask 2: \S+ 0\.\d\d"],
+    "domain_adaptation": [r"words added", r"seed 2: accuracy 0\.\d+ without, 0\.\d+ with"],
+    "export_and_serve": [r"^1/saved_model\.pb$", r"'label': \[b'hardware'\]", r"\['1', '2'\]"],
+}
+PLOTS = set(NOTEBOOKS) - {"named_entities", "question_answering", "export_and_serve"}
+PLOTS -= {"domain_adaptation"}
+
+
+def read(name):
+    return nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
+
+
+def outputs_of(notebook):
+    return [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+
+
+def printed(notebook):
+    return "\n".join(
+        out.text if out.output_type == "stream" else out.get("data", {}).get("text/plain", "")
+        for out in outputs_of(notebook)
+    )
+
+
+def assert_shown(name, notebook):
+    for pattern in SHOWN[name]:
+        assert re.search(pattern, printed(notebook), re.MULTILINE), (pattern, printed(notebook))
+    has_image = any("image/png" in out.get("data", {}) for out in outputs_of(notebook))
+    assert has_image == (name in PLOTS)
+
+
+def test_all_notebooks_are_listed_and_checked():
+    listed = re.findall(r"\((\w+)\.ipynb\)", (ROOT / "examples" / "README.md").read_text())
+    assert sorted(listed) == NOTEBOOKS == sorted(SHOWN)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_saved_with_its_output(name):
+    notebook = read(name)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not [out for out in outputs_of(notebook) if out.output_type == "error"]
+    assert not [out for out in outputs_of(notebook) if out.get("name") == "stderr"]
+    assert not re.search(r"/tmp/|/home/|/root/|Traceback", printed(notebook))
+    assert_shown(name, notebook)
+
 
 @pytest.mark.slow
-def test_the_notebook_fine_tunes_with_fit_plots_exports_and_predicts(pretrained_dir, monkeypatch):
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(name, pretrained_dir, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "examples" / "finetune_with_fit.ipynb", as_version=4)
-    client = NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "examples")}}
-    )
-    client.execute()
-    outputs = [
-        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
-    ]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    printed = "".join(
-        output.text
-        for output in outputs
-        if output.output_type == "stream" and output.name == "stdout"
-    )
-    assert "models/complaints/1\n" in printed
-    answers = printed.strip().splitlines()[-3:]
-    assert [line.split()[0] for line in answers] == ["hardware", "software", "billing"]
+    # Its commands are those of the interpreter of this test.
+    folder = pathlib.Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    notebook = read(name)
+    resources = {"metadata": {"path": str(ROOT / "examples")}}
+    NotebookClient(notebook, timeout=600, resources=resources).execute()
+    assert_shown(name, notebook)
 
 
 @pytest.mark.slow
