@@ -39,8 +39,8 @@ def write_rows(path, rows):
 def prepare(data, out):
     """Write the texts, the words to add, and the rows of fine-tuning."""
     rows = read(data / "train.csv")
-    # Documents of 50 texts in random order: of documents with one sentence each, every next sentence
-    # is random, and the pooled vector becomes a constant. The published order tells the classes.
+    # Documents of 50 texts in random order: if documents had one sentence each, every next sentence
+    # would be random, and the pooled vector a constant. The published order tells the classes.
     texts = random.Random(0).sample([text for text, _ in rows], len(rows))
     documents = ["\n".join(texts[first : first + 50]) for first in range(0, len(texts), 50)]
     (out / "texts.txt").write_text("\n\n".join(documents), encoding="utf-8")

@@ -185,6 +185,11 @@ class ClassLabels(LabelledTextTask, abc.ABC):
                     f"class_weights: label {unknown[0]!r:.80}: expected one of {', '.join(names)}"
                 )
             class_weights = [class_weights.get(name, 1.0) for name in names]
+        if class_weights in ("balanced", ["balanced"], ("balanced",)):  # The labels are not known.
+            raise UserError(
+                f"class_weights={class_weights!r}: expected a number per label; use "
+                "balanced_sampling=True, which needs none"
+            )
         class_weights = as_list(class_weights, "class_weights")
         class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
         task = super().from_options(

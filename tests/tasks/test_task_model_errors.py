@@ -163,7 +163,7 @@ WRONG_OPTIONS = {
         "labels": LABELS,
         "class_weights": {"spam": 2.0},
     },
-    "class_weights: expected a list, received the string 'balanced'": {
+    "class_weights='balanced': expected a number per label; use balanced_sampling=True": {
         "labels": LABELS,
         "class_weights": "balanced",
     },
