@@ -89,7 +89,9 @@ def prepare(page):
             run("python -m bert_tf.convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
         case "docs/data-formats.md":
             write_both(("body", "topic"), labels)
-        case "docs/prediction.md" | "docs/run-directories.md" | "docs/serving.md":
+        case "docs/domain-adaptation.md":
+            shutil.copy("corpus/a.txt", "domain.txt")
+        case "docs/plots.md" | "docs/prediction.md" | "docs/run-directories.md" | "docs/serving.md":
             fine_tune(max_seq_length=16)
         case "docs/signatures.md":
             fine_tune(max_seq_length=16)
