@@ -23,6 +23,7 @@ PATTERNS = (
     "benchmarks/*.md",
     "benchmarks/*.png",
     "tests/*.md",
+    "examples/*.md",
     "examples/*.ipynb",
     "examples/*.py",
 )
