@@ -41,6 +41,9 @@ PREPARATION = (
 FURTHER = (
     "evaluate --run=RUN --data=examples/complaints/dev.csv",
     "extract --model=WEIGHTS --input=examples/complaints/dev.csv --output=vectors.npy",
+    "search --model=WEIGHTS --input=examples/complaints/dev.csv --vectors=vectors.npy --query=bill",
+    "fill_mask --model=PRETRAINED --text=[MASK] --top_k=2",
+    "plot_attention --run=WEIGHTS --text=a --max_seq_length=16 --output=attention.html",
 )
 
 
