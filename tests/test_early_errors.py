@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bert_tf.checkpoints import model_variables
@@ -61,6 +62,7 @@ def directory(tmp_path_factory, config, vocabulary):
         broken = directory / f"broken_{name}"
         Run.create(broken, config, vocabulary, {}).checkpoints.save(0, {"a": 1.0})
         (broken / name).write_text(text)
+    np.save(directory / "v.npy", np.zeros((9, 12), np.float32))
     (directory / "shards").mkdir()
     (directory / "shards" / "manifest.json").write_text('{"settings"')
     return directory
@@ -82,6 +84,8 @@ LIKE_RUN = {
 }
 PREDICT = {"run": "{}/run", "input": "{}/dev.csv", "output": "{}/answers.jsonl"}
 EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.npy"}
+SEARCH = {"model": "{}/weights", "input": "{}/dev.csv", "vectors": "{}/v.npy", "query": "a"}
+ATTENTION = {"run": "{}/weights", "text": "a", "output": "{}/x.png"}
 PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
 CASES = [
     ("tasks.finetune", {**FINETUNE, "dev": "{}/train.csv"}, "same content as --train="),
@@ -114,6 +118,11 @@ CASES = [
     ("tasks.extract", {**EXTRACT, "text_column": "body"}, "no column 'body'"),
     ("tasks.extract", {**EXTRACT, "input": "{}/late.csv"}, "late.csv:4: expected 2 fields"),
     ("tasks.extract", {**EXTRACT, "model": "{}/no_model"}, "no model found"),
+    ("tasks.search", {**SEARCH, "text_column": "body"}, "no column 'body'"),
+    ("tasks.search", {**SEARCH, "model": "{}/no_model"}, "no model found"),
+    ("bert_tf.fill_mask", {"model": "{}/no_model", "text": "a [MASK]"}, "no model found"),
+    ("bert_tf.plot_attention", {**ATTENTION, "run": "{}/no_model"}, "no model found"),
+    ("bert_tf.plot_attention", {**ATTENTION, "head": "7"}, "--head=7: expected an integer in"),
     ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
     (
         "export.export_saved_model",
