@@ -17,6 +17,7 @@ import tensorflow as tf
 from bert_tf import paths
 from bert_tf.errors import UserError
 from bert_tf.files import sync
+from bert_tf.progress import Progress
 from export import package, parity, staging
 from export.saved_model import write_saved_model
 from tasks.loading import load_model
@@ -94,13 +95,18 @@ def _loaded(model_or_run, checkpoint):
 
 def _publish(model, output_dir, precision, log, write):
     try:
-        with staging.staging_directory(output_dir, log) as temporary:
+        with (
+            staging.staging_directory(output_dir, log) as temporary,
+            Progress(log, "stages", 3) as progress,
+        ):
             log(f"writing the SavedModel of {model.source.path}")
             write(model, temporary, precision)
             signatures = package.prepare(temporary, model, log)
+            progress.move(1)
             log("checking parity with the trained model in a separate process")
             examples = [(signature.name, signature.example()) for signature in signatures]
             predictions = parity.check(temporary, model, precision, examples)
+            progress.move(2)
             package.write_documents(
                 temporary, _name(output_dir), model, precision, signatures, predictions
             )

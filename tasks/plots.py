@@ -219,6 +219,9 @@ def write(run: Run, plots: Mapping[str, Plot]) -> str:
     pyplot = import_pyplot()
     directory = run.file(DIRECTORY)
     files.makedirs(directory)
+    for name in files.listdir(directory):  # Of a process that was killed.
+        if files.is_temporary(name):
+            files.remove(f"{directory}/{name}")
     for name, plot in plots.items():
         figure, axes = pyplot.subplots(figsize=plot.size)
         plot.draw(axes)
