@@ -73,6 +73,8 @@ def test_a_notebook_is_saved_with_its_output(name):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs(name, pretrained_dir, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # Jupyter runs commands in a terminal, where they would show a bar instead of lines.
+    monkeypatch.setenv("TQDM_DISABLE", "1")
     # Its commands are those of the interpreter of this test.
     folder = pathlib.Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
