@@ -154,7 +154,7 @@ def test_metadata_is_complete(archives):
         metadata = email.message_from_string(archive.read(name).decode())
     assert metadata["Name"].replace("-", "_") == "bert_tf"
     assert metadata["Author"] == "The bert_tf authors"
-    assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
+    assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     description = metadata.get_payload()
     assert description.startswith("# bert_tf\n") and "## Limits\n" in description
