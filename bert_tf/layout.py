@@ -197,6 +197,11 @@ class FlatLayout:
     Attributes:
         length: L, an int32 scalar: the longest sequence, rounded up to a bucket.
         key_bias_B11L: float32 `(B, 1, 1, L)`, added to the attention scores.
+        row_T: int32 `(T,)`, the numbers 0 to T - 1.
+        text_T: int32 `(T,)`, the sequence of each token.
+        position_T: int32 `(T,)`, the position of each token in its sequence.
+        starts_B: int32 `(B,)`, the index of each sequence's first token.
+        row_BL: int32 `(B, L)`, the index of each token of the grid; 0 for padding.
 
     Raises:
         tf.errors.InvalidArgumentError: `row_splits` is malformed; raised when the graph runs.
@@ -214,28 +219,28 @@ class FlatLayout:
         # Every tensor with T as its first dimension is gathered through this index or computed from
         # it. Only then can TensorFlow prove that their shapes agree, which it has to before it
         # fuses matrix product, bias and residual sum.
-        self._row_T = tf.cumsum(tf.ones_like(inputs["input_ids"], tf.int32)) - 1
-        self._is_owned_T = self._row_T < splits[-1]
+        self.row_T = tf.cumsum(tf.ones_like(inputs["input_ids"], tf.int32)) - 1
+        self._is_owned_T = self.row_T < splits[-1]
         # Ones at the first token of every sequence but the first; their running sum is the index of
         # each token's sequence.
         starts_text_T = tf.tensor_scatter_nd_add(
-            tf.zeros_like(self._row_T), splits[1:-1, tf.newaxis], tf.ones_like(splits[1:-1])
+            tf.zeros_like(self.row_T), splits[1:-1, tf.newaxis], tf.ones_like(splits[1:-1])
         )
-        self._text_T = tf.cumsum(starts_text_T)
+        self.text_T = tf.cumsum(starts_text_T)
         # Padding gets position 0, a valid index whose result is ignored.
-        self._position_T = tf.where(
-            self._is_owned_T, self._row_T - tf.gather(starts_B, self._text_T), 0
+        self.position_T = tf.where(
+            self._is_owned_T, self.row_T - tf.gather(starts_B, self.text_T), 0
         )
-        self._starts_B = starts_B
+        self.starts_B = starts_B
         position_L = tf.range(self.length)
         self._is_token_BL = position_L < lengths_B[:, tf.newaxis]
         # Padding of the grid reads token 0 and is masked by the key bias.
-        self._row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
+        self.row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
         self.key_bias_B11L = _key_bias(self._is_token_BL)
 
     def flatten(self, values_T: tf.Tensor) -> tf.Tensor:
         """Return per-token values `(T,)` unchanged; they are flat already."""
-        return tf.gather(values_T, self._row_T)
+        return tf.gather(values_T, self.row_T)
 
     def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
         """Return the position embedding of each token, as `PaddedLayout.positions`.
@@ -243,10 +248,10 @@ class FlatLayout:
         Raises:
             tf.errors.InvalidArgumentError: A sequence has more than P tokens.
         """
-        last = tf.reduce_max(self._position_T)
+        last = tf.reduce_max(self.position_T)
         fits = tf.debugging.assert_less(last, table_PH.shape[0], message=TOO_LONG)
         with tf.control_dependencies([fits]):
-            position_T = tf.identity(self._position_T)
+            position_T = tf.identity(self.position_T)
         return tf.gather(table_PH, position_T)
 
     def split_heads(self, vectors_TH: tf.Tensor, num_heads: int) -> tf.Tensor:
@@ -255,9 +260,9 @@ class FlatLayout:
         Each head's slice of a token is gathered directly, without a transpose.
         """
         head_N = tf.range(num_heads)
-        piece_BNL = self._row_BL[:, tf.newaxis] * num_heads + head_N[:, tf.newaxis]
-        head_TN = self._text_T[:, tf.newaxis] * num_heads + head_N
-        grid_TN = head_TN * self.length + self._position_T[:, tf.newaxis]
+        piece_BNL = self.row_BL[:, tf.newaxis] * num_heads + head_N[:, tf.newaxis]
+        head_TN = self.text_T[:, tf.newaxis] * num_heads + head_N
+        grid_TN = head_TN * self.length + self.position_T[:, tf.newaxis]
         return _gather(
             tf.reshape(vectors_TH, [-1, vectors_TH.shape[-1] // num_heads]),
             piece_BNL,
@@ -269,15 +274,15 @@ class FlatLayout:
         """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
         return _gather(
             _merge_heads(context_BNLD),
-            self._text_T * self.length + self._position_T,
-            self._row_BL,
+            self.text_T * self.length + self.position_T,
+            self.row_BL,
             self._is_token_BL[:, :, tf.newaxis],
         )
 
     def cls_vectors(self, hidden_TH: tf.Tensor) -> tf.Tensor:
         """Return the [CLS] vector of each sequence, `(B, H)`."""
-        is_first_T = self._is_owned_T & (self._position_T == 0)
-        return _gather(hidden_TH, self._starts_B, self._text_T, is_first_T[:, tf.newaxis])
+        is_first_T = self._is_owned_T & (self.position_T == 0)
+        return _gather(hidden_TH, self.starts_B, self.text_T, is_first_T[:, tf.newaxis])
 
     def unflatten(self, hidden_TH: tf.Tensor) -> tf.Tensor:
         """Return `(T, H)` unchanged, the layout of the inputs."""

@@ -25,6 +25,11 @@ class ExportSettings:
         "float32",
         choices=("float32", "bfloat16"),
     )
+    portable: bool = command.flag(
+        "standard operations only, for servers with GPUs or other processors than x86-64; single "
+        "short texts take longer",
+        False,
+    )
     checkpoint: str | None = command.flag(
         "name of a directory in RUN/checkpoints; default: the best, else the newest", None
     )
@@ -54,6 +59,7 @@ def main(settings: ExportSettings) -> None:
             settings.run,
             settings.output_dir,
             precision=settings.precision,
+            portable=settings.portable,
             checkpoint=settings.checkpoint,
             log=command.log,
         )

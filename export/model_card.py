@@ -26,13 +26,14 @@ _SETTINGS = (
 )
 
 
-def model_card(name: str, model: TaskModel, precision: str) -> str:
+def model_card(name: str, model: TaskModel, precision: str, is_packed: bool) -> str:
     """Return the model card as Markdown. It contains no path of this machine.
 
     Args:
         name: Name of the published model.
         model: The exported model, loaded from a run.
         precision: "float32" or "bfloat16".
+        is_packed: Whether the graph has packed products; see `export.served_encoder`.
     """
     source, config = model.source, model.config
     assert source is not None  # `publish` saves other models to a run first.
@@ -77,6 +78,7 @@ def model_card(name: str, model: TaskModel, precision: str) -> str:
         parameters=model.network.count_params(),
         checkpoint=checkpoint,
         precision=precision,
+        is_packed=is_packed,
         versions={
             package: {"trained": train.get("versions", {}).get(package), "exported": version}
             for package, version in zip(PACKAGES, map(_installed, PACKAGES), strict=True)

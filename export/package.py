@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tensorflow.core.protobuf import fingerprint_pb2
 
-from export import warmup
+from export import served_encoder, warmup
 from export.model_card import model_card
 from export.signature_defs import read_signatures
 from export.signature_page import signature_page
@@ -70,12 +70,14 @@ def write_documents(
         predictions: The outputs for each signature's example request.
     """
     directory = pathlib.Path(directory)
+    graph = (directory / "saved_model.pb").read_bytes()
+    card = model_card(name, model, precision, served_encoder.PACKED_PRODUCT.encode() in graph)
     specs = model.serving.pipeline.signature_specs()
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
-        ("MODEL_CARD.md", model_card(name, model, precision)),
+        ("MODEL_CARD.md", card),
     ):
         if text is not None:
             (directory / file_name).write_text(text, encoding="utf-8")

@@ -31,9 +31,10 @@ def publish(
     output_dir: os.PathLike | str,
     *,
     precision: str = "float32",
+    portable: bool = False,
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    write: Callable[[TaskModel, pathlib.Path, str], None] = write_saved_model,
+    write: Callable[[TaskModel, pathlib.Path, str, bool], None] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
@@ -44,10 +45,13 @@ def publish(
         model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
         output_dir: Directory of versions. It is created if it does not exist.
         precision: "float32" or "bfloat16".
+        portable: Uses standard operations only, for servers with GPUs or other processors than
+            x86-64. Single short texts take longer.
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
             the latest. Only with the path of a run.
         log: Receives one line per stage.
-        write: Writes the SavedModel, from the trained model, the directory and the precision.
+        write: Writes the SavedModel, from the trained model, the directory, the precision and
+            `portable`.
 
     Returns:
         The directory of the published version.
@@ -66,7 +70,7 @@ def publish(
     with _loaded(model_or_run, checkpoint) as model:
         if model.source.untuned:
             raise UserError(model.source.untuned)
-        return _publish(model, output_dir, precision, log, write)
+        return _publish(model, output_dir, precision, portable, log, write)
 
 
 @contextlib.contextmanager
@@ -93,14 +97,14 @@ def _loaded(model_or_run, checkpoint):
         yield load_model(model.save_run(os.path.join(directory, "run")).path)
 
 
-def _publish(model, output_dir, precision, log, write):
+def _publish(model, output_dir, precision, portable, log, write):
     try:
         with (
             staging.staging_directory(output_dir, log) as temporary,
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
-            write(model, temporary, precision)
+            write(model, temporary, precision, portable)
             signatures = package.prepare(temporary, model, log)
             progress.move(1)
             log("checking parity with the trained model in a separate process")

@@ -4,9 +4,7 @@ Shape suffixes: B texts, W windows (token sequences made of them), L tokens, C c
 size.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -47,8 +45,6 @@ class Pipeline(tf.Module):
         task: The task.
         tokenizer: Tokenizer of the model's vocabulary.
         model: The Keras model of the task.
-        weights: Context manager factory. The model is called inside the context, which may supply
-            other weights than its variables.
     """
 
     def __init__(
@@ -56,11 +52,9 @@ class Pipeline(tf.Module):
         task: Task,
         tokenizer: Tokenizer,
         model: tf.keras.Model,
-        weights: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> None:
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
-        self.weights = weights
         self.vocabulary = tokenizer.vocabulary
         self._encode = self._traced(
             lambda **texts: self._windows(**_limited(texts)), task.input_names
@@ -201,11 +195,7 @@ class Pipeline(tf.Module):
         return {"choice": on_grid(scores_W, _choice_grid(windows, texts))}
 
     def _run_in_chunks(self, function, packed):
-        def under_weights(inputs):
-            with self.weights():
-                return function(inputs)
-
-        return run_in_chunks(under_weights, packed, self.vocabulary)
+        return run_in_chunks(function, packed, self.vocabulary)
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""

@@ -132,50 +132,60 @@ class LayerNorm(keras.layers.Layer):
         )
 
     def _of_inference(self, x_TH):
-        x_TH = tf.cast(x_TH, tf.float32)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and
-        # XLA computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
-        if tf.config.list_logical_devices("GPU") or _is_for_xla():
-            normed_TH = self._by_moments(x_TH, gamma, beta)
-        else:
-            normed_TH = tf.cond(
-                tf.size(x_TH) < FEW_NUMBERS,
-                lambda: self._by_moments(x_TH, gamma, beta),
-                lambda: self._as_one_kernel(x_TH, gamma, beta),
-            )
-            # tf.cond loses the static shape; the reshape tells TensorFlow that it is unchanged.
-            normed_TH = tf.reshape(normed_TH, tf.shape(x_TH))
-        return tf.cast(normed_TH, self.compute_dtype)
-
-    def _by_moments(self, x_TH, gamma, beta):
-        """Normalize float32 `x_TH` by its mean and variance over axis -1."""
-        centered_TH = x_TH - tf.reduce_mean(x_TH, -1, keepdims=True)
-        variance_T1 = tf.reduce_mean(tf.square(centered_TH), -1, keepdims=True)
-        return centered_TH * tf.math.rsqrt(variance_T1 + self.epsilon) * gamma + beta
-
-    def _as_one_kernel(self, x_TH, gamma, beta):
-        """Normalize by batch normalization, with each token as a channel of one image.
-
-        TensorFlow with oneDNN fuses this form of LayerNorm into one kernel. It is several times as
-        fast for many tokens and slower for few, because a call costs about 0.3 ms.
-        """
-        rows = tf.shape(x_TH)[0]
-        normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=tf.reshape(x_TH, [1, rows, x_TH.shape[-1], 1]),
-            scale=tf.ones([rows]),
-            offset=tf.zeros([rows]),
-            mean=tf.zeros([0]),
-            variance=tf.zeros([0]),
-            epsilon=self.epsilon,
-            data_format="NCHW",
-            is_training=True,
-        )
-        return tf.reshape(normed_1TH1, tf.shape(x_TH)) * gamma + beta
+        x_TH = tf.cast(x_TH, tf.float32)
+        return tf.cast(norm_of_inference(x_TH, gamma, beta, self.epsilon), self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
         return {**super().get_config(), "epsilon": self.epsilon}
+
+
+def norm_of_inference(
+    x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
+) -> tf.Tensor:
+    """Return LayerNorm(x), float32 `(T, H)` like its input, by the form that is fastest."""
+    arguments = (x_TH, gamma_H, beta_H, epsilon)
+    # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and XLA
+    # computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
+    if tf.config.list_logical_devices("GPU") or _is_for_xla():
+        return norm_by_moments(*arguments)
+    normed_TH = tf.cond(
+        tf.size(x_TH) < FEW_NUMBERS,
+        lambda: norm_by_moments(*arguments),
+        lambda: _norm_as_one_kernel(*arguments),
+    )
+    # tf.cond loses the static shape; the reshape tells TensorFlow that it is unchanged.
+    return tf.reshape(normed_TH, tf.shape(x_TH))
+
+
+def norm_by_moments(
+    x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
+) -> tf.Tensor:
+    """Return LayerNorm(x), float32 `(T, H)` like its input, by its formula: mean and variance."""
+    centered_TH = x_TH - tf.reduce_mean(x_TH, -1, keepdims=True)
+    variance_T1 = tf.reduce_mean(tf.square(centered_TH), -1, keepdims=True)
+    return centered_TH * tf.math.rsqrt(variance_T1 + epsilon) * gamma_H + beta_H
+
+
+def _norm_as_one_kernel(x_TH, gamma_H, beta_H, epsilon):
+    """Normalize by batch normalization, with each token as a channel of one image.
+
+    TensorFlow with oneDNN fuses this form of LayerNorm into one kernel. It is several times as fast
+    for many tokens and slower for few, because a call costs about 0.3 ms.
+    """
+    rows = tf.shape(x_TH)[0]
+    normed_1TH1, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=tf.reshape(x_TH, [1, rows, x_TH.shape[-1], 1]),
+        scale=tf.ones([rows]),
+        offset=tf.zeros([rows]),
+        mean=tf.zeros([0]),
+        variance=tf.zeros([0]),
+        epsilon=epsilon,
+        data_format="NCHW",
+        is_training=True,
+    )
+    return tf.reshape(normed_1TH1, tf.shape(x_TH)) * gamma_H + beta_H
 
 
 def _is_for_xla():

@@ -18,7 +18,7 @@ NUM_LAYERS = 3
 MATMUL = "_MklNativeFusedMatMul"
 
 
-def write_model(directory, config, vocabulary, hidden_act="gelu"):
+def write_model(directory, config, vocabulary, hidden_act="gelu", portable=True):
     """Write a SavedModel with random weights: TensorFlow would remove biases of 0."""
     config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
@@ -31,7 +31,7 @@ def write_model(directory, config, vocabulary, hidden_act="gelu"):
         if variables[name].dtype == "float32":
             variables[name].assign_add(tf.random.stateless_normal(variables[name].shape, [1, 2]))
     run.checkpoints.save(0, variables)
-    write_saved_model(load_model(run.path), directory / "model")
+    write_saved_model(load_model(run.path), directory / "model", portable=portable)
     return directory / "model"
 
 
@@ -97,6 +97,21 @@ def test_products_sums_and_norms_are_fused(model, signature):
     assert not operations & {"_MklNativeFusedBatchNormV3", "BiasAdd", "Erfc"}
     # The graph also holds the plain formula of each norm, for few rows.
     assert found[("Rsqrt",)] == found[("_MklLayerNorm",)]
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+def test_a_short_text_has_a_branch_of_its_own(model, signature, tmp_path, config, vocabulary):
+    portable = kernels(model, signature)
+    found = kernels(write_model(tmp_path, config, vocabulary, portable=False), signature)
+    added = found - portable
+    assert not portable - found
+    assert added[MATMUL, "BiasAdd"] == NUM_LAYERS  # Queries, keys and values together.
+    assert added[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
+    assert added[MATMUL, "BiasAdd", "Add"] == 2 * NUM_LAYERS
+    assert added[MATMUL, "BiasAdd", "Tanh"] == 1
+    assert added[("_MklBatchMatMulV2",)] == 2 * NUM_LAYERS
+    operations = {kernel[0] for kernel in added}
+    assert not operations & {"_MklSoftmax", "_MklTranspose", "Transpose", "MatMul", "BiasAdd"}
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
     export.publish(
         model,
         tmp_path / "models",
-        write=lambda trained, *rest: cards.append(model_card("m", trained, "float32")),
+        write=lambda trained, *rest: cards.append(model_card("m", trained, "float32", True)),
     )
     assert "huggingface" in cards[0].lower() and "builders-place" not in cards[0]
     assert not list((tmp_path / "builders-place").glob("tmp*"))

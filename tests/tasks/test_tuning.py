@@ -197,7 +197,7 @@ def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
 
 def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
     def card():
-        return model_card.model_card("name", load_model(run.path), "float32")
+        return model_card.model_card("name", load_model(run.path), "float32", True)
 
     assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
     assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()

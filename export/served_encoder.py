@@ -1,0 +1,303 @@
+"""Encoder of the served graph: the trained layers, with matrix products that suit a CPU.
+
+The trained Keras layers compute the same, but they serve training as well. Here a single short
+text, the most frequent request, has a branch of its own without gathers and conditionals, and the
+weights of matrix products are packed.
+
+oneDNN computes products fastest from a packed copy of the weights. TensorFlow packs weights once
+only if they are constants of the graph, and a server copies constants about twenty times while it
+loads them. `_MklNativeFusedMatMul`, into which TensorFlow rewrites products on x86-64, packs
+variables as well if it is told that they do not change. It is an internal operation: it exists in
+TensorFlow for x86-64 only. Portable graphs have standard operations instead.
+
+Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden size, F outputs of
+a product, N heads, D head size.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from bert_tf.layout import FlatLayout, with_defaults
+from bert_tf.model.encoder import Encoder
+from bert_tf.model.layers import norm_by_moments, norm_of_inference
+
+PACKED_PRODUCT = "_MklNativeFusedMatMul"
+# In float32 the packed form for few rows is slower for many (benchmarks/few_rows.py).
+SINGLE_TEXT_TOKENS = 48
+# If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
+# lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
+# rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
+SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
+
+
+def has_packed_products() -> bool:
+    """Whether this TensorFlow has the packed product, for a CPU, and there is no GPU."""
+    if tf.config.list_logical_devices("GPU"):
+        return False
+    registered = kernels.get_registered_kernels_for_op(PACKED_PRODUCT).kernel
+    return any(kernel.device_type == "CPU" for kernel in registered)
+
+
+class ServedEncoder:
+    """Encoder for inference on flat inputs, with the call arguments of `Encoder`.
+
+    Args:
+        encoder: The trained encoder, whose variables are used.
+        dtype: tf.float32, or tf.bfloat16 for matrix products in bfloat16.
+        is_packed: Whether products are packed; see `has_packed_products`.
+    """
+
+    def __init__(self, encoder: Encoder, dtype: tf.DType, is_packed: bool) -> None:
+        self.config, self.embeddings = encoder.config, encoder.embeddings
+        self.dtype, self.is_packed = dtype, is_packed
+        self._layers = [_ServedLayer(layer, dtype) for layer in encoder.transformer]
+        self._pooler = _Dense((encoder.pooler,), dtype)
+
+    def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> None:
+        """Return `None`: there is no dropout."""
+
+    def __call__(
+        self,
+        inputs: Mapping[str, tf.Tensor],
+        training: bool = False,
+        seed: None = None,
+        output_hidden_states: bool = False,
+        pooled_only: bool = False,
+    ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
+        """Run the encoder; see `Encoder`. Attention probabilities are not returned."""
+        inputs = with_defaults(inputs)
+        options = {"output_hidden_states": output_hidden_states, "pooled_only": pooled_only}
+        if not self.is_packed:
+            return self._encoded(inputs, FlatLayout(inputs), is_short=False, **options)
+        splits = inputs["row_splits"]
+        is_short_text = (tf.size(splits) == 2) & (splits[-1] <= SINGLE_TEXT_TOKENS)
+        return tf.cond(
+            is_short_text,
+            lambda: self._short_text(inputs, options),
+            lambda: self._encoded(inputs, FlatLayout(inputs), is_short=False, **options),
+        )
+
+    def _short_text(self, inputs, options):
+        """Encode the tokens of one text, without the padding up to the bucket size."""
+        count = inputs["row_splits"][-1]
+        tokens = {name: inputs[name][:count] for name in ("input_ids", "segment_ids")}
+        outputs = self._encoded(tokens, _OneTextLayout(count), is_short=True, **options)
+        padding = [[0, tf.size(inputs["input_ids"]) - count], [0, 0]]
+        return {
+            name: output
+            if name == "pooled"
+            else tf.nest.map_structure(lambda hidden_TH: tf.pad(hidden_TH, padding), output)
+            for name, output in outputs.items()
+        }
+
+    def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only):
+        # In bfloat16 the packed form suits any number of rows.
+        is_packed = self.is_packed and (is_short or self.dtype == tf.bfloat16)
+        branch = _Branch(layout, is_short, is_packed, self.config, self.dtype)
+        embedded_TH = self.embeddings(
+            layout.flatten(inputs["input_ids"]),
+            layout.flatten(inputs["segment_ids"]),
+            layout=layout,
+        )
+        states = [tf.cast(embedded_TH, self.dtype)]
+        for layer in self._layers:
+            # The pooler reads [CLS] only, so the last layer need not compute other tokens.
+            cls_only = pooled_only and layer is self._layers[-1]
+            states.append(branch.transformer_layer(states[-1], layer, cls_only))
+        first_BH = states[-1] if pooled_only else tf.gather(states[-1], layout.starts_B)
+        outputs = {"pooled": branch.product(first_BH, self._pooler, "Tanh")}
+        if not pooled_only:
+            outputs["sequence"] = states[-1]
+        if output_hidden_states:
+            outputs["hidden_states"] = states
+        return outputs
+
+
+class _OneTextLayout:
+    """Layout of a single sequence, with those attributes of `FlatLayout` that are read here."""
+
+    def __init__(self, count):
+        self.length, self.row_T = count, tf.range(count)
+        self.text_T, self.starts_B = tf.zeros_like(self.row_T), tf.zeros([1], tf.int32)
+        self.position_T, self.row_BL = self.row_T, self.row_T[tf.newaxis]
+
+    def flatten(self, values_T):
+        return values_T
+
+    def positions(self, table_PH):
+        return table_PH[: self.length]
+
+
+class _Norm:
+    """Constants of a LayerNorm, float32 `(H,)`."""
+
+    def __init__(self, layer):
+        self.gamma, self.beta = np.asarray(layer.gamma), np.asarray(layer.beta)
+        self.epsilon = layer.epsilon
+
+
+class _Dense:
+    """Kernel `(H, F)` and bias `(F,)` of dense layers side by side, in the dtype of the products.
+
+    Biases are constants of the graph, since each variable costs several operations in each loop and
+    condition that it enters.
+
+    Args:
+        layers: Keras layers with the same input.
+        dtype: dtype of the products.
+        rows: Number of rows of zeros below the kernel.
+        columns: Number of columns of zeros to the right of kernel and bias.
+    """
+
+    def __init__(self, layers, dtype, rows=0, columns=0):
+        kernel, bias = (
+            np.concatenate([np.asarray(values) for values in of_layers], axis=-1)
+            for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
+        )
+        kernel = np.pad(kernel, [(0, rows), (0, columns)])
+        self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
+        self.bias = np.pad(bias, (0, columns))
+
+
+class _ServedLayer:
+    """Weights of a Transformer layer, with one product for queries, keys and values."""
+
+    def __init__(self, layer, dtype):
+        """Add `FILLER` zeros to the feed-forward width if it would be slow.
+
+        The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
+        second matrix are 0 as well.
+        """
+        attention, width = layer.attention, layer.intermediate.units
+        filler = FILLER if dtype == tf.float32 and width % SLOW_WIDTH == 0 else 0
+        self.projections = _Dense((attention.query, attention.key, attention.value), dtype)
+        self.attention_output = _Dense((attention.output_dense,), dtype)
+        self.intermediate = _Dense((layer.intermediate,), dtype, columns=filler)
+        self.output = _Dense((layer.output_dense,), dtype, rows=filler)
+        self.attention_norm = _Norm(layer.attention_norm)
+        self.output_norm = _Norm(layer.output_norm)
+
+
+class _Branch:
+    """The operations of one branch of the graph.
+
+    Heads are gathered instead of transposed: a transposition takes ten times as long for few rows.
+
+    Args:
+        layout: Layout of the tokens.
+        is_short: Whether there are at most `SINGLE_TEXT_TOKENS` tokens, of one sequence.
+        is_packed: Whether products are packed.
+        config: Configuration of the encoder.
+        dtype: dtype of the products.
+    """
+
+    def __init__(self, layout, is_short, is_packed, config, dtype):
+        self.layout, self.is_short, self.is_packed = layout, is_short, is_packed
+        self.config, self.dtype = config, dtype
+        self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
+        num_heads = config.num_attention_heads
+        self.head_size = config.hidden_size // num_heads
+        head_N = tf.range(num_heads)
+        # Each token has 3 * N vectors (D,): those of queries, keys and values.
+        row_B1L = layout.row_BL[:, tf.newaxis] * (3 * num_heads)
+        self.vectors_BNL = [
+            row_B1L + (part * num_heads + head_N)[:, tf.newaxis] for part in range(3)
+        ]
+        grid_TN = layout.text_T[:, tf.newaxis] * num_heads + head_N
+        self.grid_TN = grid_TN * layout.length + layout.position_T[:, tf.newaxis]
+
+    def transformer_layer(self, hidden_TH, layer, cls_only):
+        """Apply a layer; with `cls_only` return the [CLS] tokens only, `(B, H)`."""
+        projected_T3H = self.product(hidden_TH, layer.projections)
+        if cls_only:
+            hidden_TH = tf.gather(hidden_TH, self.layout.starts_B)
+        context_TH = self.context(projected_T3H, cls_only)
+        attended_TH = self.product(context_TH, layer.attention_output, residual=hidden_TH)
+        hidden_TH = self.normed(attended_TH, layer.attention_norm)
+        inner_TF = self.product(hidden_TH, layer.intermediate, self.gelu)
+        output_TH = self.product(inner_TF, layer.output, residual=hidden_TH)
+        return self.normed(output_TH, layer.output_norm)
+
+    def context(self, projected_T3H, cls_only):
+        """Return the sums of values weighted by attention, `(T, H)`, or `(B, H)`."""
+        vectors = tf.reshape(projected_T3H, [-1, self.head_size])
+        index_BNL, *others = self.vectors_BNL
+        # [CLS] is the first token of each sequence.
+        queries = [index_BNL[:, :, :1] if cls_only else index_BNL]
+        q_BNLD, k_BNLD, v_BNLD = (tf.gather(vectors, index) for index in queries + others)
+        scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
+        scores_BNLL *= self.head_size**-0.5
+        if self.is_short:
+            probs_BNLL = _softmax_of_few(scores_BNLL)
+        else:
+            probs_BNLL = tf.nn.softmax(scores_BNLL + self.layout.key_bias_B11L)
+        probs_BNLL = tf.cast(probs_BNLL, self.dtype)
+        context_BNLD = tf.matmul(probs_BNLL, v_BNLD)
+        if not (cls_only or self.is_packed):
+            # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
+            return self.layout.merge_heads(context_BNLD)
+        if not cls_only:
+            vectors = tf.reshape(context_BNLD, [-1, self.head_size])
+            context_BNLD = tf.gather(vectors, self.grid_TN)
+        return tf.reshape(context_BNLD, [-1, self.config.hidden_size])
+
+    def normed(self, x_TH, norm):
+        """Apply a LayerNorm."""
+        function = norm_by_moments if self.is_short else norm_of_inference
+        x_TH = tf.cast(x_TH, tf.float32)
+        return tf.cast(function(x_TH, norm.gamma, norm.beta, norm.epsilon), self.dtype)
+
+    def product(self, x_TH, dense, activation=None, residual=None):
+        """Multiply with a kernel, add the bias and a residual, and apply an activation.
+
+        Args:
+            x_TH: `(T, H)`.
+            dense: The weights.
+            activation: "GeluExact", "GeluApproximate" or "Tanh".
+            residual: `(T, F)`.
+        """
+        bias = tf.constant(dense.bias, self.dtype)
+        if self.is_packed:
+            return _packed_product(x_TH, dense.kernel, bias, activation, residual)
+        # TensorFlow fuses these operations.
+        output_TF = tf.nn.bias_add(tf.matmul(x_TH, dense.kernel), bias)
+        if residual is not None:
+            return output_TF + residual
+        if activation == "Tanh":
+            return tf.tanh(output_TF)
+        if activation:
+            return tf.nn.gelu(output_TF, approximate=activation == "GeluApproximate")
+        return output_TF
+
+
+def _softmax_of_few(scores):
+    """Return the softmax over axis -1 by its formula, which takes a third of the kernel's time."""
+    exponents = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
+    return exponents / tf.reduce_sum(exponents, -1, keepdims=True)
+
+
+def _packed_product(x_TH, kernel, bias, activation, residual):
+    fused = ["BiasAdd"] + ([activation] if activation else [])
+    arguments = [bias]
+    if residual is not None:
+        fused.append("Add")
+        arguments.append(residual)
+    value = tf.compat.v1.AttrValue
+    attributes = {
+        "T": value(type=x_TH.dtype.as_datatype_enum),
+        "num_args": value(i=len(arguments)),
+        "fused_ops": value(list=value.ListValue(s=[name.encode() for name in fused])),
+        "is_filter_const": value(b=True),
+        "_kernel": value(s=b"MklNameChangeOp"),  # The label under which the kernel is registered.
+    }
+    operation = tf.compat.v1.get_default_graph().create_op(
+        PACKED_PRODUCT,
+        [x_TH, tf.convert_to_tensor(kernel), *arguments],
+        [x_TH.dtype],
+        name="product",
+        attrs=attributes,
+    )
+    return operation.outputs[0]
