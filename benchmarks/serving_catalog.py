@@ -27,7 +27,6 @@ class Backend(NamedTuple):
     unsupported: dict[str, str] = {}
 
 
-# OpenVINO's int8 model is written with NNCF; at other precisions it is not needed.
 BACKENDS = {
     "ours": Backend((), False, {"int8": "the export has no int8"}),
     "keras-nlp": Backend(("keras_nlp",), False, {"int8": "exported in floating point only"}),

@@ -49,7 +49,8 @@ def _write_onnx(source, directory, precision):
         external_data=False,
     )
     if precision == "int8":
-        quant_pre_process(path, path)
+        # The symbolic shapes of the exporter are complete, and this inference rejects them.
+        quant_pre_process(path, path, skip_symbolic_shape=True)
         quantize_dynamic(
             path,
             path,
