@@ -18,8 +18,8 @@ that are not installed, or that do not have the precision, are skipped with a re
 
 With --precision=bfloat16, ours is the bfloat16 export, the Keras and PyTorch models have this
 dtype, and openvino has it as precision hint. A processor without bfloat16 emulates it slowly, so
-that times are meaningless there. For int8, see serving_conversions.py; transformers uses PyTorch's
-dynamic quantization.
+that times are meaningless there. With --precision=int8, keras-nlp has Keras' and transformers
+PyTorch's dynamic quantization; for the others see serving_conversions.py.
 
 Every backend, kind of text and round has a separate process; the backends alternate. Metrics are
 medians of the rounds. A process receives one text (cold start: time since the start of the

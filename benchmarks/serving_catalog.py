@@ -29,7 +29,7 @@ class Backend(NamedTuple):
 
 BACKENDS = {
     "ours": Backend((), False, {"int8": "the export has no int8"}),
-    "keras-nlp": Backend(("keras_nlp",), False, {"int8": "exported in floating point only"}),
+    "keras-nlp": Backend(("keras_nlp",), False),
     "transformers": Backend(("torch", "transformers")),
     "onnxruntime": Backend(
         ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime"),

@@ -140,7 +140,7 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
         hidden_dim=config.hidden_size,
         intermediate_dim=config.intermediate_size,
         max_sequence_length=config.max_position_embeddings,
-        dtype=precision,
+        dtype="bfloat16" if precision == "bfloat16" else "float32",
     )
     classifier = keras_nlp.models.BertTextClassifier(
         backbone, num_classes=len(LABELS), preprocessor=preprocessor
@@ -152,6 +152,8 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
             for name, array in exported.items():
                 file[name] = array
         backbone.load_weights(path)
+    if precision == "int8":
+        backbone.quantize("int8")
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):
         variable.assign(value)
 
