@@ -57,7 +57,7 @@ def _write_onnx(source, directory, precision):
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             # Products of 8 bits saturate without VNNI.
-            reduce_range=not has_feature("avx512_vnni"),
+            reduce_range=not (has_feature("avx512_vnni") or has_feature("avx_vnni")),
             weight_type=QuantType.QInt8,
         )
 
