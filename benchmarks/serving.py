@@ -48,7 +48,7 @@ from serving_process import THREADS, WARM_UP
 HERE = pathlib.Path(__file__).resolve().parent
 COUNTS = {"short": 256, "mixed": 128, "long": 32}
 BATCHES = (1, 16, 64)
-# Of probabilities. A BERT-base with random weights predicts nothing clearly, so that roundings show:
+# Of probabilities. A BERT-base with random weights predicts nothing clearly, so roundings show:
 # int8 differs by up to 0.16. Without the attention mask, with the other segment or with two layers
 # swapped it is 0.36 to 0.93. Smaller mistakes are found in float32, in which the same code runs.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.25}
