@@ -1,4 +1,7 @@
-"""SavedModel backends of benchmarks/serving.py, with TensorFlow and TF Text only."""
+"""Backends of benchmarks/serving.py that need no PyTorch: SavedModels, with TensorFlow and TF Text.
+
+The plan is one of serving_process.py.
+"""
 
 import os
 
@@ -7,15 +10,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from serving_process import THREADS, plan_of_this_process, work
 
 
-def load(model, precision):
+def load_saved_model(model, precision):
     """Return a function from strings to probabilities."""
     import tensorflow as tf
-    import tensorflow_text  # noqa: F401  Registers the operations that tokenizers need.
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
     served = tf.saved_model.load(model).signatures["serving_default"]
     return lambda texts: served(text=tf.constant(texts))["probabilities"].numpy()
 
 
+# With the modules whose import is timed. TF Text registers the operations that tokenizers need.
+SAVED_MODEL = ("tensorflow", "tensorflow_text"), load_saved_model
+BACKENDS = {"ours": SAVED_MODEL, "keras-nlp": SAVED_MODEL}
+
+
 if __name__ == "__main__":
-    work(plan_of_this_process(), load)
+    plan = plan_of_this_process()
+    work(plan, *BACKENDS[plan["backend"]])

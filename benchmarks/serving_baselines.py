@@ -1,25 +1,27 @@
 """Baselines of benchmarks/serving.py that are not SavedModels, in a separate environment.
 
-If the plan has "output": "models", a Hugging Face directory is converted to ONNX and OpenVINO.
-Otherwise the plan is one of serving_process.py. Batches are padded to their longest text.
+The plan is one of serving_process.py. Batches are padded to their longest text. Weights have been
+quantized by serving_conversions.py, for transformers while it loads.
 """
 
-import pathlib
-
-from serving_process import THREADS, plan_of_this_process, work
-
-MAX_LENGTH = 512
+from serving_process import MAX_LENGTH, THREADS, plan_of_this_process, work
 
 
 def load_transformers(model, precision):
-    """Return a function from strings to probabilities, with transformers."""
+    """Return a function from strings to probabilities, with transformers.
+
+    int8 is PyTorch's own dynamic quantization of the linear layers.
+    """
     import torch
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     torch.set_num_threads(THREADS)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    classifier = BertForSequenceClassification.from_pretrained(model)
-    classifier = classifier.eval().to(getattr(torch, precision))
+    classifier = BertForSequenceClassification.from_pretrained(model).eval()
+    if precision == "int8":
+        classifier = torch.ao.quantization.quantize_dynamic(classifier, {torch.nn.Linear})
+    else:
+        classifier = classifier.to(getattr(torch, precision))
 
     @torch.inference_mode()
     def prediction(texts):
@@ -35,7 +37,7 @@ def load_onnxruntime(model, precision):
     """Return a function from strings to probabilities, with ONNX Runtime."""
     import onnxruntime
 
-    encode = _tokenizer(model)
+    encode = tokenizer_of(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
     session = onnxruntime.InferenceSession(
@@ -48,30 +50,47 @@ def load_openvino(model, precision):
     """Return a function from strings to probabilities, with OpenVINO."""
     import openvino
 
-    encode = _tokenizer(model)
+    encode = tokenizer_of(model)
     hints = {
         "INFERENCE_NUM_THREADS": THREADS,
         "PERFORMANCE_HINT": "LATENCY",  # A single request uses all threads.
-        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+        # In int8 the model itself says which products are quantized.
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
     }
     compiled = openvino.Core().compile_model(f"{model}/model.xml", "CPU", hints)
     return lambda texts: _softmax(compiled(encode(texts))[0])
 
 
+def load_ctranslate2(model, precision):
+    """Return a function from strings to probabilities, with CTranslate2 and a head in numpy."""
+    import ctranslate2
+    import numpy as np
+
+    encode = _id_lists_of(model)
+    head = dict(np.load(f"{model}/head.npz"))
+    encoder = ctranslate2.Encoder(model, compute_type=precision, intra_threads=THREADS)
+
+    def prediction(texts):
+        pooled = np.array(encoder.forward_batch(encode(texts)).pooler_output)
+        return _softmax(pooled @ head["kernel"] + head["bias"])
+
+    return prediction
+
+
+# With the modules whose import is timed.
 BACKENDS = {
-    "transformers": load_transformers,
-    "onnxruntime": load_onnxruntime,
-    "openvino": load_openvino,
+    "transformers": (("torch", "transformers.models.bert.modeling_bert"), load_transformers),
+    "onnxruntime": (("onnxruntime", "tokenizers"), load_onnxruntime),
+    "openvino": (("openvino", "tokenizers"), load_openvino),
+    "ctranslate2": (("ctranslate2", "tokenizers"), load_ctranslate2),
 }
 
 
-def _tokenizer(model):
+def tokenizer_of(model):
     """Return a function from strings to int64 `(B, L)` per input, with the library tokenizers."""
     import numpy as np
-    from tokenizers import BertWordPieceTokenizer
 
-    tokenizer = BertWordPieceTokenizer(f"{model}/vocab.txt", lowercase=True)
-    tokenizer.enable_truncation(MAX_LENGTH)
+    tokenizer = _tokenizer(model)
     tokenizer.enable_padding()
 
     def encode(texts):
@@ -86,6 +105,20 @@ def _tokenizer(model):
     return encode
 
 
+def _id_lists_of(model):
+    """Return a function from strings to lists of ids, which CTranslate2 pads itself."""
+    tokenizer = _tokenizer(model)
+    return lambda texts: [text.ids for text in tokenizer.encode_batch(texts)]
+
+
+def _tokenizer(model):
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(f"{model}/vocab.txt", lowercase=True)
+    tokenizer.enable_truncation(MAX_LENGTH)
+    return tokenizer
+
+
 def _softmax(logits):
     import numpy as np
 
@@ -93,53 +126,6 @@ def _softmax(logits):
     return exponents / exponents.sum(-1, keepdims=True)
 
 
-def write_models(root, backends):
-    """Convert the Hugging Face directory in `root` for the backends that need another format."""
-    import torch
-    from transformers import BertForSequenceClassification
-
-    source = root / "huggingface"
-    model = BertForSequenceClassification.from_pretrained(source).eval()
-    example = {
-        name: torch.ones((2, 16), dtype=torch.int64)
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-    }
-    for backend, write in (("onnxruntime", _write_onnx), ("openvino", _write_openvino)):
-        if backend in backends:
-            directory = root / backend
-            directory.mkdir()
-            (directory / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
-            write(model, example, directory)
-
-
-def _write_onnx(model, example, directory):
-    import torch
-
-    sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens", max=MAX_LENGTH)}
-    torch.onnx.export(
-        model,
-        kwargs=example,
-        f=str(directory / "model.onnx"),
-        dynamo=True,
-        opset_version=20,  # The first one with the tanh form of gelu as one operation.
-        dynamic_shapes=dict.fromkeys(example, sizes),
-        output_names=["logits"],
-        external_data=False,
-    )
-
-
-def _write_openvino(model, example, directory):
-    import openvino
-
-    converted = openvino.convert_model(
-        model, example_input=example, input=[(name, [-1, -1]) for name in example]
-    )
-    openvino.save_model(converted, directory / "model.xml", compress_to_fp16=False)
-
-
 if __name__ == "__main__":
     plan = plan_of_this_process()
-    if plan["output"] == "models":
-        write_models(pathlib.Path(plan["directory"]), plan["backends"])
-    else:
-        work(plan, BACKENDS[plan["backend"]])
+    work(plan, *BACKENDS[plan["backend"]])

@@ -1,9 +1,10 @@
-"""Write the texts of benchmarks/serving.py, and one BERT in three formats.
+"""Write texts and expected probabilities of benchmarks/serving.py, and one BERT in three formats.
 
 It has random weights from a fixed seed, three labels and the uncased vocabulary of 30,522 entries.
 The activation is the tanh form of gelu, which keras-nlp's BERT always has. Run by
 benchmarks/serving.py as `python serving_models.py PLAN`, a JSON file with {"directory", "data",
-"texts": {kind: count}, "backends", "model_size", "precision"}.
+"texts": {kind: count}, "checked", "backends", "model_size", "precision"}. The first "checked" texts
+of a kind have expected probabilities, which the model computes in float32.
 """
 
 import json
@@ -19,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 import serving_texts
 import tensorflow as tf
-from serving_process import plan_of_this_process
+from serving_process import MAX_LENGTH, plan_of_this_process
 
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
@@ -33,6 +34,7 @@ SEED = 0
 # SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
 # that of BERT-base's initialization, so that predictions differ and depend on every layer.
 SCALE, HEAD_SCALE = 1.0, 0.1
+CALIBRATION = 32  # Number of further texts per kind, for the baselines that fit ranges to texts.
 
 
 def main(plan):
@@ -42,17 +44,25 @@ def main(plan):
     config = MODEL_SIZES[plan["model_size"]]
     tokenizer = Tokenizer.from_config(config, vocabulary)
     books = pathlib.Path(plan["data"]) / "text" / "books.txt"
-    texts = {
-        kind: serving_texts.choose(kind, count, books, tokenizer)
-        for kind, count in plan["texts"].items()
-    }
-    (directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    texts, calibration = {}, []
+    for kind, count in plan["texts"].items():
+        chosen, lengths = serving_texts.choose(kind, count + CALIBRATION, books, tokenizer)
+        texts[kind] = chosen[:count], lengths[:count]
+        calibration += chosen[count:]
 
     pretrained, head = random_weights(config, vocabulary)
-    write_ours(directory, pretrained, head, plan["precision"])
+    model = our_model(directory / "run", pretrained, head)
+    expected = {
+        kind: model.predict(chosen[: plan["checked"]])["probabilities"].tolist()
+        for kind, (chosen, _) in texts.items()
+    }
+    for name, values in (("texts", texts), ("calibration", calibration), ("expected", expected)):
+        (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
+    if "ours" in plan["backends"]:
+        write_saved_model(model, directory / "ours", plan["precision"])
     write_huggingface(directory / "huggingface", pretrained, head)
     if "keras-nlp" in plan["backends"]:
-        for length in (128, 512):
+        for length in (128, MAX_LENGTH):
             write_keras(
                 directory / f"keras-nlp-{length}", length, pretrained, head, plan["precision"]
             )
@@ -74,16 +84,15 @@ def random_weights(config, vocabulary):
     return PretrainedWeights(config, vocabulary, weights, "random weights"), head
 
 
-def write_ours(directory, pretrained, head, precision):
-    """Write a run and its exported SavedModel."""
-    task = ClassificationTask(labels=LABELS, max_seq_length=512)
+def our_model(directory, pretrained, head):
+    """Write a run and return its model."""
+    task = ClassificationTask(labels=LABELS, max_seq_length=MAX_LENGTH)
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
         variable.assign(value)
     classifier = TextClassifier(task, pretrained.config, pretrained.vocabulary, network=model)
-    run = classifier.save_run(directory / "run")
-    write_saved_model(load_model(run.path), directory / "ours", precision)
+    return load_model(classifier.save_run(directory).path)
 
 
 def write_huggingface(directory, pretrained, head):
@@ -101,6 +110,7 @@ def write_huggingface(directory, pretrained, head):
         "model_type": "bert",
         "architectures": ["BertForSequenceClassification"],
         "hidden_act": "gelu_pytorch_tanh",  # As "gelu_new", in one kernel.
+        "position_embedding_type": "absolute",  # CTranslate2's converter reads it.
         "id2label": dict(enumerate(LABELS)),
         "label2id": {label: number for number, label in enumerate(LABELS)},
     }
@@ -130,7 +140,7 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
         hidden_dim=config.hidden_size,
         intermediate_dim=config.intermediate_size,
         max_sequence_length=config.max_position_embeddings,
-        dtype=precision,
+        dtype="bfloat16" if precision == "bfloat16" else "float32",
     )
     classifier = keras_nlp.models.BertTextClassifier(
         backbone, num_classes=len(LABELS), preprocessor=preprocessor
@@ -142,6 +152,8 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
             for name, array in exported.items():
                 file[name] = array
         backbone.load_weights(path)
+    if precision == "int8":
+        backbone.quantize("int8")
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):
         variable.assign(value)
 

@@ -33,27 +33,42 @@ def throughput_table(lines, backends):
     return _table(header, rows)
 
 
-def process_table(lines, backends):
-    """Return a table of latencies of single texts, start-up and memory."""
-    of_process = ("cold_start_s", "new_length_ms", "again_ms", "peak_mb")
-    header = [
-        "texts",
-        "backend",
-        "p50 ms, batch 1",
-        "p99 ms",
-        "cold start, s",
-        "new length, ms",
-        "again, ms",
-        "peak, MB",
-    ]
+def latency_table(lines, backends):
+    """Return a table of the latency of single texts and of the peak memory."""
+    of_process = {"new_length_ms": "new length, ms", "again_ms": "again, ms", "peak_mb": "peak, MB"}
+    header = ["texts", "backend", "p50 ms, batch 1", "p99 ms", *of_process.values()]
     rows = []
-    for (kind,) in _distinct(lines, "texts"):
-        for backend in backends:
-            alone = {"backend": backend, "texts": kind, "batch": 1, "order": "arrival"}
-            metrics = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
-            metrics += [_median(lines, name, backend=backend, texts=kind) for name in of_process]
-            rows.append([kind, backend, *map(_number, metrics)])
+    for kind, backend in _processes(lines, backends):
+        alone = {"backend": backend, "texts": kind, "batch": 1, "order": "arrival"}
+        metrics = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
+        metrics += [_median(lines, name, backend=backend, texts=kind) for name in of_process]
+        rows.append([kind, backend, *map(_number, metrics)])
     return _table(header, rows)
+
+
+def start_up_table(lines, backends):
+    """Return a table of the parts of a cold start."""
+    parts = {
+        "imports_s": "Python and imports, s",
+        "load_s": "load, s",
+        "first_answer_s": "first answer, s",
+        "cold_start_s": "cold start, s",
+    }
+    rows = []
+    for kind, backend in _processes(lines, backends):
+        seconds = (_median(lines, name, backend=backend, texts=kind) for name in parts)
+        rows.append([kind, backend, *(f"{value:.2f}" for value in seconds)])
+    return _table(["texts", "backend", *parts.values()], rows)
+
+
+def machine(values):
+    """Return a description of the processor from the result of serving_machine.py."""
+    return (
+        f"{values['processor']}; has {', '.join(values['features']) or 'no feature'}; "
+        f"lacks {', '.join(values['missing']) or 'none'}; "
+        f"last-level cache {values['cache_mb']:.0f} MiB; "
+        f"read bandwidth of two threads {values['read_gb_per_s']:.1f} GB/s"
+    )
 
 
 def draw(lines, backends, title, path):
@@ -95,6 +110,11 @@ def draw(lines, backends, title, path):
     figure.legend(*bars, loc="outside lower center", ncols=len(backends))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _processes(lines, backends):
+    """Return the pairs of kind of text and backend."""
+    return [(kind, backend) for (kind,) in _distinct(lines, "texts") for backend in backends]
 
 
 def _distinct(lines, *names):
