@@ -21,20 +21,33 @@ class ExportSettings:
     run: str = command.flag("run directory")
     output_dir: str = command.flag("directory of versions, for the next version number")
     precision: str = command.flag(
-        "float32, or bfloat16 for processors with AVX512-BF16 or AMX; outputs stay float32",
+        "float32; bfloat16 for processors with AVX512-BF16 or AMX; or int8 for those with VNNI or "
+        "AMX; outputs stay float32",
         "float32",
-        choices=("float32", "bfloat16"),
+        choices=("float32", "bfloat16", "int8"),
     )
     portable: bool = command.flag(
         "standard operations only, for servers with GPUs or other processors than x86-64; single "
         "short texts take longer",
         False,
     )
+    dev: str | None = command.flag(
+        "labelled rows on which int8 is evaluated; default: the run's first dev file", None
+    )
+    max_metric_drop: float = command.flag(
+        "int8 is not published if the task's metric is lower by more points of 100", 0.5
+    )
     checkpoint: str | None = command.flag(
         "name of a directory in RUN/checkpoints; default: the best, else the newest", None
     )
 
     def __post_init__(self):
+        if self.precision == "int8" and self.portable:
+            raise UserError("--precision=int8: has no standard operations; remove --portable")
+        if self.dev is not None and self.precision != "int8":
+            raise UserError(f"--dev={self.dev}: expected with --precision=int8 only")
+        if self.dev is not None:
+            paths.check_local_file("dev", self.dev)
         paths.check_local("output_dir", self.output_dir)
         if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
             raise UserError(
@@ -60,6 +73,8 @@ def main(settings: ExportSettings) -> None:
             settings.output_dir,
             precision=settings.precision,
             portable=settings.portable,
+            dev=settings.dev,
+            max_metric_drop=settings.max_metric_drop,
             checkpoint=settings.checkpoint,
             log=command.log,
         )

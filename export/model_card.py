@@ -11,6 +11,7 @@ from bert_tf.text import unicode_tables
 from export import documents
 
 if TYPE_CHECKING:
+    from export.metric_gate import MetricChange
     from tasks.task_model import TaskModel
 
 PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
@@ -26,14 +27,21 @@ _SETTINGS = (
 )
 
 
-def model_card(name: str, model: TaskModel, precision: str, is_packed: bool) -> str:
+def model_card(
+    name: str,
+    model: TaskModel,
+    precision: str,
+    is_packed: bool,
+    change: MetricChange | None = None,
+) -> str:
     """Return the model card as Markdown. It contains no path of this machine.
 
     Args:
         name: Name of the published model.
         model: The exported model, loaded from a run.
-        precision: "float32" or "bfloat16".
+        precision: "float32", "bfloat16" or "int8".
         is_packed: Whether the graph has packed products; see `export.served_encoder`.
+        change: What int8 has changed.
     """
     source, config = model.source, model.config
     assert source is not None  # `publish` saves other models to a run first.
@@ -79,6 +87,7 @@ def model_card(name: str, model: TaskModel, precision: str, is_packed: bool) -> 
         checkpoint=checkpoint,
         precision=precision,
         is_packed=is_packed,
+        change=change,
         versions={
             package: {"trained": train.get("versions", {}).get(package), "exported": version}
             for package, version in zip(PACKAGES, map(_installed, PACKAGES), strict=True)

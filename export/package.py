@@ -27,6 +27,7 @@ from export.tf_serving_config import BATCHING, batching_parameters, models_confi
 if TYPE_CHECKING:
     import numpy as np
 
+    from export.metric_gate import MetricChange
     from tasks.task_model import TaskModel
 
 
@@ -58,6 +59,7 @@ def write_documents(
     precision: str,
     signatures: Sequence[Signature],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
+    change: MetricChange | None = None,
 ) -> None:
     """Add the documentation and the server configurations to a SavedModel.
 
@@ -65,13 +67,15 @@ def write_documents(
         directory: The SavedModel.
         name: Name of the model.
         model: The exported model.
-        precision: "float32" or "bfloat16".
+        precision: "float32", "bfloat16" or "int8".
         signatures: Signatures of the SavedModel.
         predictions: The outputs for each signature's example request.
+        change: What int8 has changed.
     """
     directory = pathlib.Path(directory)
     graph = (directory / "saved_model.pb").read_bytes()
-    card = model_card(name, model, precision, served_encoder.PACKED_PRODUCT.encode() in graph)
+    is_packed = served_encoder.PACKED_PRODUCT.encode() in graph
+    card = model_card(name, model, precision, is_packed, change)
     specs = model.serving.pipeline.signature_specs()
     for file_name, text in (
         (BATCHING, batching_parameters(signatures)),

@@ -26,6 +26,7 @@ from tasks.postprocessor import OutputSpec
 from tasks.prediction import jsonable
 
 if TYPE_CHECKING:
+    from tasks.pipeline import Pipeline
     from tasks.task_model import TaskModel
 
 # In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
@@ -50,11 +51,13 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     "float32": Tolerance(1e-5, 1e-5, None),
     "bfloat16": Tolerance(0.02, 0.05, MARGIN),
+    "int8": Tolerance(0.02, 0.05, MARGIN),
 }
 
 
 def check(
     directory: pathlib.Path,
+    pipeline: Pipeline,
     model: TaskModel,
     precision: str = "float32",
     questions: Sequence[Request] = (),
@@ -67,8 +70,10 @@ def check(
 
     Args:
         directory: The SavedModel.
-        model: The trained model, which computes the expected outputs.
-        precision: Key of `TOLERANCES`, "float32" or "bfloat16".
+        pipeline: Computes the expected outputs: that of the trained model or, in int8, the one
+            that was written.
+        model: The trained model.
+        precision: Key of `TOLERANCES`.
         questions: Additional requests: signature names with strings, or lists of strings, per
             input.
 
@@ -79,8 +84,8 @@ def check(
         UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
             differ by more than the tolerance. The message names the first such string.
     """
-    functions, tolerance = model.serving.pipeline.signatures, TOLERANCES[precision]
-    specs = model.serving.pipeline.signature_specs()
+    functions, tolerance = pipeline.signatures, TOLERANCES[precision]
+    specs = pipeline.signature_specs()
     cases = [*questions, *requests(model, functions)]
     served = _served(directory, cases)
     for number, (signature, inputs) in enumerate(cases):
@@ -90,7 +95,7 @@ def check(
         }
         margins = None
         if tolerance.margin and specs[signature].has_margin:
-            margins = model.serving.pipeline.margin(**tensors).numpy()
+            margins = pipeline.margin(**tensors).numpy()
         for name, expected in functions[signature](*tensors.values()).items():
             spec = specs[signature].outputs[name]
             case = _Case(signature, inputs, name, spec, tolerance, margins)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import tempfile
@@ -18,12 +19,15 @@ from bert_tf import paths
 from bert_tf.errors import UserError
 from bert_tf.files import sync
 from bert_tf.progress import Progress
-from export import package, parity, staging
+from export import metric_gate, package, parity, staging
 from export.saved_model import write_saved_model
+from export.served_encoder import INT8_PRODUCT, has_packed_products
 from tasks.loading import load_model
+from tasks.pipeline import Pipeline
 from tasks.task_model import TaskModel
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "int8")
+MAX_METRIC_DROP = 0.5
 
 
 def publish(
@@ -32,9 +36,11 @@ def publish(
     *,
     precision: str = "float32",
     portable: bool = False,
+    dev: str | None = None,
+    max_metric_drop: float = MAX_METRIC_DROP,
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    write: Callable[[TaskModel, pathlib.Path, str, bool], None] = write_saved_model,
+    write: Callable[[TaskModel, pathlib.Path, str, bool], Pipeline] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
@@ -44,33 +50,50 @@ def publish(
     Args:
         model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
         output_dir: Directory of versions. It is created if it does not exist.
-        precision: "float32" or "bfloat16".
+        precision: "float32", "bfloat16" or "int8".
         portable: Uses standard operations only, for servers with GPUs or other processors than
             x86-64. Single short texts take longer.
+        dev: File of labelled rows on which an int8 graph is evaluated; by default the run's first
+            dev file.
+        max_metric_drop: By how many points the task's metric may be lower in int8.
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
             the latest. Only with the path of a run.
         log: Receives one line per stage.
         write: Writes the SavedModel, from the trained model, the directory, the precision and
-            `portable`.
+            `portable`,
+            and returns the pipeline that it has written.
 
     Returns:
         The directory of the published version.
 
     Raises:
-        UserError: If the parity check fails, if `output_dir` is not a local directory, or if the
-            run requires thresholds or a temperature that were not tuned for this checkpoint.
+        UserError: If the parity check fails, if the metric drops by more than `max_metric_drop`, if
+            `output_dir` is not a local directory, or if the run requires thresholds or a
+            temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """
     paths.check_local("output_dir", os.fspath(output_dir))
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
+    if precision == "int8" and (portable or not has_packed_products(INT8_PRODUCT)):
+        raise UserError(
+            "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "
+            "portable graph; export float32 or bfloat16 instead"
+        )
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
     with _loaded(model_or_run, checkpoint) as model:
         if model.source.untuned:
             raise UserError(model.source.untuned)
-        return _publish(model, output_dir, precision, portable, log, write)
+        if precision != "int8":
+            return _publish(model, output_dir, precision, log, write, portable)
+        # A missing dev file is found before minutes of work.
+        dev = dev or metric_gate.dev_file(model)
+        gate = functools.partial(
+            metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
+        )
+        return _publish(model, output_dir, precision, log, write, gate=gate)
 
 
 @contextlib.contextmanager
@@ -97,22 +120,27 @@ def _loaded(model_or_run, checkpoint):
         yield load_model(model.save_run(os.path.join(directory, "run")).path)
 
 
-def _publish(model, output_dir, precision, portable, log, write):
+def _publish(model, output_dir, precision, log, write, portable=False, gate=None):
+    """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
             staging.staging_directory(output_dir, log) as temporary,
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
-            write(model, temporary, precision, portable)
+            pipeline = write(model, temporary, precision, portable)
             signatures = package.prepare(temporary, model, log)
             progress.move(1)
             log("checking parity with the trained model in a separate process")
             examples = [(signature.name, signature.example()) for signature in signatures]
-            predictions = parity.check(temporary, model, precision, examples)
+            # Rounding to 8 bits may change any prediction, so that the metric decides; the
+            # SavedModel has to compute what the evaluated graph does.
+            change = gate(pipeline) if gate else None
+            expected = pipeline if gate else model.serving.pipeline
+            predictions = parity.check(temporary, expected, model, precision, examples)
             progress.move(2)
             package.write_documents(
-                temporary, _name(output_dir), model, precision, signatures, predictions
+                temporary, _name(output_dir), model, precision, signatures, predictions, change
             )
             for path in (*temporary.rglob("*"), temporary):
                 # The server may run as another user.

@@ -17,6 +17,7 @@ from bert_tf.text import unicode_tables
 from export.served_encoder import ServedEncoder, has_packed_products
 
 if TYPE_CHECKING:
+    from tasks.pipeline import Pipeline
     from tasks.task_model import TaskModel
 
 
@@ -25,7 +26,7 @@ def write_saved_model(
     directory: os.PathLike | str,
     precision: str = "float32",
     portable: bool = False,
-) -> None:
+) -> Pipeline:
     """Write a trained model as a SavedModel that maps strings to predictions.
 
     Signatures:
@@ -45,15 +46,16 @@ def write_saved_model(
     Args:
         model: The trained model.
         directory: Directory to write.
-        precision: "float32", or "bfloat16" for the encoder's computation. Outputs are always
+        precision: "float32", or "bfloat16" or "int8" for the encoder's products. Outputs are always
             float32.
         portable: Uses standard operations only.
+
+    Returns:
+        The pipeline that was written.
     """
     # A tf.Module holds variables and functions, but no state of Keras.
     module = tf.Module(name="servable")
-    pipeline = _served_pipeline(
-        model.serving.pipeline, tf.as_dtype(precision), has_packed_products() and not portable
-    )
+    pipeline = served_pipeline(model, precision, portable)
     # TensorFlow would trace the tf.functions once more for saving, which takes seconds.
     module.functions = {
         name: function.get_concrete_function() for name, function in pipeline.signatures.items()
@@ -74,10 +76,19 @@ def write_saved_model(
         (extra / name).write_text(
             json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
+    return pipeline
 
 
-def _served_pipeline(pipeline, dtype, is_packed):
-    """Return the pipeline with a `ServedEncoder` in its model, which shares all other layers."""
-    model = copy.copy(pipeline.model)
-    object.__setattr__(model, "encoder", ServedEncoder(model.encoder, dtype, is_packed))
-    return type(pipeline)(pipeline.task, pipeline.tokenizer, model)
+def served_pipeline(model: TaskModel, precision: str, portable: bool = False) -> Pipeline:
+    """Return the pipeline with a `ServedEncoder` in its model, which shares all other layers.
+
+    Args:
+        model: The trained model.
+        precision: "float32", "bfloat16" or "int8".
+        portable: Uses standard operations only.
+    """
+    pipeline = model.serving.pipeline
+    encoder = ServedEncoder(model.encoder, precision, has_packed_products() and not portable)
+    network = copy.copy(pipeline.model)
+    object.__setattr__(network, "encoder", encoder)
+    return type(pipeline)(pipeline.task, pipeline.tokenizer, network)

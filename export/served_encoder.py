@@ -25,6 +25,7 @@ from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import norm_by_moments, norm_of_inference
 
 PACKED_PRODUCT = "_MklNativeFusedMatMul"
+INT8_PRODUCT = "_QuantizedMatMul"
 # In float32 the packed form for few rows is slower for many (benchmarks/few_rows.py).
 SINGLE_TEXT_TOKENS = 48
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
@@ -33,11 +34,11 @@ SINGLE_TEXT_TOKENS = 48
 SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
 
 
-def has_packed_products() -> bool:
-    """Whether this TensorFlow has the packed product, for a CPU, and there is no GPU."""
+def has_packed_products(operation: str = PACKED_PRODUCT) -> bool:
+    """Whether this TensorFlow has a packed product, for a CPU, and there is no GPU."""
     if tf.config.list_logical_devices("GPU"):
         return False
-    registered = kernels.get_registered_kernels_for_op(PACKED_PRODUCT).kernel
+    registered = kernels.get_registered_kernels_for_op(operation).kernel
     return any(kernel.device_type == "CPU" for kernel in registered)
 
 
@@ -46,15 +47,18 @@ class ServedEncoder:
 
     Args:
         encoder: The trained encoder, whose variables are used.
-        dtype: tf.float32, or tf.bfloat16 for matrix products in bfloat16.
-        is_packed: Whether products are packed; see `has_packed_products`.
+        precision: "float32"; "bfloat16" for matrix products in bfloat16; or "int8" for products of
+            8-bit integers, with a scale per column of the weights and per call of the inputs.
+        is_packed: Whether products are packed, which int8 requires; see `has_packed_products`.
     """
 
-    def __init__(self, encoder: Encoder, dtype: tf.DType, is_packed: bool) -> None:
+    def __init__(self, encoder: Encoder, precision: str, is_packed: bool) -> None:
         self.config, self.embeddings = encoder.config, encoder.embeddings
-        self.dtype, self.is_packed = dtype, is_packed
-        self._layers = [_ServedLayer(layer, dtype) for layer in encoder.transformer]
-        self._pooler = _Dense((encoder.pooler,), dtype)
+        self.precision, self.is_packed = precision, is_packed
+        self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
+        self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
+        # The pooler takes 1% of the time, and all classifiers depend on it.
+        self._pooler = _Dense((encoder.pooler,), self.dtype)
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> None:
         """Return `None`: there is no dropout."""
@@ -94,8 +98,8 @@ class ServedEncoder:
         }
 
     def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only):
-        # In bfloat16 the packed form suits any number of rows.
-        is_packed = self.is_packed and (is_short or self.dtype == tf.bfloat16)
+        # In bfloat16 and int8 the packed form suits any number of rows.
+        is_packed = self.is_packed and (is_short or self.precision != "float32")
         branch = _Branch(layout, is_short, is_packed, self.config, self.dtype)
         embedded_TH = self.embeddings(
             layout.flatten(inputs["input_ids"]),
@@ -147,7 +151,7 @@ class _Dense:
 
     Args:
         layers: Keras layers with the same input.
-        dtype: dtype of the products.
+        dtype: dtype of the kernel; tf.qint8 for integers -127 to 127, scaled per column.
         rows: Number of rows of zeros below the kernel.
         columns: Number of columns of zeros to the right of kernel and bias.
     """
@@ -158,21 +162,27 @@ class _Dense:
             for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
         )
         kernel = np.pad(kernel, [(0, rows), (0, columns)])
-        self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
         self.bias = np.pad(bias, (0, columns))
+        if dtype == tf.qint8:
+            self.largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
+            integers = np.round(kernel / self.largest * 127).astype(np.int8)
+            self.kernel = tf.Variable(tf.bitcast(integers, dtype), trainable=False)
+        else:
+            self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
 
 
 class _ServedLayer:
     """Weights of a Transformer layer, with one product for queries, keys and values."""
 
-    def __init__(self, layer, dtype):
+    def __init__(self, layer, precision):
         """Add `FILLER` zeros to the feed-forward width if it would be slow.
 
         The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
         second matrix are 0 as well.
         """
         attention, width = layer.attention, layer.intermediate.units
-        filler = FILLER if dtype == tf.float32 and width % SLOW_WIDTH == 0 else 0
+        filler = FILLER if precision == "float32" and width % SLOW_WIDTH == 0 else 0
+        dtype = {"float32": tf.float32, "bfloat16": tf.bfloat16, "int8": tf.qint8}[precision]
         self.projections = _Dense((attention.query, attention.key, attention.value), dtype)
         self.attention_output = _Dense((attention.output_dense,), dtype)
         self.intermediate = _Dense((layer.intermediate,), dtype, columns=filler)
@@ -260,6 +270,8 @@ class _Branch:
             residual: `(T, F)`.
         """
         bias = tf.constant(dense.bias, self.dtype)
+        if dense.kernel.dtype == tf.qint8:
+            return _int8_product(x_TH, dense, bias, activation, residual)
         if self.is_packed:
             return _packed_product(x_TH, dense.kernel, bias, activation, residual)
         # TensorFlow fuses these operations.
@@ -280,24 +292,77 @@ def _softmax_of_few(scores):
 
 
 def _packed_product(x_TH, kernel, bias, activation, residual):
-    fused = ["BiasAdd"] + ([activation] if activation else [])
-    arguments = [bias]
-    if residual is not None:
-        fused.append("Add")
-        arguments.append(residual)
-    value = tf.compat.v1.AttrValue
-    attributes = {
-        "T": value(type=x_TH.dtype.as_datatype_enum),
-        "num_args": value(i=len(arguments)),
-        "fused_ops": value(list=value.ListValue(s=[name.encode() for name in fused])),
-        "is_filter_const": value(b=True),
-        "_kernel": value(s=b"MklNameChangeOp"),  # The label under which the kernel is registered.
-    }
-    operation = tf.compat.v1.get_default_graph().create_op(
+    addends = [bias] if residual is None else [bias, residual]
+    return _operation(
         PACKED_PRODUCT,
-        [x_TH, tf.convert_to_tensor(kernel), *arguments],
-        [x_TH.dtype],
-        name="product",
-        attrs=attributes,
+        [x_TH, tf.convert_to_tensor(kernel), *addends],
+        x_TH.dtype,
+        T=x_TH.dtype,
+        num_args=len(addends),
+        fused_ops=_fused(activation, residual),
+        is_filter_const=True,
+        _kernel="MklNameChangeOp",  # The label under which the kernel is registered.
     )
-    return operation.outputs[0]
+
+
+def _int8_product(x_TH, dense, bias, activation, residual):
+    """Return `_Branch.product` with x rounded to integers, 127 of which are its largest number."""
+    largest = tf.reduce_max(tf.abs(x_TH))
+    rounded_TH, low, high = tf.raw_ops.QuantizeV2(
+        input=x_TH,
+        min_range=-largest,
+        max_range=largest,
+        T=tf.qint8,
+        mode="SCALED",
+        round_mode="HALF_TO_EVEN",
+        narrow_range=True,
+    )
+    tensors = [rounded_TH, tf.convert_to_tensor(dense.kernel), bias]
+    if residual is not None:
+        tensors.append(residual)
+    ranges = [low, high, tf.constant(-dense.largest), tf.constant(dense.largest)]
+    return _operation(
+        INT8_PRODUCT,
+        [*tensors, *ranges],
+        tf.float32,
+        Tdevice_inputs=[tensor.dtype for tensor in tensors],
+        Thost_inputs=[tensor.dtype for tensor in ranges],
+        Tdevice_outputs=[tf.float32],
+        Thost_outputs=[],
+        T1=tf.qint8,
+        T2=tf.qint8,
+        Tbias=tf.float32,
+        U=tf.float32,
+        Tout=tf.float32,
+        fused_ops=[*_fused(activation, residual), "Dequantize"],
+        input_quant_mode="SCALED",
+        output_quant_mode="SCALED",
+        is_weight_const=True,
+        is_bias_const=True,
+    )
+
+
+def _fused(activation, residual):
+    added = [] if residual is None else ["Add"]
+    return ["BiasAdd", *([activation] if activation else []), *added]
+
+
+def _operation(name, tensors, dtype, **attributes):
+    """Add an internal operation, which has no Python function, to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    values = {key: _attribute(value) for key, value in attributes.items()}
+    return graph.create_op(name, tensors, [dtype], name="product", attrs=values).outputs[0]
+
+
+def _attribute(value):
+    """Return the AttrValue of a bool, int, string, dtype, or list of strings or dtypes."""
+    attribute = tf.compat.v1.AttrValue
+    if isinstance(value, list):
+        strings = [text.encode() for text in value if isinstance(text, str)]
+        dtypes = [dtype.as_datatype_enum for dtype in value if isinstance(dtype, tf.DType)]
+        return attribute(list=attribute.ListValue(s=strings, type=dtypes))
+    if isinstance(value, tf.DType):
+        return attribute(type=value.as_datatype_enum)
+    if isinstance(value, str):
+        return attribute(s=value.encode())
+    return attribute(b=value) if isinstance(value, bool) else attribute(i=value)

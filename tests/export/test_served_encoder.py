@@ -67,7 +67,7 @@ def outputs_of(encoder, vocabulary, **options):
     ],
 )
 def test_outputs_equal_those_of_the_trained_encoder(encoder, is_packed, options, vocabulary):
-    served = ServedEncoder(encoder, tf.float32, is_packed)
+    served = ServedEncoder(encoder, "float32", is_packed)
     expected = outputs_of(encoder, vocabulary, **options)
     actual = outputs_of(served, vocabulary, **options)
     assert actual.keys() == expected.keys()
@@ -78,7 +78,7 @@ def test_outputs_equal_those_of_the_trained_encoder(encoder, is_packed, options,
 
 @pytest.mark.slow
 def test_bfloat16_is_near(encoder, is_packed, vocabulary):
-    served = ServedEncoder(encoder, tf.bfloat16, is_packed)
+    served = ServedEncoder(encoder, "bfloat16", is_packed)
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
     for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
         assert values.dtype == tf.bfloat16.as_numpy_dtype
@@ -92,7 +92,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
         pytest.skip("this TensorFlow has no packed products")
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
     monkeypatch.setattr(served_encoder, "norm_by_moments", lambda x, *rest: x * 0)
-    served = ServedEncoder(encoder, tf.float32, True)
+    served = ServedEncoder(encoder, "float32", True)
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
@@ -115,7 +115,7 @@ def test_packed_products_need_a_kernel_and_no_gpu(monkeypatch):
 
 
 def test_portable_graphs_have_standard_operations(encoder, vocabulary):
-    served = ServedEncoder(encoder, tf.float32, False)
+    served = ServedEncoder(encoder, "float32", False)
     inputs = to_flat(random_texts([3], encoder.config), vocabulary)
     graph = tf.function(lambda inputs: served(inputs)).get_concrete_function(inputs).graph
     operations = {node.op for node in graph.as_graph_def().node}
