@@ -126,6 +126,21 @@ CASES = [
     ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
     (
         "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m", "precision": "int8", "portable": "true"},
+        "--precision=int8: has no standard operations",
+    ),
+    (
+        "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m", "dev": "{}/absent"},
+        "expected with --precision=int8 only",
+    ),
+    (
+        "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m", "precision": "int8", "dev": "{}/absent"},
+        "no such file",
+    ),
+    (
+        "export.export_saved_model",
         {"run": "{}/run", "output_dir": "{}/m", "checkpoint": "step-00000004"},
         "--checkpoint=step-00000004: no complete checkpoint",
     ),

@@ -2,13 +2,19 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_tf.layout import to_flat
 from export import served_encoder
-from export.served_encoder import SINGLE_TEXT_TOKENS, ServedEncoder, has_packed_products
+from export.served_encoder import (
+    INT8_PRODUCT,
+    SINGLE_TEXT_TOKENS,
+    ServedEncoder,
+    has_packed_products,
+)
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts
@@ -99,6 +105,53 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
         name: len(lengths) == 1 and lengths[0] <= SINGLE_TEXT_TOKENS
         for name, lengths in LENGTHS.items()
     }
+
+
+@pytest.mark.parametrize("activation", [None, "GeluExact", "GeluApproximate"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
+    """Call one kernel with inputs of several ranges, since it keeps packed weights and biases."""
+    if not has_packed_products(INT8_PRODUCT):
+        pytest.skip("this TensorFlow has no products of 8-bit integers")
+    if activation and has_residual:
+        pytest.skip("no layer has both")
+    rng = np.random.default_rng(0)
+    layer = keras.layers.Dense(7)
+    layer.build((None, 24))
+    layer.kernel.assign(rng.normal(0, [0.1, 1, 10, 0.01, 3, 2, 1], (24, 7)))
+    layer.bias.assign(rng.normal(0, 2, 7))
+    dense = served_encoder._Dense((layer,), tf.qint8)
+    branch = served_encoder._Branch.__new__(served_encoder._Branch)
+    branch.dtype = tf.float32
+
+    @tf.function(autograph=False)
+    def product(x, residual):
+        return branch.product(x, dense, activation, residual if has_residual else None)
+
+    kernel = np.array(layer.kernel)
+    largest = np.abs(kernel).max(0)
+    rounded_kernel = np.round(kernel / largest * 127) * largest / 127
+    for scale in (1, 30, 0.1, 1):
+        x, residual = rng.normal(0, scale, (5, 24)), rng.normal(0, 1, (5, 7)).astype(np.float32)
+        unit = np.abs(x).max() / 127
+        expected = np.round(x / unit) * unit @ rounded_kernel + np.array(layer.bias)
+        if activation:
+            expected = tf.nn.gelu(expected, approximate=activation == "GeluApproximate").numpy()
+        if has_residual:
+            expected = expected + residual
+        actual = product(x.astype(np.float32), residual).numpy()
+        # oneDNN's gelu is an approximation; rounding of x / unit may differ in the last bit.
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=2e-3 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+def test_int8_is_near(encoder, vocabulary):
+    if not has_packed_products(INT8_PRODUCT):
+        pytest.skip("this TensorFlow has no products of 8-bit integers")
+    expected = outputs_of(encoder, vocabulary, pooled_only=True)
+    served = ServedEncoder(encoder, "int8", True)
+    for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
+        assert 0 < np.abs(values - expected[key]).max() < 0.2
 
 
 def test_packed_products_need_a_kernel_and_no_gpu(monkeypatch):

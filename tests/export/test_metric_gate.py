@@ -1,0 +1,105 @@
+"""The gate of int8 exports: the task's metric, on rows with labels."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import export
+from bert_tf import UserError
+from export import LocalClient, metric_gate
+from export.saved_model import served_pipeline
+from export.served_encoder import INT8_PRODUCT, has_packed_products
+from tasks import TextClassifier, load_model
+from tests.small import TEXTS
+
+ROWS = [(text, label) for label, texts in TEXTS.items() for text in texts]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def int8():
+    if not has_packed_products(INT8_PRODUCT):
+        pytest.skip("this TensorFlow has no products of 8-bit integers")
+
+
+@pytest.fixture
+def dev(tmp_path):
+    path = tmp_path / "dev.jsonl"
+    lines = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def model(huggingface_dir):
+    return TextClassifier.from_pretrained(huggingface_dir, labels=list(TEXTS), max_seq_length=12)
+
+
+def always(pipeline, label):
+    """Make the served graph predict one label."""
+    bias = np.where(np.array(list(TEXTS)) == label, 100.0, 0.0)
+    head = pipeline.model.head
+    pipeline.model.scores = lambda hidden, seed: head(hidden) + bias
+    return pipeline
+
+
+def test_both_values_are_those_of_the_file(model, dev):
+    change = metric_gate.check(model, served_pipeline(model, "int8"), dev, 100)
+    texts, labels = zip(*ROWS, strict=True)
+    correct = np.mean(np.array(labels) == model.predict(list(texts))["label"])
+    assert (change.name, change.path) == ("accuracy", "dev.jsonl")
+    assert change.trained == pytest.approx(correct)
+
+
+def test_a_larger_drop_is_not_published(model, dev):
+    texts = [text for text, _ in ROWS]
+    predicted = model.predict(texts)["label"].tolist()
+    with open(dev, "w", encoding="utf-8") as file:  # Labels that the trained model predicts.
+        for text, label in zip(texts, predicted, strict=True):
+            print(json.dumps({"text": text, "label": label}), file=file)
+    rare = min(TEXTS, key=predicted.count)
+    share = 100 * (1 - predicted.count(rare) / len(texts))
+    pipeline = always(served_pipeline(model, "int8"), rare)
+    with pytest.raises(UserError, match=r"accuracy of .* drops by .* points, from 100.00 to"):
+        metric_gate.check(model, pipeline, dev, share - 1)
+    assert metric_gate.check(model, pipeline, dev, share + 1).drop == pytest.approx(share)
+
+
+def test_a_metric_that_is_not_a_number_is_not_published(model, dev, monkeypatch):
+    monkeypatch.setattr(metric_gate.Evaluator, "metrics", lambda *args: {"accuracy": float("nan")})
+    with pytest.raises(UserError, match="drops by nan points"):
+        metric_gate.check(model, served_pipeline(model, "int8"), dev, 0.5)
+
+
+def test_int8_needs_rows_with_labels(model, tmp_path):
+    with pytest.raises(UserError, match="expected --dev=FILE, labelled rows"):
+        export.publish(model, tmp_path / "models", precision="int8")
+    with pytest.raises(UserError, match="no portable graph"):
+        export.publish(model, tmp_path / "models", precision="int8", portable=True)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_dev_file_of_the_run_that_is_gone_is_named(model, tmp_path):
+    run = model.save_run(tmp_path / "run")
+    opened = load_model(run.path)
+    train = {**opened.source.run.train, "settings": {"dev": [str(tmp_path / "gone.csv")]}}
+    source = dataclasses.replace(
+        opened.source, run=dataclasses.replace(opened.source.run, train=train)
+    )
+    object.__setattr__(opened, "source", source)
+    with pytest.raises(UserError, match="gone.csv does not exist; set --dev=FILE"):
+        metric_gate.dev_file(opened)
+
+
+@pytest.mark.slow
+def test_an_int8_model_is_published_with_both_metrics(model, dev, tmp_path):
+    version = export.publish(
+        model, tmp_path / "letters", precision="int8", dev=dev, max_metric_drop=100
+    )
+    card = (version / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert "served in: int8" in card and "accuracy on dev.jsonl: " in card
+    texts = [text for text, _ in ROWS]
+    served = LocalClient(version.parent).predict({"text": texts})
+    expected = served_pipeline(model, "int8").signatures["serving_default"](np.array(texts))
+    np.testing.assert_allclose(served["probabilities"], expected["probabilities"], atol=1e-3)
