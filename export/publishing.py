@@ -10,7 +10,7 @@ import errno
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -63,15 +63,20 @@ def publish(
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
-    with _loaded(model_or_run, checkpoint) as model:
+    with loaded(model_or_run, checkpoint) as model:
         if model.source.untuned:
             raise UserError(model.source.untuned)
         return _publish(model, output_dir, precision, log, write)
 
 
 @contextlib.contextmanager
-def _loaded(model_or_run, checkpoint):
-    """Yield a model of a run whose files describe it: metrics, data and origin."""
+def loaded(
+    model_or_run: TaskModel | os.PathLike | str, checkpoint: str | None
+) -> Iterator[TaskModel]:
+    """Yield a model of a run whose files describe it: metrics, data and origin.
+
+    Arguments as for `publish`.
+    """
     model = model_or_run
     if isinstance(model_or_run, str | os.PathLike):
         model = load_model(model_or_run, checkpoint=checkpoint)
