@@ -32,7 +32,6 @@ def convert(model: TaskModel, quantize: str = "none") -> bytes:
     Returns:
         The LiteRT model.
     """
-    pipeline = model.serving.pipeline
     values = [(variable, variable.numpy()) for variable in model.network.variables]
 
     # A separate function, so that all signatures share the constants.
@@ -40,17 +39,18 @@ def convert(model: TaskModel, quantize: str = "none") -> bytes:
     def weights():
         return [tf.constant(value) for _, value in values]
 
-    def with_constants(function, tokens):
-        scope = keras.StatelessScope()
-        for (variable, _), value in zip(values, weights(), strict=True):
-            scope.add_update((variable, value))
-        with scope:
-            return function(dict(zip(INPUTS, tokens, strict=True)))
+    def of_constants(function):
+        def call(*tokens):
+            scope = keras.StatelessScope()
+            for (variable, _), value in zip(values, weights(), strict=True):
+                scope.add_update((variable, value))
+            with scope:
+                return function(dict(zip(INPUTS, tokens, strict=True)))
 
-    signatures = {
-        name: _traced(lambda *tokens, function=function: with_constants(function, tokens))
-        for name, function in pipeline.token_functions.items()
-    }
+        return _traced(call)
+
+    functions = model.serving.pipeline.token_functions
+    signatures = {name: of_constants(function) for name, function in functions.items()}
     with tempfile.TemporaryDirectory() as directory:
         module = tf.Module(name="litert")
         module.functions = signatures
