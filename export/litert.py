@@ -62,8 +62,6 @@ def write_litert(
         raise UserError(f"quantize={quantize!r}: expected one of {', '.join(QUANTIZATIONS)}")
     litert_file.check_runtime(f"--output={output}")
     with ownership.sole_output(output, overwrite), loaded(model_or_run, checkpoint) as model:
-        if model.source.untuned:
-            raise UserError(model.source.untuned)
         temporary = files.temporary_name(output)
         try:
             return _write(model, temporary, output, quantize, log)

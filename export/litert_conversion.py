@@ -1,4 +1,4 @@
-"""Conversion of a trained model for LiteRT (TensorFlow Lite): token ids in, outputs of the head out.
+"""Conversion of a trained model for LiteRT (TensorFlow Lite), from token ids to head outputs.
 
 Shape suffixes: B texts, L tokens of the longest text.
 """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-import tensorflow as tf
-
 from bert_tf.errors import UserError
 from export import parity
 from export.litert_client import load_pipeline, signatures_of

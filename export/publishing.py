@@ -64,8 +64,6 @@ def publish(
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
     with loaded(model_or_run, checkpoint) as model:
-        if model.source.untuned:
-            raise UserError(model.source.untuned)
         return _publish(model, output_dir, precision, log, write)
 
 
@@ -76,8 +74,10 @@ def loaded(
     """Yield a model of a run whose files describe it: metrics, data and origin.
 
     Arguments as for `publish`.
+
+    Raises:
+        UserError: If the run requires thresholds or a temperature that were not tuned.
     """
-    model = model_or_run
     if isinstance(model_or_run, str | os.PathLike):
         model = load_model(model_or_run, checkpoint=checkpoint)
     elif not isinstance(model_or_run, TaskModel):
@@ -90,12 +90,17 @@ def loaded(
             f"checkpoint={checkpoint!r}: expected with the path of a run only, received a "
             f"{type(model_or_run).__name__}"
         )
-    if model.source and model.source.is_that_of(model.task, model.network):
+    else:
+        model = model_or_run
+    with contextlib.ExitStack() as stack:
+        if not (model.source and model.source.is_that_of(model.task, model.network)):
+            # The metrics of a run are not those of a model that was trained further.
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            model = load_model(model.save_run(os.path.join(directory, "run")).path)
+        assert model.source  # Since `load_model` read a run.
+        if model.source.untuned:
+            raise UserError(model.source.untuned)
         yield model
-        return
-    # The metrics of a run are not those of a model that was trained further.
-    with tempfile.TemporaryDirectory() as directory:
-        yield load_model(model.save_run(os.path.join(directory, "run")).path)
 
 
 def _publish(model, output_dir, precision, log, write):

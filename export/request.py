@@ -6,8 +6,8 @@
     python -m export.request --litert=model.tflite --input text="..."
 
 The model is loaded from a directory or a LiteRT file, or served by the REST or gRPC API of
-TensorFlow Serving. The flag --input may be repeated, for several names or for several rows of one name. If a name takes a
-list per row, such as choices, its values form the list of a single row.
+TensorFlow Serving. The flag --input may be repeated, for several names or for several rows of one
+name. If a name takes a list per row, such as choices, its values form the list of a single row.
 """
 
 import dataclasses

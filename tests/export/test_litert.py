@@ -123,7 +123,10 @@ def test_masks_are_found_in_both_layouts(tmp_path, config, vocabulary):
     packed = pipeline.encode(text=texts).packed
     for name in pipeline.token_functions:
         function = pipeline.token_functions[name]
-        flat, padded = function(to_flat(packed, vocabulary)), function(to_padded(packed, vocabulary))
+        flat, padded = (
+            function(to_flat(packed, vocabulary)),
+            function(to_padded(packed, vocabulary)),
+        )
         assert flat.keys() == padded.keys()
         for output in flat:
             if output == "id":  # Those of a text without a mask have no meaning.
@@ -166,8 +169,8 @@ def test_every_task_type_predicts_as_trained(name, tmp_path, config, vocabulary)
             else:
                 received = tf.constant(outputs[output], expected.dtype)
                 np.testing.assert_array_equal(received, expected)
-        empty = client.predict(dict.fromkeys(names, []), signature)
-        assert empty == dict.fromkeys(outputs, [])
+        empty = client.predict({name: [] for name in names}, signature)
+        assert empty == {name: [] for name in outputs}
 
 
 # The file.
