@@ -1,6 +1,6 @@
 """Measure LiteRT files: their size, and the latency of one text, next to the SavedModel.
 
-    python benchmarks/litert.py [--sizes=tiny,mini,minilm,base] [--words=16] [--calls=100]
+    python benchmarks/litert_latency.py [--sizes=tiny,mini,minilm,base] [--words=16] [--calls=100]
 
 The models are classifiers with random weights and the uncased vocabulary. Calls of all files of a
 size alternate in one process, with two threads. A call of the SavedModel or of LiteRTClient takes a
