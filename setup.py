@@ -28,6 +28,8 @@ CORE = [
 OPTIONAL = {
     # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
     "beam": ["apache-beam==2.77.0"],
+    # Runs and checks LiteRT files; the interpreter inside of TensorFlow is deprecated.
+    "litert": ["ai-edge-litert>=2.3,<3"],
     "plots": ["matplotlib>=3.9"],
     # gRPC requests and warm-up records.
     "serving": ["tensorflow-serving-api>=2.21,<2.22"],
@@ -42,6 +44,7 @@ EXTRAS = {
     "docs": DOCS,
     "test": [
         *OPTIONAL["beam"],  # Shards are the same on its runner.
+        *OPTIONAL["litert"],  # LiteRT files are run.
         *OPTIONAL["plots"],  # The notebook plots.
         *OPTIONAL["serving"],  # gRPC, asked and answered; files read.
         *OPTIONAL["tensorboard"],  # The callback of Keras writes the metrics of `fit`.

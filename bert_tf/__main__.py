@@ -31,6 +31,7 @@ COMMANDS = (
     "tasks.extract",
     "tasks.search",
     "export.export_saved_model",
+    "export.export_litert",
     "export.request",
 )
 MODULES = {module.rpartition(".")[2]: module for module in COMMANDS}

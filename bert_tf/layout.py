@@ -88,6 +88,25 @@ def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     )
 
 
+def flat_to_padded(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Convert the flat layout to the padded one.
+
+    Args:
+        inputs: Dict as of `to_flat`.
+
+    Returns:
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids". L is the longest
+        sequence; padding is 0 instead of [PAD].
+    """
+    splits = inputs["row_splits"]
+    tokens = {name: inputs[name][: splits[-1]] for name in ("input_ids", "segment_ids")}
+    tokens["input_mask"] = tf.ones_like(tokens["input_ids"])
+    return {
+        name: tf.RaggedTensor.from_row_splits(values, splits, validate=False).to_tensor(0)
+        for name, values in tokens.items()
+    }
+
+
 def _flat(input_ids, segment_ids, row_splits, pad_id):
     """Return the flat layout of tokens without padding, completed to a bucket size."""
     count = tf.size(input_ids)
@@ -318,7 +337,8 @@ def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
 
 def _key_bias(is_token_BL):
     """Return the additive attention mask, float32 `(B, 1, 1, L)`."""
-    return tf.where(is_token_BL, 0.0, MASKED_SCORE)[:, tf.newaxis, tf.newaxis, :]
+    # LiteRT has no operation for two tf.newaxis if sizes are unknown.
+    return tf.expand_dims(tf.expand_dims(tf.where(is_token_BL, 0.0, MASKED_SCORE), 1), 1)
 
 
 def _merge_heads(context_BNLD):

@@ -1,6 +1,6 @@
-"""Export of trained models as SavedModels, and clients for them.
+"""Export of trained models as SavedModels and LiteRT files, and clients for them.
 
-A SavedModel is published only if its predictions match the trained model's. Names are imported
+Both are published only if their predictions match the trained model's. Names are imported
 lazily: TensorFlow is loaded with the first name that needs it.
 """
 
@@ -10,8 +10,10 @@ __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "GrpcClient": "export.grpc_client",
+        "LiteRTClient": "export.litert_client",
         "LocalClient": "export.local_client",
         "RestClient": "export.rest_client",
         "publish": "export.publishing",
+        "write_litert": "export.litert",
     },
 )

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -84,23 +84,60 @@ def check(
         UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
             differ by more than the tolerance. The message names the first such string.
     """
-    functions, tolerance = pipeline.signatures, TOLERANCES[precision]
-    specs = pipeline.signature_specs()
-    cases = [*questions, *requests(model, functions)]
+    cases = [*questions, *requests(model, pipeline.signatures)]
     served = _served(directory, cases)
-    for number, (signature, inputs) in enumerate(cases):
-        tensors = {
-            spec.name: tf.constant(inputs[spec.name], tf.string)
-            for spec in functions[signature].input_signature
-        }
+    outputs = [served[number] for number in range(len(cases))]
+    for differing in differences(pipeline, cases, outputs, TOLERANCES[precision]):
+        for message in differing.values():
+            raise UserError(f"not published: {message}")
+    return {signature: served[number] for number, (signature, _) in enumerate(questions)}
+
+
+def differences(
+    pipeline: Pipeline,
+    cases: Sequence[Request],
+    outputs: Sequence[Mapping[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Iterator[dict[int, str]]:
+    """Compare the outputs of an exported model with those of the trained model.
+
+    Args:
+        pipeline: Computes the expected outputs.
+        cases: The requests.
+        outputs: The exported model's outputs of each request, by name.
+        tolerance: Maximum difference.
+
+    Yields:
+        Per request, a message by the number of each row that differs.
+
+    Raises:
+        UserError: If an output is missing.
+    """
+    specs = pipeline.signature_specs()
+    for (signature, inputs), received in zip(cases, outputs, strict=True):
         margins = None
         if tolerance.margin and specs[signature].has_margin:
-            margins = pipeline.margin(**tensors).numpy()
-        for name, expected in functions[signature](*tensors.values()).items():
+            margins = pipeline.margin(**_tensors(pipeline.signatures[signature], inputs)).numpy()
+        differing: dict[int, str] = {}
+        for name, expected in called(pipeline.signatures[signature], inputs).items():
             spec = specs[signature].outputs[name]
             case = _Case(signature, inputs, name, spec, tolerance, margins)
-            _compare(case, expected.numpy(), served[number].get(name))
-    return {signature: served[number] for number, (signature, _) in enumerate(questions)}
+            differing = {**_compare(case, expected, received.get(name)), **differing}
+        yield differing
+
+
+def called(
+    function: tf.types.experimental.GenericFunction, inputs: Mapping[str, Sequence]
+) -> dict[str, np.ndarray]:
+    """Return the outputs of a pipeline's signature for the inputs of a request, by name."""
+    outputs = function(*_tensors(function, inputs).values())
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+def _tensors(function, inputs):
+    return {
+        spec.name: tf.constant(inputs[spec.name], tf.string) for spec in function.input_signature
+    }
 
 
 def _served(directory, cases):
@@ -161,21 +198,23 @@ class _Case(NamedTuple):
 
 
 def _compare(case, expected, served):
-    """Raise a UserError at the first row that differs."""
+    """Return a message by the number of each row that differs."""
     if served is None:
         raise UserError(
             f"not published: signature {case.signature}: output {case.name!r} is missing"
         )
     if expected.shape != served.shape:
         expected, served = _of_equal_shape(expected, served, case.margins is not None)
+    differing = {}
     for row in range(len(expected)):
         expected_row, served_row = expected[row : row + 1], served[row : row + 1]
         if not _may_differ(case, row) and not _is_same(case, expected_row, served_row):
             texts = ", ".join(f"{key}={_shown(values[row])}" for key, values in case.inputs.items())
-            raise UserError(
-                f"not published: {case.signature}: {texts}: {case.name} differs from the trained "
-                f"model. Expected: {_shown(expected_row[0])}. Received: {_shown(served_row[0])}."
+            differing[row] = (
+                f"{case.signature}: {texts}: {case.name} differs from the trained model. "
+                f"Expected: {_shown(expected_row[0])}. Received: {_shown(served_row[0])}."
             )
+    return differing
 
 
 def _of_equal_shape(expected, served, may_be_longer):

@@ -55,9 +55,18 @@ def requests(
         functions: Its signatures.
 
     Returns:
-        Batches of `ADVERSARIAL_TEXTS` for every signature, and of the words of the vocabulary for
-        the tokenizer.
+        Those of `text_requests`, and batches of the words of the vocabulary for the tokenizer.
     """
+    words = vocabulary_words(model.vocabulary)
+    columns = _columns(model.task, model.task.input_names, (words, words))
+    tokenized = _batches("tokenize", columns, WORDS_PER_BATCH)
+    return text_requests(model, functions) + tokenized
+
+
+def text_requests(
+    model: TaskModel, functions: Mapping[str, tf.types.experimental.GenericFunction]
+) -> list[Request]:
+    """Return batches of `ADVERSARIAL_TEXTS` for each of the functions; arguments as above."""
     cases: list[Request] = []
     specs = model.serving.pipeline.signature_specs()
     for signature, function in functions.items():
@@ -66,9 +75,7 @@ def requests(
         texts = [text[:limit] for text in ADVERSARIAL_TEXTS]
         # If there are two inputs, the second one receives the texts in reverse order.
         cases += _batches(signature, _columns(model.task, inputs, (texts, texts[::-1])))
-    words = vocabulary_words(model.vocabulary)
-    columns = _columns(model.task, model.task.input_names, (words, words))
-    return cases + _batches("tokenize", columns, WORDS_PER_BATCH)
+    return cases
 
 
 def _columns(task, names, orders):

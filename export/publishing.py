@@ -11,7 +11,7 @@ import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -83,9 +83,7 @@ def publish(
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
-    with _loaded(model_or_run, checkpoint) as model:
-        if model.source.untuned:
-            raise UserError(model.source.untuned)
+    with loaded(model_or_run, checkpoint) as model:
         if precision != "int8":
             return _publish(model, output_dir, precision, log, write, portable)
         # A missing dev file is found before minutes of work.
@@ -97,9 +95,16 @@ def publish(
 
 
 @contextlib.contextmanager
-def _loaded(model_or_run, checkpoint):
-    """Yield a model of a run whose files describe it: metrics, data and origin."""
-    model = model_or_run
+def loaded(
+    model_or_run: TaskModel | os.PathLike | str, checkpoint: str | None
+) -> Iterator[TaskModel]:
+    """Yield a model of a run whose files describe it: metrics, data and origin.
+
+    Arguments as for `publish`.
+
+    Raises:
+        UserError: If the run requires thresholds or a temperature that were not tuned.
+    """
     if isinstance(model_or_run, str | os.PathLike):
         model = load_model(model_or_run, checkpoint=checkpoint)
     elif not isinstance(model_or_run, TaskModel):
@@ -112,12 +117,17 @@ def _loaded(model_or_run, checkpoint):
             f"checkpoint={checkpoint!r}: expected with the path of a run only, received a "
             f"{type(model_or_run).__name__}"
         )
-    if model.source and model.source.is_that_of(model.task, model.network):
+    else:
+        model = model_or_run
+    with contextlib.ExitStack() as stack:
+        if not (model.source and model.source.is_that_of(model.task, model.network)):
+            # The metrics of a run are not those of a model that was trained further.
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            model = load_model(model.save_run(os.path.join(directory, "run")).path)
+        assert model.source  # Since `load_model` read a run.
+        if model.source.untuned:
+            raise UserError(model.source.untuned)
         yield model
-        return
-    # The metrics of a run are not those of a model that was trained further.
-    with tempfile.TemporaryDirectory() as directory:
-        yield load_model(model.save_run(os.path.join(directory, "run")).path)
 
 
 def _publish(model, output_dir, precision, log, write, portable=False, gate=None):

@@ -3,10 +3,11 @@
     python -m export.request --model_dir=MODELS/name --input text="My invoice is wrong."
     python -m export.request --url=http://localhost:8501/v1/models/name --input text="..."
     python -m export.request --grpc=localhost:8500 --model=name --input text="..."
+    python -m export.request --litert=model.tflite --input text="..."
 
-The model is loaded from a directory, or served by the REST or gRPC API of TensorFlow Serving. The
-flag --input may be repeated, for several names or for several rows of one name. If a name takes a
-list per row, such as choices, its values form the list of a single row.
+The model is loaded from a directory or a LiteRT file, or served by the REST or gRPC API of
+TensorFlow Serving. The flag --input may be repeated, for several names or for several rows of one
+name. If a name takes a list per row, such as choices, its values form the list of a single row.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import os
 
 from bert_tf import command, paths
 from bert_tf.errors import UserError
+from export import litert_file
 from export.client import ModelClient
 
 
@@ -31,12 +33,16 @@ class RequestSettings:
     )
     grpc: str | None = command.flag("gRPC API of a server: HOST:PORT", None)
     model: str | None = command.flag("name of the model on the server of --grpc", None)
+    litert: str | None = command.flag("file of export.export_litert", None)
     signature: str = command.flag("name of the signature", "serving_default")
     timeout: float = command.flag("time limit of a server's response, in seconds", 60.0)
 
     def __post_init__(self):
-        if len([target for target in (self.model_dir, self.url, self.grpc) if target]) != 1:
-            raise UserError("expected exactly one of --model_dir, --url and --grpc")
+        targets = (self.model_dir, self.url, self.grpc, self.litert)
+        if len([target for target in targets if target]) != 1:
+            raise UserError("expected exactly one of --model_dir, --url, --grpc and --litert")
+        if self.litert:
+            paths.check_local_file("litert", self.litert)
         if self.model_dir:
             paths.check_local("model_dir", self.model_dir)
         if bool(self.grpc) != bool(self.model):
@@ -51,10 +57,13 @@ class RequestSettings:
         """Check the files without TensorFlow.
 
         Raises:
-            UserError: If `model_dir` is not a directory.
+            UserError: If `model_dir` is not a directory, or `litert` not a LiteRT file.
         """
         if self.model_dir and not os.path.isdir(self.model_dir):
             raise UserError(f"--model_dir={self.model_dir}: no such directory")
+        if self.litert:
+            litert_file.Contents.read(self.litert)
+            litert_file.check_runtime(f"--litert={self.litert}")
 
     def inputs(self) -> dict[str, list[bytes]]:
         """Return the values of each input name in order, as the bytes of the command line."""
@@ -81,9 +90,13 @@ def opened(settings: RequestSettings) -> ModelClient:
         from export.grpc_client import GrpcClient
 
         return GrpcClient(settings.grpc, settings.model, settings.timeout)
+    if settings.litert:
+        from export.litert_client import LiteRTClient
+
+        return LiteRTClient(settings.litert)
     from export.local_client import LocalClient
 
-    assert settings.model_dir  # Since exactly one of the three is set.
+    assert settings.model_dir  # Since exactly one of the four is set.
     return LocalClient(settings.model_dir)
 
 

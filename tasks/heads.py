@@ -120,8 +120,17 @@ class ChoiceModel(_Model):
         inputs = dict(inputs)
         windows_QC = tf.cast(inputs.pop("windows"), tf.int32)
         seed = self.encoder.dropout_seed(training, seed)
+        return {"choice": on_grid(self.text_scores(inputs, training, seed), windows_QC)}
+
+    def text_scores(
+        self,
+        inputs: Mapping[str, tf.Tensor],
+        training: bool = False,
+        seed: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Return the score of each text `(B,)`; arguments as in `call`, without `windows`."""
         pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
-        return {"choice": on_grid(self.scores(pooled_BH, seed)[:, 0], windows_QC)}
+        return self.scores(pooled_BH, seed)[:, 0]
 
 
 def on_grid(scores_B: tf.Tensor, windows_QC: tf.Tensor) -> tf.Tensor:

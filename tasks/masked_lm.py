@@ -117,10 +117,17 @@ class MaskedLmPipeline(Pipeline):
 
     def _make_signatures(self):
         signatures = super()._make_signatures()
+        signatures["masked_lm"] = signatures["serving_default"]
+        if "next_sentence" in self.token_functions:
+            names = ("text_a", "text_b")
+            signatures["next_sentence"] = self._served(self.next_sentence, names)
+        return signatures
+
+    def _make_token_functions(self):
         return {
-            **signatures,
-            "masked_lm": signatures["serving_default"],
-            "next_sentence": self._served(self.next_sentence, ("text_a", "text_b")),
+            "serving_default": self._at_first_mask,
+            "embed": self._vectors,
+            "next_sentence": self._is_next,
         }
 
     def signature_specs(self) -> dict[str, SignatureSpec]:
@@ -153,16 +160,15 @@ class MaskedLmPipeline(Pipeline):
             for text in (text_a, text_b)
         ]
         packed = pack(segments, self.vocabulary, self.task.max_seq_length)
+        return self._run_in_chunks("next_sentence", packed)
 
-        def is_next(inputs):
-            pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]
-            return {"is_next": tf.nn.softmax(self.model.next_sentence(pooled_NH))[:, 0]}
-
-        return self._run_in_chunks(is_next, packed)
+    def _is_next(self, inputs):
+        pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]
+        return {"is_next": tf.nn.softmax(self.model.next_sentence(pooled_NH))[:, 0]}
 
     def _outputs(self, windows, texts):
         """Return token, string (B, K), and score, float32 (B, K); "" and 0 without [MASK]."""
-        outputs = self._run_in_chunks(self._at_first_mask, windows.packed)
+        outputs = self._run_in_chunks("serving_default", windows.packed)
         entries_V = tf.constant(self.vocabulary.entries)
         has_mask_B1 = outputs["score"][:, :1] > 0
         return {
@@ -171,28 +177,41 @@ class MaskedLmPipeline(Pipeline):
         }
 
     def _at_first_mask(self, inputs):
-        """Return id, int32 (N, K), and score, float32 (N, K), for flat inputs; 0 without [MASK]."""
+        """Return id, int32 (N, K), and score, float32 (N, K); 0 without [MASK]."""
+        # Texts without a mask are read at [CLS], to keep the shape; their scores are set to 0.
+        find = self._first_mask_of_flat if "row_splits" in inputs else self._first_mask_of_padded
+        position_N, has_mask_N1 = find(inputs)
+        logits_NV = self.model({**inputs, "masked_lm_positions": tf.expand_dims(position_N, 1)})
+        probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
+        score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_PREDICTIONS)
+        return {"id": id_NK, "score": tf.where(has_mask_N1, score_NK, 0.0)}
+
+    def _first_mask_of_flat(self, inputs):
+        """Return the index of each text's first mask, int32 (N,), and whether there is one."""
         splits, ids_T = inputs["row_splits"], inputs["input_ids"]
         count = tf.size(splits) - 1
         (mask_M,) = tf.unstack(tf.where(ids_T[: splits[-1]] == self.vocabulary[MASK]), axis=1)
         text_M = tf.searchsorted(splits, tf.cast(mask_M, tf.int32), side="right") - 1
-        # Texts without a mask are read at [CLS], to keep the shape; their scores are set to 0.
         first_N = tf.math.unsorted_segment_min(mask_M, text_M, count)
         has_mask_N = first_N < tf.size(ids_T, tf.int64)
         position_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])
-        logits_NV = self.model({**inputs, "masked_lm_positions": position_N[:, tf.newaxis]})
-        probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
-        score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_PREDICTIONS)
-        return {"id": id_NK, "score": tf.where(has_mask_N[:, tf.newaxis], score_NK, 0.0)}
+        return position_N, has_mask_N[:, tf.newaxis]
+
+    def _first_mask_of_padded(self, inputs):
+        """Return the position of each text's first mask, int32 (N,), and whether there is one."""
+        # Padding has another id.
+        is_mask_NL = tf.cast(inputs["input_ids"] == self.vocabulary[MASK], tf.int32)
+        has_mask_N1 = tf.reduce_max(is_mask_NL, axis=1, keepdims=True) > 0
+        return tf.argmax(is_mask_NL, axis=1, output_type=tf.int32), has_mask_N1
 
 
 class MaskedLmOnlyPipeline(MaskedLmPipeline):
     """Pipeline of weights without a next sentence head, such as BertForMaskedLM."""
 
-    def _make_signatures(self):
-        signatures = super()._make_signatures()
-        del signatures["next_sentence"]
-        return signatures
+    def _make_token_functions(self):
+        functions = super()._make_token_functions()
+        del functions["next_sentence"]
+        return functions
 
 
 @keras.saving.register_keras_serializable("bert_tf")

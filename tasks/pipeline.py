@@ -45,6 +45,11 @@ class Pipeline(tf.Module):
         task: The task.
         tokenizer: Tokenizer of the model's vocabulary.
         model: The Keras model of the task.
+
+    Attributes:
+        token_functions: By signature, the function from the encoder's inputs of W windows, in
+            either layout, to outputs `(W, ...)` by name. Those of a converted model may replace
+            them; then `model` is not used.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Pipeline(tf.Module):
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.vocabulary = tokenizer.vocabulary
+        self.token_functions = self._make_token_functions()
         self._encode = self._traced(
             lambda **texts: self._windows(**_limited(texts)), task.input_names
         )
@@ -92,15 +98,7 @@ class Pipeline(tf.Module):
         budget = token_budget(1, self.task.max_seq_length)
         tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
-
-        def vectors(inputs):
-            encoded = self.model.encoder(inputs)
-            return {
-                "pooled": tf.cast(encoded["pooled"], tf.float32),
-                "mean": mean_of_tokens(encoded["sequence"], inputs),
-            }
-
-        return self._run_in_chunks(vectors, packed)
+        return self._run_in_chunks("embed", packed)
 
     def tokenize(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` per input name to the model's inputs and their character offsets.
@@ -180,22 +178,32 @@ class Pipeline(tf.Module):
         )
         return self.task.encode(texts, tokenize, self.vocabulary)
 
-    def _outputs(self, windows, texts):
-        """Return the model's outputs, `(W, ...)` by name, or `(B, C)` of choices."""
-        if windows.choice_W is None:
-            return self._run_in_chunks(self.model, windows.packed)
+    def _make_token_functions(self):
+        return {"serving_default": self._head_outputs, "embed": self._vectors}
 
-        def scores(inputs):
+    def _head_outputs(self, inputs):
+        if "choices" in self.task.input_names:
             # Chunks may separate the choices of an example, so each is scored alone and put on the
             # grid afterwards.
-            each_alone = tf.range(tf.size(inputs["row_splits"]) - 1)[:, tf.newaxis]
-            return self.model({**inputs, "windows": each_alone})
+            return {"choice": self.model.text_scores(inputs)}
+        return self.model(inputs)
 
-        scores_W = self._run_in_chunks(scores, windows.packed)["choice"][:, 0]
-        return {"choice": on_grid(scores_W, _choice_grid(windows, texts))}
+    def _vectors(self, inputs):
+        encoded = self.model.encoder(inputs)
+        return {
+            "pooled": tf.cast(encoded["pooled"], tf.float32),
+            "mean": mean_of_tokens(encoded["sequence"], inputs),
+        }
 
-    def _run_in_chunks(self, function, packed):
-        return run_in_chunks(function, packed, self.vocabulary)
+    def _outputs(self, windows, texts):
+        """Return the model's outputs, `(W, ...)` by name, or `(B, C)` of choices."""
+        outputs = self._run_in_chunks("serving_default", windows.packed)
+        if windows.choice_W is None:
+            return outputs
+        return {"choice": on_grid(outputs["choice"], _choice_grid(windows, texts))}
+
+    def _run_in_chunks(self, name, packed):
+        return run_in_chunks(self.token_functions[name], packed, self.vocabulary)
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""

@@ -24,7 +24,7 @@ def mean_of_tokens(sequence: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.T
         splits = tf.cast(inputs["row_splits"], tf.int64)
         rows = tf.RaggedTensor.from_row_splits(sequence[: splits[-1]], splits, validate=False)
         return tf.reduce_mean(rows, axis=1)
-    mask_BL1 = tf.cast(inputs["input_mask"], tf.float32)[:, :, tf.newaxis]
+    mask_BL1 = tf.expand_dims(tf.cast(inputs["input_mask"], tf.float32), axis=2)
     return tf.reduce_sum(sequence * mask_BL1, axis=1) / tf.reduce_sum(mask_BL1, axis=1)
 
 

@@ -144,6 +144,9 @@ CASES = [
         {"run": "{}/run", "output_dir": "{}/m", "checkpoint": "step-00000004"},
         "--checkpoint=step-00000004: no complete checkpoint",
     ),
+    ("export.export_litert", {"run": "{}/taken", "output": "{}/m.tflite"}, "not a run directory"),
+    ("export.export_litert", {"run": "{}/run", "output": "{}/v.npy"}, "already exists"),
+    ("export.request", {"litert": "{}/v.npy", "input": "text=a"}, "not a LiteRT model"),
     ("export.request", {"model_dir": "{}/absent", "input": "text=a"}, "no such directory"),
     ("bert_tf.convert", {"from": "{}/no_model", "to": "{}/new"}, "no model found"),
     ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "expected a directory written by"),
@@ -210,6 +213,7 @@ def test_valid_flags_and_files_lead_to_the_import_of_tensorflow(directory):
         ("tasks.predict", PREDICT),
         ("tasks.extract", EXTRACT),
         ("export.export_saved_model", {"run": "{}/run", "output_dir": "{}/m"}),
+        ("export.export_litert", {"run": "{}/run", "output": "{}/m.tflite"}),
         ("bert_tf.convert", {"from": "{}/run", "to": "{}/new"}),
     ]
     for status, said in came_to(directory, [command_line(directory, *case) for case in right]):

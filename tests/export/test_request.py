@@ -175,11 +175,14 @@ def test_the_command_works_with_each_target(targets, capsys):
     }
 
 
+EXACTLY_ONE = "expected exactly one of --model_dir, --url, --grpc and --litert"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "expected exactly one of --model_dir, --url and --grpc"),
-        ({"model_dir": "m", "url": "u"}, "expected exactly one of --model_dir, --url and --grpc"),
+        ({}, EXACTLY_ONE),
+        ({"model_dir": "m", "url": "u"}, EXACTLY_ONE),
         ({"grpc": "localhost:8500"}, "--grpc, --model: expected both or neither"),
         ({"model_dir": "m", "model": "n"}, "--grpc, --model: expected both or neither"),
         ({"model_dir": "m", "timeout": 0.0}, "--timeout=0: expected a finite number > 0"),
