@@ -1,12 +1,12 @@
 """Time the matrix products of BERT-base alone, for the tokens of one text and of many.
 
-    python benchmarks/few_rows.py            (with and without TF_ENABLE_ONEDNN_OPTS=1)
+    python benchmarks/few_rows.py
 
 Each of the twelve layers has four products with their biases: queries, keys and values together,
-the attention output, and the two of the feed-forward network. They run in float32 on two threads.
-The weights are variables, constants, or as exported: with 16 additional columns, since with 3,072
-the rows of a weight are a multiple of 4,096 bytes apart. Prints a Markdown table of milliseconds
-for the twelve layers, the median of fifteen calls.
+the attention output, and the two of the feed-forward network. They are those of the served graph,
+on two threads: on variables, packed (export/served_products.py), in each precision. With 3,072
+columns, the float32 export adds 16, since the rows of a weight would be a multiple of 4,096 bytes
+apart. Prints a Markdown table of milliseconds for the twelve layers, the median of fifteen calls.
 """
 
 import os
@@ -15,53 +15,64 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import keras
 import numpy as np
+import serving_machine
 import tensorflow as tf
 
-LAYERS, HIDDEN = 12, 768
-ROWS = (10, 26, 50, 100, 200, 400)
-BACKENDS = {
-    "variables": (tf.Variable, 3072),
-    "constants": (tf.constant, 3072),
-    "variables, as exported": (tf.Variable, 3072 + 16),
+from export.served_encoder import FILLER
+from export.served_products import Dense, product
+
+LAYERS, HIDDEN, INNER = 12, 768, 3072
+ROWS = (8, 16, 20, 26, 32, 48, 64, 128, 256)
+BACKENDS = {  # dtype of the kernels, columns added to the inner width, whether they are packed.
+    "float32, 3,072 columns": (tf.float32, 0, False),
+    "float32": (tf.float32, FILLER, False),
+    "float32, packed": (tf.float32, FILLER, True),
+    "bfloat16": (tf.bfloat16, 0, False),
+    "bfloat16, packed": (tf.bfloat16, 0, True),
+    "int8": (tf.qint8, 0, True),
 }
 WARMUP_STEPS, COUNTED = 3, 15
 
 
-def graph(kind, inner_width):
+def graph(dtype, filler, is_packed):
     """Return a function from `(rows, HIDDEN)` to the same shape, with small random weights."""
     rng = np.random.default_rng(0)
 
-    def weights(rows, columns):
-        drawn = rng.normal(0, 0.02, (rows, columns)).astype(np.float32)
-        return kind(drawn), kind(np.zeros(columns, np.float32))
+    def dense(rows, columns, **padding):
+        layer = keras.layers.Dense(columns)
+        layer.build((None, rows))
+        layer.kernel.assign(rng.normal(0, 0.02, (rows, columns)))
+        # TensorFlow removes a bias of zeros.
+        layer.bias.assign(rng.normal(0, 0.02, columns))
+        return Dense((layer,), dtype, **padding)
 
     layers = [
-        [
-            weights(HIDDEN, 3 * HIDDEN),
-            weights(HIDDEN, HIDDEN),
-            weights(HIDDEN, inner_width),
-            weights(inner_width, HIDDEN),
-        ]
+        (
+            dense(HIDDEN, 3 * HIDDEN),
+            dense(HIDDEN, HIDDEN),
+            dense(HIDDEN, INNER, columns=filler),
+            dense(INNER, HIDDEN, rows=filler),
+        )
         for _ in range(LAYERS)
     ]
 
     @tf.function(input_signature=[tf.TensorSpec([None, HIDDEN])], autograph=False)
     def products(x):
-        def dense(x, of):
-            return tf.nn.bias_add(tf.matmul(x, of[0]), of[1])
-
+        x = tf.cast(x, tf.bfloat16 if dtype == tf.bfloat16 else tf.float32)
         for projected, output, inner, outer in layers:
-            x += dense(dense(x, projected)[:, :HIDDEN], output)
-            x += dense(dense(x, inner), outer)
-        return x
+            context = product(x, projected, is_packed)[:, :HIDDEN]
+            x = product(context, output, is_packed, residual=x)
+            x = product(product(x, inner, is_packed, "GeluExact"), outer, is_packed, residual=x)
+        return tf.cast(x, tf.float32)
 
     return products
 
 
 def milliseconds(backends, rows):
     """Return milliseconds per backend. Calls alternate, so that other load affects all of them."""
-    x = tf.ones([rows, HIDDEN])
+    x = tf.random.stateless_normal([rows, HIDDEN], [1, 2])
     seconds = {backend: [] for backend in backends}
     for _ in range(WARMUP_STEPS + COUNTED):
         for backend, products in backends.items():
@@ -77,13 +88,12 @@ def milliseconds(backends, rows):
 def main():
     """Run the benchmark from the command line."""
     tf.config.threading.set_intra_op_parallelism_threads(2)
-    backends = {
-        backend: graph(kind, inner_width) for backend, (kind, inner_width) in BACKENDS.items()
-    }
+    print(serving_machine.describe())
+    backends = {backend: graph(*options) for backend, options in BACKENDS.items()}
     print("| rows | " + " | ".join(backends) + " |")
     print("|---" * (1 + len(backends)) + "|")
     for rows in ROWS:
-        cells = [f"{taken:.0f} ms" for taken in milliseconds(backends, rows).values()]
+        cells = [f"{taken:.1f}" for taken in milliseconds(backends, rows).values()]
         print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 
 

@@ -28,7 +28,7 @@ class Backend(NamedTuple):
 
 
 BACKENDS = {
-    "ours": Backend((), False, {"int8": "the export has no int8"}),
+    "ours": Backend((), False),
     "keras-nlp": Backend(("keras_nlp",), False),
     "transformers": Backend(("torch", "transformers")),
     "onnxruntime": Backend(

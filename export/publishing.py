@@ -21,7 +21,7 @@ from bert_tf.files import sync
 from bert_tf.progress import Progress
 from export import metric_gate, package, parity, staging
 from export.saved_model import write_saved_model
-from export.served_encoder import INT8_PRODUCT, has_packed_products
+from export.served_products import INT8_PRODUCT, has_packed_products
 from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.task_model import TaskModel

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from bert_tf.text import unicode_tables
-from export.served_encoder import ServedEncoder, has_packed_products
+from export.served_encoder import ServedEncoder
+from export.served_products import has_packed_products
 
 if TYPE_CHECKING:
     from tasks.pipeline import Pipeline

@@ -4,12 +4,6 @@ The trained Keras layers compute the same, but they serve training as well. Here
 text, the most frequent request, has a branch of its own without gathers and conditionals, and the
 weights of matrix products are packed.
 
-oneDNN computes products fastest from a packed copy of the weights. TensorFlow packs weights once
-only if they are constants of the graph, and a server copies constants about twenty times while it
-loads them. `_MklNativeFusedMatMul`, into which TensorFlow rewrites products on x86-64, packs
-variables as well if it is told that they do not change. It is an internal operation: it exists in
-TensorFlow for x86-64 only. Portable graphs have standard operations instead.
-
 Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden size, F outputs of
 a product, N heads, D head size.
 """
@@ -18,28 +12,18 @@ from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from bert_tf.layout import FlatLayout, with_defaults
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import norm_by_moments, norm_of_inference
+from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
+from export.served_products import Dense, product
 
-PACKED_PRODUCT = "_MklNativeFusedMatMul"
-INT8_PRODUCT = "_QuantizedMatMul"
 # In float32 the packed form for few rows is slower for many (benchmarks/few_rows.py).
 SINGLE_TEXT_TOKENS = 48
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
 # rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
 SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
-
-
-def has_packed_products(operation: str = PACKED_PRODUCT) -> bool:
-    """Whether this TensorFlow has a packed product, for a CPU, and there is no GPU."""
-    if tf.config.list_logical_devices("GPU"):
-        return False
-    registered = kernels.get_registered_kernels_for_op(operation).kernel
-    return any(kernel.device_type == "CPU" for kernel in registered)
 
 
 class ServedEncoder:
@@ -58,7 +42,7 @@ class ServedEncoder:
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
         self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.
-        self._pooler = _Dense((encoder.pooler,), self.dtype)
+        self._pooler = Dense((encoder.pooler,), self.dtype)
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> None:
         """Return `None`: there is no dropout."""
@@ -143,34 +127,6 @@ class _Norm:
         self.epsilon = layer.epsilon
 
 
-class _Dense:
-    """Kernel `(H, F)` and bias `(F,)` of dense layers side by side, in the dtype of the products.
-
-    Biases are constants of the graph, since each variable costs several operations in each loop and
-    condition that it enters.
-
-    Args:
-        layers: Keras layers with the same input.
-        dtype: dtype of the kernel; tf.qint8 for integers -127 to 127, scaled per column.
-        rows: Number of rows of zeros below the kernel.
-        columns: Number of columns of zeros to the right of kernel and bias.
-    """
-
-    def __init__(self, layers, dtype, rows=0, columns=0):
-        kernel, bias = (
-            np.concatenate([np.asarray(values) for values in of_layers], axis=-1)
-            for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
-        )
-        kernel = np.pad(kernel, [(0, rows), (0, columns)])
-        self.bias = np.pad(bias, (0, columns))
-        if dtype == tf.qint8:
-            self.largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
-            integers = np.round(kernel / self.largest * 127).astype(np.int8)
-            self.kernel = tf.Variable(tf.bitcast(integers, dtype), trainable=False)
-        else:
-            self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
-
-
 class _ServedLayer:
     """Weights of a Transformer layer, with one product for queries, keys and values."""
 
@@ -183,10 +139,10 @@ class _ServedLayer:
         attention, width = layer.attention, layer.intermediate.units
         filler = FILLER if precision == "float32" and width % SLOW_WIDTH == 0 else 0
         dtype = {"float32": tf.float32, "bfloat16": tf.bfloat16, "int8": tf.qint8}[precision]
-        self.projections = _Dense((attention.query, attention.key, attention.value), dtype)
-        self.attention_output = _Dense((attention.output_dense,), dtype)
-        self.intermediate = _Dense((layer.intermediate,), dtype, columns=filler)
-        self.output = _Dense((layer.output_dense,), dtype, rows=filler)
+        self.projections = Dense((attention.query, attention.key, attention.value), dtype)
+        self.attention_output = Dense((attention.output_dense,), dtype)
+        self.intermediate = Dense((layer.intermediate,), dtype, columns=filler)
+        self.output = Dense((layer.output_dense,), dtype, rows=filler)
         self.attention_norm = _Norm(layer.attention_norm)
         self.output_norm = _Norm(layer.output_norm)
 
@@ -254,115 +210,18 @@ class _Branch:
             context_BNLD = tf.gather(vectors, self.grid_TN)
         return tf.reshape(context_BNLD, [-1, self.config.hidden_size])
 
+    def product(self, x_TH, dense, activation=None, residual=None):
+        """Apply a dense layer, see `served_products.product`."""
+        return product(x_TH, dense, self.is_packed, activation, residual)
+
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""
         function = norm_by_moments if self.is_short else norm_of_inference
         x_TH = tf.cast(x_TH, tf.float32)
         return tf.cast(function(x_TH, norm.gamma, norm.beta, norm.epsilon), self.dtype)
 
-    def product(self, x_TH, dense, activation=None, residual=None):
-        """Multiply with a kernel, add the bias and a residual, and apply an activation.
-
-        Args:
-            x_TH: `(T, H)`.
-            dense: The weights.
-            activation: "GeluExact", "GeluApproximate" or "Tanh".
-            residual: `(T, F)`.
-        """
-        bias = tf.constant(dense.bias, self.dtype)
-        if dense.kernel.dtype == tf.qint8:
-            return _int8_product(x_TH, dense, bias, activation, residual)
-        if self.is_packed:
-            return _packed_product(x_TH, dense.kernel, bias, activation, residual)
-        # TensorFlow fuses these operations.
-        output_TF = tf.nn.bias_add(tf.matmul(x_TH, dense.kernel), bias)
-        if residual is not None:
-            return output_TF + residual
-        if activation == "Tanh":
-            return tf.tanh(output_TF)
-        if activation:
-            return tf.nn.gelu(output_TF, approximate=activation == "GeluApproximate")
-        return output_TF
-
 
 def _softmax_of_few(scores):
     """Return the softmax over axis -1 by its formula, which takes a third of the kernel's time."""
     exponents = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
     return exponents / tf.reduce_sum(exponents, -1, keepdims=True)
-
-
-def _packed_product(x_TH, kernel, bias, activation, residual):
-    addends = [bias] if residual is None else [bias, residual]
-    return _operation(
-        PACKED_PRODUCT,
-        [x_TH, tf.convert_to_tensor(kernel), *addends],
-        x_TH.dtype,
-        T=x_TH.dtype,
-        num_args=len(addends),
-        fused_ops=_fused(activation, residual),
-        is_filter_const=True,
-        _kernel="MklNameChangeOp",  # The label under which the kernel is registered.
-    )
-
-
-def _int8_product(x_TH, dense, bias, activation, residual):
-    """Return `_Branch.product` with x rounded to integers, 127 of which are its largest number."""
-    largest = tf.reduce_max(tf.abs(x_TH))
-    rounded_TH, low, high = tf.raw_ops.QuantizeV2(
-        input=x_TH,
-        min_range=-largest,
-        max_range=largest,
-        T=tf.qint8,
-        mode="SCALED",
-        round_mode="HALF_TO_EVEN",
-        narrow_range=True,
-    )
-    tensors = [rounded_TH, tf.convert_to_tensor(dense.kernel), bias]
-    if residual is not None:
-        tensors.append(residual)
-    ranges = [low, high, tf.constant(-dense.largest), tf.constant(dense.largest)]
-    return _operation(
-        INT8_PRODUCT,
-        [*tensors, *ranges],
-        tf.float32,
-        Tdevice_inputs=[tensor.dtype for tensor in tensors],
-        Thost_inputs=[tensor.dtype for tensor in ranges],
-        Tdevice_outputs=[tf.float32],
-        Thost_outputs=[],
-        T1=tf.qint8,
-        T2=tf.qint8,
-        Tbias=tf.float32,
-        U=tf.float32,
-        Tout=tf.float32,
-        fused_ops=[*_fused(activation, residual), "Dequantize"],
-        input_quant_mode="SCALED",
-        output_quant_mode="SCALED",
-        is_weight_const=True,
-        is_bias_const=True,
-    )
-
-
-def _fused(activation, residual):
-    added = [] if residual is None else ["Add"]
-    return ["BiasAdd", *([activation] if activation else []), *added]
-
-
-def _operation(name, tensors, dtype, **attributes):
-    """Add an internal operation, which has no Python function, to the graph."""
-    graph = tf.compat.v1.get_default_graph()
-    values = {key: _attribute(value) for key, value in attributes.items()}
-    return graph.create_op(name, tensors, [dtype], name="product", attrs=values).outputs[0]
-
-
-def _attribute(value):
-    """Return the AttrValue of a bool, int, string, dtype, or list of strings or dtypes."""
-    attribute = tf.compat.v1.AttrValue
-    if isinstance(value, list):
-        strings = [text.encode() for text in value if isinstance(text, str)]
-        dtypes = [dtype.as_datatype_enum for dtype in value if isinstance(dtype, tf.DType)]
-        return attribute(list=attribute.ListValue(s=strings, type=dtypes))
-    if isinstance(value, tf.DType):
-        return attribute(type=value.as_datatype_enum)
-    if isinstance(value, str):
-        return attribute(s=value.encode())
-    return attribute(b=value) if isinstance(value, bool) else attribute(i=value)

@@ -10,7 +10,7 @@ import export
 from bert_tf import UserError
 from export import LocalClient, metric_gate
 from export.saved_model import served_pipeline
-from export.served_encoder import INT8_PRODUCT, has_packed_products
+from export.served_products import INT8_PRODUCT, has_packed_products
 from tasks import TextClassifier, load_model
 from tests.small import TEXTS
 

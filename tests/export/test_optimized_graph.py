@@ -123,8 +123,8 @@ def test_the_tanh_gelu_is_fused(tmp_path, config, vocabulary):
 @pytest.mark.slow
 def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatch):
     """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
-    from bert_tf.model.layers import LayerNorm
+    from bert_tf.model import inference_norm
 
-    monkeypatch.setattr(LayerNorm, "_as_one_kernel", LayerNorm._by_moments)
+    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm.norm_by_moments)
     found = kernels(write_model(tmp_path, config, vocabulary), "serving_default")
     assert found[("_MklLayerNorm",)] == 0 and found[("Rsqrt",)] > 0

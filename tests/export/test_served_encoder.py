@@ -8,13 +8,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.layout import to_flat
-from export import served_encoder
-from export.served_encoder import (
-    INT8_PRODUCT,
-    SINGLE_TEXT_TOKENS,
-    ServedEncoder,
-    has_packed_products,
-)
+from export import served_encoder, served_products
+from export.served_encoder import SINGLE_TEXT_TOKENS, ServedEncoder
+from export.served_products import INT8_PRODUCT, Dense, has_packed_products, product
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts
@@ -120,13 +116,11 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
     layer.build((None, 24))
     layer.kernel.assign(rng.normal(0, [0.1, 1, 10, 0.01, 3, 2, 1], (24, 7)))
     layer.bias.assign(rng.normal(0, 2, 7))
-    dense = served_encoder._Dense((layer,), tf.qint8)
-    branch = served_encoder._Branch.__new__(served_encoder._Branch)
-    branch.dtype = tf.float32
+    dense = Dense((layer,), tf.qint8)
 
     @tf.function(autograph=False)
-    def product(x, residual):
-        return branch.product(x, dense, activation, residual if has_residual else None)
+    def multiplied(x, residual):
+        return product(x, dense, True, activation, residual if has_residual else None)
 
     kernel = np.array(layer.kernel)
     largest = np.abs(kernel).max(0)
@@ -139,7 +133,7 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
             expected = tf.nn.gelu(expected, approximate=activation == "GeluApproximate").numpy()
         if has_residual:
             expected = expected + residual
-        actual = product(x.astype(np.float32), residual).numpy()
+        actual = multiplied(x.astype(np.float32), residual).numpy()
         # oneDNN's gelu is an approximation; rounding of x / unit may differ in the last bit.
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=2e-3 * np.abs(expected).max())
 
@@ -159,7 +153,7 @@ def test_packed_products_need_a_kernel_and_no_gpu(monkeypatch):
         kernel = ()
 
     monkeypatch.setattr(
-        served_encoder.kernels, "get_registered_kernels_for_op", lambda name: Registered
+        served_products.kernels, "get_registered_kernels_for_op", lambda name: Registered
     )
     assert not has_packed_products()
     monkeypatch.undo()
