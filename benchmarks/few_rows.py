@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import serving_machine
+import serving_report
 import tensorflow as tf
 
 from export.served_encoder import FILLER
@@ -88,7 +89,7 @@ def milliseconds(backends, rows):
 def main():
     """Run the benchmark from the command line."""
     tf.config.threading.set_intra_op_parallelism_threads(2)
-    print(serving_machine.describe())
+    print(serving_report.machine(serving_machine.describe()) + "\n")
     backends = {backend: graph(*options) for backend, options in BACKENDS.items()}
     print("| rows | " + " | ".join(backends) + " |")
     print("|---" * (1 + len(backends)) + "|")

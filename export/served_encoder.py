@@ -55,18 +55,22 @@ class ServedEncoder:
         output_hidden_states: bool = False,
         pooled_only: bool = False,
     ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
-        """Run the encoder; see `Encoder`. Attention probabilities are not returned."""
+        """Run the encoder; see `Encoder`. Outputs are float32, without attention probabilities."""
         inputs = with_defaults(inputs)
         options = {"output_hidden_states": output_hidden_states, "pooled_only": pooled_only}
         if not self.is_packed:
-            return self._encoded(inputs, FlatLayout(inputs), is_short=False, **options)
+            return self._texts(inputs, options)
         splits = inputs["row_splits"]
         is_short_text = (tf.size(splits) == 2) & (splits[-1] <= SINGLE_TEXT_TOKENS)
         return tf.cond(
             is_short_text,
             lambda: self._short_text(inputs, options),
-            lambda: self._encoded(inputs, FlatLayout(inputs), is_short=False, **options),
+            lambda: self._texts(inputs, options),
         )
+
+    def _texts(self, inputs, options):
+        """Encode any number of texts of any length."""
+        return self._encoded(inputs, FlatLayout(inputs), is_short=False, **options)
 
     def _short_text(self, inputs, options):
         """Encode the tokens of one text, without the padding up to the bucket size."""
@@ -101,7 +105,8 @@ class ServedEncoder:
             outputs["sequence"] = states[-1]
         if output_hidden_states:
             outputs["hidden_states"] = states
-        return outputs
+        # Heads compute in float32.
+        return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), outputs)
 
 
 class _OneTextLayout:
