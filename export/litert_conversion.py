@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
-import keras
 import tensorflow as tf
 
 if TYPE_CHECKING:
@@ -32,28 +31,12 @@ def convert(model: TaskModel, quantize: str = "none") -> bytes:
     Returns:
         The LiteRT model.
     """
-    values = [(variable, variable.numpy()) for variable in model.network.variables]
-
-    # A separate function, so that all signatures share the constants.
-    @tf.function(input_signature=[], autograph=False)
-    def weights():
-        return [tf.constant(value) for _, value in values]
-
-    def of_constants(function):
-        def call(*tokens):
-            scope = keras.StatelessScope()
-            for (variable, _), value in zip(values, weights(), strict=True):
-                scope.add_update((variable, value))
-            with scope:
-                return function(dict(zip(INPUTS, tokens, strict=True)))
-
-        return _traced(call)
-
     functions = model.serving.pipeline.token_functions
-    signatures = {name: of_constants(function) for name, function in functions.items()}
+    signatures = {name: _traced(function) for name, function in functions.items()}
     with tempfile.TemporaryDirectory() as directory:
         module = tf.Module(name="litert")
         module.functions = signatures
+        module.weights = [variable.value for variable in model.network.variables]
         tf.saved_model.save(module, directory, signatures=signatures)
         converter = tf.lite.TFLiteConverter.from_saved_model(
             directory, signature_keys=list(signatures)
@@ -66,11 +49,11 @@ def convert(model: TaskModel, quantize: str = "none") -> bytes:
 
 
 def _traced(function):
-    """Return the concrete function of three tensors of token ids, mask and segments."""
+    """Return the concrete function of token ids, mask and segments, as positional arguments."""
     # With `jit_compile`, layers choose the forms that XLA compiles. LiteRT has the operations of
     # these; it has neither tf.cond nor batch normalization of any number of channels.
     return tf.function(
-        function,
+        lambda *tokens: function(dict(zip(INPUTS, tokens, strict=True))),
         input_signature=[tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS],
         autograph=False,
         jit_compile=True,

@@ -75,10 +75,10 @@ class Contents:
 
 def append(path: str | os.PathLike, contents: Mapping[str, bytes]) -> None:
     """Add files to the archive of a LiteRT file, which is created if there is none."""
-    # Stored, since LiteRT's own reader of associated files does not decompress. The fixed date
-    # makes equal exports equal files.
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(path, "a") as archive:
         for name, content in contents.items():
+            # Stored, since LiteRT's own reader of associated files does not decompress; and without
+            # the date of the export.
             archive.writestr(zipfile.ZipInfo(name), content)
 
 

@@ -198,6 +198,7 @@ def test_the_archive_is_read_as_written(classifier, converted, tmp_path):
         lambda content: b"",
         lambda content: b"text" * 9,
         lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"TFL3", b"TFL0", 1),
         lambda content: content.replace(b"config.json", b"config.nosj"),
         lambda content: content.replace(b'{\n  "vocab_size"', b'[\n  "vocab_size"'),
     ],

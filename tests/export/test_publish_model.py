@@ -162,7 +162,8 @@ def test_errors_name_the_argument(model, tmp_path):
 
 
 def test_public_names_are_lazy():
-    assert export.__all__ == ["GrpcClient", "LocalClient", "RestClient", "publish"]
+    clients = ["GrpcClient", "LiteRTClient", "LocalClient", "RestClient"]
+    assert export.__all__ == [*clients, "publish", "write_litert"]
     assert all(getattr(export, name).__name__ == name for name in dir(export))
     with pytest.raises(AttributeError, match="no attribute 'Client'"):
         export.Client  # noqa: B018
