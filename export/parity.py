@@ -57,10 +57,10 @@ TOLERANCES = {
 
 def check(
     directory: pathlib.Path,
-    pipeline: Pipeline,
     model: TaskModel,
     precision: str = "float32",
     questions: Sequence[Request] = (),
+    pipeline: Pipeline | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Compare a SavedModel with the trained model that it was exported from.
 
@@ -70,12 +70,11 @@ def check(
 
     Args:
         directory: The SavedModel.
-        pipeline: Computes the expected outputs: that of the trained model or, in int8, the one
-            that was written.
         model: The trained model.
         precision: Key of `TOLERANCES`.
         questions: Additional requests: signature names with strings, or lists of strings, per
             input.
+        pipeline: Computes the expected outputs; by default that of the trained model.
 
     Returns:
         The SavedModel's outputs for `questions`, as signature name to output name to array.
@@ -84,6 +83,7 @@ def check(
         UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
             differ by more than the tolerance. The message names the first such string.
     """
+    pipeline = pipeline or model.serving.pipeline
     cases = [*questions, *requests(model, pipeline.signatures)]
     served = _served(directory, cases)
     outputs = [served[number] for number in range(len(cases))]

@@ -146,8 +146,9 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
             # Rounding to 8 bits may change any prediction, so that the metric decides; the
             # SavedModel has to compute what the evaluated graph does.
             change = gate(pipeline) if gate else None
-            expected = pipeline if gate else model.serving.pipeline
-            predictions = parity.check(temporary, expected, model, precision, examples)
+            predictions = parity.check(
+                temporary, model, precision, examples, pipeline if gate else None
+            )
             progress.move(2)
             package.write_documents(
                 temporary, _name(output_dir), model, precision, signatures, predictions, change

@@ -103,7 +103,7 @@ def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
 
     monkeypatch.setattr(parity, "_run_isolated", run_probe)
     with pytest.raises(RuntimeError, match="asked"):
-        parity.check(version.directory, trained.serving.pipeline, trained)
+        parity.check(version.directory, trained)
     records = [
         {"signature": signature, "inputs": isolated_runner.encoded(inputs)}
         for signature, inputs in warmup.read(version.directory)
