@@ -170,7 +170,7 @@ def test_another_prediction_passes_in_bfloat16_only_if_it_was_a_close_second(
     run = of_task("classification", tmp_path, config, vocabulary)
     turned = dataclasses.replace(run.task, labels=(*LABELS[1:], LABELS[0]))
 
-    def write(right, directory, precision):
+    def write(right, directory, *rest):
         wrong = type(right)(turned, right.config, right.vocabulary, network=right.network)
         write_saved_model(wrong, directory)
 

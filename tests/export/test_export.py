@@ -15,7 +15,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.layout import to_flat
 from bert_tf.model import fused_ops
-from export import parity_cases, saved_model
+from export import parity_cases, served_encoder
 from export.local_client import LocalClient
 from export.publishing import publish, versions
 from export.request import RequestSettings
@@ -148,10 +148,10 @@ def test_a_feed_forward_layer_of_a_slow_width_is_widened_without_effect(
     trained, tmp_path, monkeypatch
 ):
     width = trained.config.intermediate_size
-    monkeypatch.setattr(saved_model, "SLOW_WIDTH", width)
+    monkeypatch.setattr(served_encoder, "SLOW_WIDTH", width)
     write_saved_model(trained, tmp_path / "1")
     variables = tf.train.list_variables(str(tmp_path / "1" / "variables" / "variables"))
-    assert [12, width + saved_model.FILLER] in [shape for _, shape in variables]
+    assert [12, width + served_encoder.FILLER] in [shape for _, shape in variables]
     assert [12, width] not in [shape for _, shape in variables]
     texts = small.TEXTS["billing"]
     expected = trained.serving.pipeline.predict(text=tf.constant(texts))
@@ -245,7 +245,7 @@ def test_a_sabotaged_export_is_not_published_and_the_string_is_reported(trained,
 
 @pytest.mark.slow
 def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
-    def write(right, directory, precision):
+    def write(right, directory, *rest):
         write_saved_model(right, directory)
         (directory / "saved_model.pb").write_bytes(b"damaged")
 
