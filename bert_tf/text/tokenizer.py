@@ -1,11 +1,14 @@
 """Tokenize strings inside the graph, to token ids and character offsets.
 
-The normalizer splits words; a WordPiece operation that does no splitting by itself tokenizes each
-of them. Only operations of TensorFlow and TF Text are used, which TF Serving links.
+A text of ASCII characters needs no Unicode normalization: one operation splits and tokenizes it.
+For other texts the normalizer splits words, and a WordPiece operation that does no splitting by
+itself tokenizes each of them. Only operations of TensorFlow and TF Text are used, which TF Serving
+links.
 
 Shape suffixes: B texts, (T) tokens per text (ragged), V vocabulary size.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -16,6 +19,12 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.normalizer import MAX_WORD_CHARACTERS, NEVER, Normalizer, after_marks
 from bert_tf.text.vocabulary import Vocabulary
+
+# Texts that need only lower-casing and splitting at spaces and punctuation. Cleaning drops control
+# characters without splitting a word, so they are not among them.
+PLAIN_ASCII = r"[ -~\t\n\r]*"
+# Entries that may occur in them. TF Text would match some others across spaces and punctuation.
+ASCII_ENTRY = re.compile(r"(##)?[0-9A-Za-z]+|[!-/:-@\[-`{-~]|\[UNK\]")
 
 
 class Tokens(NamedTuple):
@@ -42,6 +51,11 @@ def concat_tokens(parts: Sequence[Tokens], axis: int) -> Tokens:
     return Tokens(*(None if of[0] is None else tf.concat(of, axis=axis) for of in columns))
 
 
+def gather_tokens(tokens: Tokens, rows: tf.Tensor) -> Tokens:
+    """Return the `Tokens` of some texts; `rows` are their numbers, int64 `(B,)`."""
+    return Tokens(*(None if column is None else tf.gather(column, rows) for column in tokens))
+
+
 class Tokenizer(tf.Module):
     """WordPiece tokenizer, equal to FullTokenizer of google-research/bert (Devlin et al. 2019, 3).
 
@@ -59,22 +73,16 @@ class Tokenizer(tf.Module):
     ) -> None:
         super().__init__(name="tokenizer")
         self.vocabulary = vocabulary
+        self._do_lower_case = do_lower_case
         self._normalizer = Normalizer(do_lower_case, strip_accents)
-        # "" and a bare "##" never match in the released code; neither do these placeholders.
-        entries = [
-            entry if entry not in ("", "##") else f"{NEVER}{index}"
-            for index, entry in enumerate(vocabulary.entries)
-        ]
-        try:
-            self._wordpiece = tf_text.FastWordpieceTokenizer(
-                vocab=entries,
-                unknown_token="[UNK]",
-                token_out_type=tf.int32,
-                no_pretokenization=True,
-                max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
-            )
-        except RuntimeError as error:  # No normal entry, or one over 256 bytes.
-            raise UserError(f"vocabulary of {len(entries)} entries: {error}") from None
+        entries = vocabulary.entries
+        self._wordpiece_of_texts = _wordpiece(
+            entries, lambda entry: ASCII_ENTRY.fullmatch(entry), MAX_WORD_CHARACTERS, splits=True
+        )
+        # "" and a bare "##" never match in the released code.
+        self._wordpiece_of_words = _wordpiece(
+            entries, lambda entry: entry not in ("", "##"), 4 * MAX_WORD_CHARACTERS, splits=False
+        )
         lengths = [len(entry.removeprefix("##")) for entry in entries]
         self._lengths_V = tf.constant(lengths, tf.int64)  # In characters, for offsets.
         # Each is traced once, because all signatures of an export call them.
@@ -111,8 +119,32 @@ class Tokenizer(tf.Module):
         return concat_tokens(halves, axis=0)
 
     def _tokens(self, texts, with_offsets):
+        is_plain = tf.strings.regex_full_match(texts, PLAIN_ASCII)
+
+        def each_in_its_way():
+            order = [tf.where(is_plain)[:, 0], tf.where(~is_plain)[:, 0]]
+            plain, others = (tf.gather(texts, rows) for rows in order)
+            tokens = [self._ascii(plain, with_offsets), self._unicode(others, with_offsets)]
+            position = tf.math.invert_permutation(tf.concat(order, axis=0))
+            return gather_tokens(concat_tokens(tokens, axis=0), position)
+
+        return tf.cond(
+            tf.reduce_all(is_plain), lambda: self._ascii(texts, with_offsets), each_in_its_way
+        )
+
+    def _ascii(self, texts, with_offsets):
+        """Return the `Tokens` of `PLAIN_ASCII` texts, whose bytes are their characters."""
+        if self._do_lower_case:
+            texts = tf.strings.lower(texts)
+        if with_offsets:
+            ids, *offsets = self._wordpiece_of_texts.tokenize_with_offsets(texts)
+            return Tokens(ids, *(tf.cast(column, tf.int32) for column in offsets))
+        return Tokens(self._wordpiece_of_texts.tokenize(texts))
+
+    def _unicode(self, texts, with_offsets):
+        """Return the `Tokens` of any texts."""
         words = self._normalizer.words(texts)
-        pieces = self._wordpiece.tokenize(words.words)
+        pieces = self._wordpiece_of_words.tokenize(words.words)
         token_splits = tf.gather(pieces.row_splits, words.row_splits)
 
         def of_rows(values):
@@ -144,3 +176,22 @@ class Tokenizer(tf.Module):
         ends = tf.cumsum(lengths)
         starts, ends = tf.gather(words.first, ends - lengths), tf.gather(words.last, ends - 1) + 1
         return starts, after_marks(ends, words.entries)
+
+
+def _wordpiece(entries, may_match, max_bytes_per_word, splits):
+    """Return TF Text's WordPiece tokenizer of texts, if it `splits` them, or of words.
+
+    Entries that may not match are replaced by ones that never do, so that ids remain.
+    """
+    replaced = (f"{NEVER}{index}" for index in range(len(entries)))
+    entries = [e if may_match(e) else never for e, never in zip(entries, replaced, strict=True)]
+    try:
+        return tf_text.FastWordpieceTokenizer(
+            vocab=entries,
+            unknown_token="[UNK]",
+            token_out_type=tf.int32,
+            no_pretokenization=not splits,
+            max_bytes_per_word=max_bytes_per_word,
+        )
+    except RuntimeError as error:  # No normal entry, or one over 256 bytes.
+        raise UserError(f"vocabulary of {len(entries)} entries: {error}") from None

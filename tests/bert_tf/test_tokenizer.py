@@ -239,6 +239,37 @@ def test_random_strings_of_characters_with_context(do_lower_case):
     )
 
 
+# Among them entries that no word contains, which may not match across spaces and punctuation.
+ASCII_ENTRIES = (
+    "a", "b", "##a", "##b", "ab", "##ab", "A", "##B", "1", "##1a", "#", "##", "###", "-", "--",
+    "##-", "a-b", "a b", "a\tb", "'", "'s", "##'s", "a.b", "##.", " ", "[", "$$", "the", "##e",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
+def test_random_ascii_strings_with_control_characters(do_lower_case):
+    vocabulary = Vocabulary([*SPECIALS, *ASCII_ENTRIES])
+    rng = random.Random(0)
+    pools = (
+        "".join(map(chr, range(128))),
+        "".join(map(chr, range(32, 127))) + "\t\n\r",
+        "abAB .'#-$[1\t",
+    )
+    texts = ["".join(rng.choices(rng.choice(pools), k=rng.randint(0, 24))) for _ in range(97_000)]
+    texts += [" ".join(rng.choices(vocabulary.entries, k=8)) for _ in range(2_000)]
+    texts += [rng.choice("aB1") * rng.randint(198, 203) + rng.choice(" .-a") for _ in range(1_000)]
+    tokenizer = Tokenizer(vocabulary, do_lower_case)
+    ids = {entry: number for number, entry in enumerate(vocabulary.entries)}
+    tokens = tokenizer.tokenize_with_offsets(tf.constant(texts))
+    for text, actual in zip(texts, tokens.ids.to_list(), strict=True):
+        assert actual == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
+    # Beside a text of other characters and alone, through either path, texts have equal offsets.
+    mixed = tokenizer.tokenize_with_offsets(tf.constant([text + "\u3000" for text in texts]))
+    for actual, expected in zip(tokens, mixed, strict=True):
+        np.testing.assert_array_equal(actual.row_splits, expected.row_splits)
+        np.testing.assert_array_equal(actual.flat_values, expected.flat_values)
+
+
 @pytest.mark.slow
 def test_the_tables_equal_the_unicode_data_of_python():
     """Compare all code points with Python's own; only later additions to Unicode may differ."""
