@@ -61,7 +61,7 @@ def write_saved_model(
     module.functions = {
         name: function.get_concrete_function() for name, function in pipeline.signatures.items()
     }
-    module.weights = [function.variables for function in module.functions.values()]
+    module.weights = [_variables(function) for function in module.functions.values()]
     tf.saved_model.save(module, str(directory), signatures=module.functions)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
@@ -93,3 +93,12 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
     network = copy.copy(pipeline.model)
     object.__setattr__(network, "encoder", encoder)
     return type(pipeline)(pipeline.task, pipeline.tokenizer, network)
+
+
+def _variables(function):
+    """Return the variables of a function in the order of their capture.
+
+    `function.variables` has another order in each process, and files would differ with it.
+    """
+    variables = {id(variable.handle): variable for variable in function.variables}
+    return [variables[id(of)] for of in function.graph.external_captures if id(of) in variables]
