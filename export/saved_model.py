@@ -5,7 +5,6 @@ Shape suffixes: B texts, H hidden size.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pathlib
@@ -90,8 +89,9 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
     """
     pipeline = model.serving.pipeline
     encoder = ServedEncoder(model.encoder, precision, has_packed_products() and not portable)
-    network = copy.copy(pipeline.model)
-    object.__setattr__(network, "encoder", encoder)
+    # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
+    network = object.__new__(type(pipeline.model))
+    vars(network).update(vars(pipeline.model), encoder=encoder)
     return type(pipeline)(pipeline.task, pipeline.tokenizer, network)
 
 
