@@ -12,8 +12,8 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
-# A process for each file, two at a time: TensorFlow never gives back the memory of a graph, and one process for all files
-# would need 14 GB. Exit code 5 means that no test of a file is slow.
+# A process for each file, two at a time: TensorFlow never frees the memory of a graph, and one process for all files of
+# tests/export grew to 14 GB. Exit code 5 means that no test of a file is slow.
 test-slow: $(VENV)/.test $(OLDER)/.done
 	find $(or $(TESTS),tests) -name 'test_*.py' | sort | BERT_TF_OTHER_PYTHON=$(abspath $(OLDER))/bin/python xargs -P 2 -n 1 \
 		sh -c 'out=$$($(BIN)/python -m pytest -q -m slow --durations=3 "$$0" 2>&1); code=$$?; \

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.text.packing import Packed, concat_segments, interleave, truncate
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.tokenizer import Tokens, map_tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
@@ -166,8 +166,9 @@ def pack_windows(
     begin_in_all_W = tf.gather(long.ids.row_starts(), example_W) + begin_W
     indices = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
 
-    segments = [] if first is None else [_each(first, lambda ragged: tf.gather(ragged, example_W))]
-    segments.append(_each(long, lambda ragged: tf.gather(ragged.flat_values, indices)))
+    segments = [map_tokens(lambda ragged: tf.gather(ragged.flat_values, indices), long)]
+    if first is not None:
+        segments.insert(0, map_tokens(lambda ragged: tf.gather(ragged, example_W), first))
     # Only tokens of the long text are candidates, neither the question nor special tokens.
     is_max_context = [tf.zeros_like(segment.ids, tf.bool) for segment in segments[:-1]]
     is_max_context.append(_has_most_context(indices, tf.size(long.ids.flat_values, tf.int64)))
@@ -180,10 +181,6 @@ def pack_windows(
         tf.cast(tf.broadcast_to(offset_W, tf.shape(example_W)), tf.int32),
         interleave(is_max_context, False, False),
     )
-
-
-def _each(tokens, function):
-    return Tokens(*(None if ragged is None else function(ragged) for ragged in tokens))
 
 
 def _has_most_context(indices, num_tokens):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.tokenizer import Tokens, map_tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 
@@ -144,7 +144,7 @@ def truncate(segment: Tokens, keep_B: tf.Tensor, truncation: str = "head") -> To
         is_kept_T |= position_T >= tf.gather(last_from_B, row_T)
         return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(is_kept_T))
 
-    return Tokens(*(None if ragged is None else kept(ragged) for ragged in segment))
+    return map_tokens(kept, segment)
 
 
 def _column(ragged, value):

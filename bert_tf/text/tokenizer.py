@@ -9,7 +9,7 @@ Shape suffixes: B texts, (T) tokens per text (ragged), V vocabulary size.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import tensorflow as tf
@@ -51,9 +51,9 @@ def concat_tokens(parts: Sequence[Tokens], axis: int) -> Tokens:
     return Tokens(*(None if of[0] is None else tf.concat(of, axis=axis) for of in columns))
 
 
-def gather_tokens(tokens: Tokens, rows: tf.Tensor) -> Tokens:
-    """Return the `Tokens` of some texts; `rows` are their numbers, int64 `(B,)`."""
-    return Tokens(*(None if column is None else tf.gather(column, rows) for column in tokens))
+def map_tokens(function: Callable[[tf.RaggedTensor], tf.RaggedTensor], tokens: Tokens) -> Tokens:
+    """Apply a function to the ids and, if there are any, to the offsets."""
+    return Tokens(*(None if ragged is None else function(ragged) for ragged in tokens))
 
 
 class Tokenizer(tf.Module):
@@ -120,17 +120,19 @@ class Tokenizer(tf.Module):
 
     def _tokens(self, texts, with_offsets):
         is_plain = tf.strings.regex_full_match(texts, PLAIN_ASCII)
-
-        def each_in_its_way():
-            order = [tf.where(is_plain)[:, 0], tf.where(~is_plain)[:, 0]]
-            plain, others = (tf.gather(texts, rows) for rows in order)
-            tokens = [self._ascii(plain, with_offsets), self._unicode(others, with_offsets)]
-            position = tf.math.invert_permutation(tf.concat(order, axis=0))
-            return gather_tokens(concat_tokens(tokens, axis=0), position)
-
         return tf.cond(
-            tf.reduce_all(is_plain), lambda: self._ascii(texts, with_offsets), each_in_its_way
+            tf.reduce_all(is_plain),
+            lambda: self._ascii(texts, with_offsets),
+            lambda: self._mixed(texts, is_plain, with_offsets),
         )
+
+    def _mixed(self, texts, is_plain, with_offsets):
+        """Tokenize the `PLAIN_ASCII` texts and the others apart, and restore their order."""
+        order = [tf.where(is_plain)[:, 0], tf.where(~is_plain)[:, 0]]
+        plain, others = (tf.gather(texts, rows) for rows in order)
+        tokens = [self._ascii(plain, with_offsets), self._unicode(others, with_offsets)]
+        position = tf.math.invert_permutation(tf.concat(order, axis=0))
+        return map_tokens(lambda of: tf.gather(of, position), concat_tokens(tokens, axis=0))
 
     def _ascii(self, texts, with_offsets):
         """Return the `Tokens` of `PLAIN_ASCII` texts, whose bytes are their characters."""

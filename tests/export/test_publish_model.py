@@ -12,6 +12,7 @@ from bert_tf import UserError
 from bert_tf.weights.sources import PretrainedWeights
 from export import package, parity
 from export.model_card import model_card
+from export.saved_model import served_pipeline
 from tasks import TextClassifier, load_model
 from tests import small
 from tests.small import TEXTS
@@ -47,6 +48,16 @@ def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
     )
     assert "huggingface" in cards[0].lower() and "builders-place" not in cards[0]
     assert not list((tmp_path / "builders-place").glob("tmp*"))
+
+
+@pytest.mark.parametrize("name", ["TextClassifier", "TextEmbedder"])
+def test_the_served_network_shares_all_but_the_encoder(name, huggingface_dir):
+    options = {"labels": LABELS} if name == "TextClassifier" else {}
+    model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
+    served = served_pipeline(model, "float32").model
+    assert type(served) is type(model.network)
+    trained = vars(model.network)
+    assert [key for key, value in vars(served).items() if value is not trained[key]] == ["encoder"]
 
 
 @pytest.mark.slow
