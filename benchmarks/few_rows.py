@@ -41,12 +41,12 @@ def graph(dtype, filler, is_packed):
     """Return a function from `(rows, HIDDEN)` to the same shape, with small random weights."""
     rng = np.random.default_rng(0)
 
-    def dense(rows, columns, **padding):
-        layer = keras.layers.Dense(columns)
-        layer.build((None, rows))
-        layer.kernel.assign(rng.normal(0, 0.02, (rows, columns)))
+    def dense(input_dim, units, **padding):
+        layer = keras.layers.Dense(units)
+        layer.build((None, input_dim))
+        layer.kernel.assign(rng.normal(0, 0.02, (input_dim, units)))
         # TensorFlow removes a bias of zeros.
-        layer.bias.assign(rng.normal(0, 0.02, columns))
+        layer.bias.assign(rng.normal(0, 0.02, units))
         return Dense((layer,), dtype, **padding)
 
     layers = [
