@@ -264,7 +264,6 @@ def import_tensorflow(verbose: bool = False) -> None:
         os.dup2(noise.fileno(), 2)
         try:
             import tensorflow as tf
-            import tensorflow_text  # noqa: F401
 
             tf.config.list_physical_devices()
         except BaseException:

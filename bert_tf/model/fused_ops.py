@@ -84,11 +84,43 @@ def gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
     @tf.custom_gradient
     def activated(x):
         def gradient(upstream):
-            return _like(_gelu_gradient(x.shape[-1], x, upstream, approximate=approximate), x)
+            _, grad_x = _gelu_gradient(x.shape[-1], x, upstream, approximate=approximate)
+            return _like(grad_x, x)
 
         return _like(_gelu(x.shape[-1], x, approximate=approximate), x), gradient
 
     return activated(x)
+
+
+def gelu_linear(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, approximate: bool) -> tf.Tensor:
+    """Return gelu(x) @ kernel + bias, without keeping gelu(x) for the backward pass.
+
+    The kernel of GELU's gradient recomputes it at next to no cost.
+
+    Args:
+        x: `(T, F)`.
+        kernel: `(F, H)`, of the dtype of `x`.
+        bias: `(H,)`, of the same dtype.
+        approximate: Selects the tanh approximation of GELU.
+
+    Returns:
+        `(T, H)`.
+    """
+
+    @tf.custom_gradient
+    def projected(x, kernel, bias):
+        inner = _like(_gelu(x.shape[-1], x, approximate=approximate), x)
+
+        def gradient(upstream):
+            grad_inner = tf.matmul(upstream, kernel, transpose_b=True)
+            inner, grad_x = _gelu_gradient(x.shape[-1], x, grad_inner, approximate=approximate)
+            grad_kernel = tf.matmul(_like(inner, x), upstream, transpose_a=True)
+            # Unlike BiasAddGrad, reduce_sum accumulates bfloat16 in float32.
+            return _like(grad_x, x), grad_kernel, tf.reduce_sum(upstream, 0)
+
+        return tf.nn.bias_add(tf.matmul(inner, kernel), bias), gradient
+
+    return projected(x, kernel, bias)
 
 
 def dropout_add_norm(
@@ -143,33 +175,51 @@ def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.
     return normed(x, gamma, beta)
 
 
-def softmax_dropout(
+def attention_context(
     scores: tf.Tensor,
     bias: tf.Tensor,
+    values: tf.Tensor,
     head_size: int,
     rate: float,
     seed: tf.Tensor,
     dropout_id: int,
 ) -> tf.Tensor:
-    """Return dropout(softmax(scores / sqrt(head_size) + bias)), computed in float32.
+    """Return dropout(softmax(scores / sqrt(head_size) + bias)) @ values.
 
-    `scores` are the attention scores before scaling, `(B, N, L, L)`; `bias` is float32 and
-    broadcastable to them.
+    Softmax and dropout are computed in float32. Only the probabilities before dropout are kept for
+    the backward pass.
+
+    Args:
+        scores: Attention scores before scaling, `(B, N, L, L)`.
+        bias: float32, broadcastable to the scores.
+        values: `(B, N, L, D)`, of the dtype of the scores.
+        head_size: D.
+        rate: Dropout rate.
+        seed: int64 `(2,)`.
+        dropout_id: Identifies this dropout among those of a step.
+
+    Returns:
+        `(B, N, L, D)`.
     """
     seed = _at(seed, dropout_id)
     width, options = scores.shape[1] * head_size, {"factor": head_size**-0.5, "rate": rate}
 
     @tf.custom_gradient
-    def dropped(scores):
-        probs, output = _softmax_dropout(width, scores, bias, seed, **options)
+    def attended(scores, values):
+        probs, dropped = _softmax_dropout(width, scores, bias, seed, **options)
+        dropped = _like(dropped, scores)
 
         def gradient(upstream):
-            grad_scores = _softmax_dropout_gradient(width, probs, seed, upstream, **options)
-            return _like(grad_scores, scores)
+            grad_dropped = tf.matmul(upstream, values, transpose_b=True)
+            dropped, grad_scores = _softmax_dropout_gradient(
+                width, probs, seed, grad_dropped, **options
+            )
+            grad_values = tf.matmul(_like(dropped, scores), upstream, transpose_a=True)
+            return _like(grad_scores, scores), grad_values
 
-        return _like(output, scores), gradient
+        return tf.matmul(dropped, values), gradient
 
-    return dropped(scores)
+    return attended(scores, values)
 
 
 def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
@@ -246,14 +296,17 @@ def _gelu(x, *, approximate):
 
 @fused_op
 def _gelu_gradient(x, upstream, *, approximate):
-    x, wide = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
+    """Return gelu(x) as well, which costs little here."""
+    dtype, x, wide = x.dtype, tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
     if approximate:
         tanh = tf.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x))
+        cdf = 0.5 * (1 + tanh)
         inner = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x * x)
-        slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
+        slope = cdf + 0.5 * x * (1 - tanh * tanh) * inner
     else:
-        slope = 0.5 * (1 + tf.math.erf(x * _SQRT_HALF)) + x * tf.exp(-0.5 * x * x) * _DENSITY_AT_0
-    return tf.cast(wide * slope, upstream.dtype)
+        cdf = 0.5 * (1 + tf.math.erf(x * _SQRT_HALF))
+        slope = cdf + x * tf.exp(-0.5 * x * x) * _DENSITY_AT_0
+    return tf.cast(x * cdf, dtype), tf.cast(wide * slope, upstream.dtype)
 
 
 @fused_op
@@ -311,10 +364,11 @@ def _softmax_dropout(scores, bias, seed, *, factor, rate):
 
 @fused_op
 def _softmax_dropout_gradient(probs, seed, upstream, *, factor, rate):
-    probs = tf.cast(probs, tf.float32)
+    dtype, probs = probs.dtype, tf.cast(probs, tf.float32)
+    dropped = _scaled(probs, rate, seed)
     grad_probs = _scaled(upstream, rate, seed)
     along = tf.reduce_sum(grad_probs * probs, -1, keepdims=True)
-    return tf.cast(factor * probs * (grad_probs - along), upstream.dtype)
+    return tf.cast(dropped, dtype), tf.cast(factor * probs * (grad_probs - along), upstream.dtype)
 
 
 @fused_op

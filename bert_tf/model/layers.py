@@ -81,6 +81,28 @@ def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> t
     return fused_ops.gelu(x_TF, approximate)
 
 
+def activation_linear(
+    x_TF: tf.Tensor, layer: keras.layers.Dense, config: BertConfig, seed: tf.Tensor | None
+) -> tf.Tensor:
+    """Apply `activation`, then `linear`: the second half of the feed-forward network.
+
+    In training the activation's output is not stored for the backward pass.
+
+    Args:
+        x_TF: `(T, F)`, in the compute dtype.
+        layer: Built dense layer with kernel `(F, H)`.
+        config: As in `activation`.
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+
+    Returns:
+        `(T, H)`, in the compute dtype.
+    """
+    if seed is None:
+        return linear(activation(x_TF, config, seed), layer, seed)
+    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
+    return fused_ops.gelu_linear(x_TF, kernel, bias, config.hidden_act == "gelu_new")
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class LayerNorm(keras.layers.Layer):
     """Layer normalization over the last axis, with float32 statistics (Ba et al. 2016)."""
@@ -258,17 +280,17 @@ class SelfAttention(keras.layers.Layer):
             tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
         )
         if seed is None:
-            dropped_BNLL = tf.cast(probs_BNLL, v_BNLD.dtype)
+            context_BNLD = tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD)
         else:
-            dropped_BNLL = fused_ops.softmax_dropout(
+            context_BNLD = fused_ops.attention_context(
                 scores_BNLL,
                 layout.key_bias_B11L,
+                v_BNLD,
                 head_size,
                 self.config.attention_probs_dropout_prob,
                 seed,
                 self.dropout_id,
             )
-        context_BNLD = tf.matmul(dropped_BNLL, v_BNLD)
         if cls_only:
             context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
         else:
@@ -340,8 +362,8 @@ class TransformerLayer(keras.layers.Layer):
         hidden_TH = self.attention_norm(
             attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 1
         )
-        inner_TF = activation(linear(hidden_TH, self.intermediate, seed), self.config, seed)
-        output_TH = linear(inner_TF, self.output_dense, seed)
+        inner_TF = linear(hidden_TH, self.intermediate, seed)
+        output_TH = activation_linear(inner_TF, self.output_dense, self.config, seed)
         hidden_TH = self.output_norm(
             output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 2
         )

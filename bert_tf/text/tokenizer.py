@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import tensorflow as tf
-import tensorflow_text as tf_text
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
@@ -185,6 +184,9 @@ def _wordpiece(entries, may_match, max_bytes_per_word, splits):
 
     Entries that may not match are replaced by ones that never do, so that ids remain.
     """
+    # Imported here, because it takes 115 MB of memory, and training on shards tokenizes nothing.
+    import tensorflow_text as tf_text
+
     replaced = (f"{NEVER}{index}" for index in range(len(entries)))
     entries = [e if may_match(e) else never for e, never in zip(entries, replaced, strict=True)]
     try:

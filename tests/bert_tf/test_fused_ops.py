@@ -122,22 +122,42 @@ def test_norm_of_rows_far_from_zero(dtype, width):
 
 
 @DTYPES
+@WIDTHS
+@pytest.mark.parametrize("approximate", [False, True])
+def test_gelu_linear(dtype, approximate, width):
+    """Compare with the plain formula; a bias gradient over 300 rows would be lost in bfloat16."""
+    arguments = [
+        normal([300, width], dtype),
+        normal([width, 2], dtype, seed=1) / width,
+        normal([2], dtype, seed=2),
+    ]
+    assert_like_plain(
+        lambda *arguments: fused_ops.gelu_linear(*arguments, approximate),
+        lambda x, kernel, bias: tf.nn.gelu(x, approximate=approximate) @ kernel + bias,
+        arguments,
+        [300, 2],
+        dtype,
+    )
+
+
+@DTYPES
 @pytest.mark.parametrize("rate", [0.0, RATE])
 @pytest.mark.parametrize("head_size", [4, 64])
-def test_softmax_dropout(dtype, rate, head_size):
+def test_attention_context(dtype, rate, head_size):
     """Mask 4 of 9 tokens of one text in a batch of two."""
-    scores = normal([2, 3, 9, 9], dtype)
+    scores, values = normal([2, 3, 9, 9], dtype), normal([2, 3, 9, head_size], dtype, seed=1)
     bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
 
-    def plain(scores):
+    def plain(scores, values):
         probs = tf.nn.softmax(scores * head_size**-0.5 + bias)
-        return plain_dropout(probs, rate, 2) if rate else probs
+        return (plain_dropout(probs, rate, 2) if rate else probs) @ values
 
-    def kernel(scores):
-        return fused_ops.softmax_dropout(scores, bias, head_size, rate, SEED, 2)
+    def kernel(scores, values):
+        return fused_ops.attention_context(scores, bias, values, head_size, rate, SEED, 2)
 
-    assert_like_plain(kernel, plain, [scores], [2, 3, 9, 9], dtype)
-    assert not np.any(tf.cast(kernel(scores), tf.float32)[1, :, :, 5:])
+    assert_like_plain(kernel, plain, [scores, values], [2, 3, 9, head_size], dtype)
+    of_masked = tf.concat([values[:, :, :5], values[:, :, 5:] + 1000], axis=2)
+    np.testing.assert_array_equal(kernel(scores, values)[1], kernel(scores, of_masked)[1])
 
 
 @DTYPES
@@ -256,12 +276,14 @@ def test_results_are_equal_in_an_xla_compiled_function():
     def step(x):
         y = fused_ops.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
         y = fused_ops.gelu(fused_ops.dropout(y, RATE, SEED, 2), False)
+        y = fused_ops.gelu_linear(y, normal([128, 128], seed=5) / 16, beta, False)
         scores = tf.reshape(y, [9, 2, 8, 8])
-        return fused_ops.softmax_dropout(scores, tf.zeros([9, 1, 1, 8]), 64, RATE, SEED, 3)
+        bias, values = tf.zeros([9, 1, 1, 8]), normal([9, 2, 8, 64], seed=6)
+        return fused_ops.attention_context(scores, bias, values, 64, RATE, SEED, 3)
 
     def gradients(x):
-        return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 8], seed=4))
+        return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 64], seed=4))
 
     complete = tf.function(gradients, jit_compile=True)(x)
     for one, other in zip(complete, tf.function(gradients)(x), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
