@@ -55,10 +55,16 @@ class ShardWriter:
             ids = tf.TensorSpec([None, settings.max_seq_length], tf.int32)
             # One graph for all batch sizes, since the last batch of a shard may have any size.
             self._mask = tf.function(
-                lambda input_ids, input_mask, keys: mask(
-                    {"input_ids": input_ids, "input_mask": input_mask}, keys
+                lambda input_ids, input_mask, shard, numbers: mask(
+                    {"input_ids": input_ids, "input_mask": input_mask},
+                    masking.keys(settings.seed, shard, numbers),
                 ),
-                input_signature=[ids, ids, tf.TensorSpec([None], tf.uint64)],
+                input_signature=[
+                    ids,
+                    ids,
+                    tf.TensorSpec([], tf.int64),
+                    tf.TensorSpec([None], tf.int64),
+                ],
                 autograph=False,
             )
 
@@ -128,8 +134,8 @@ class ShardWriter:
         examples = to_examples(instances, ids, self.vocabulary, self.settings.max_seq_length)
         if self._mask is None:
             return examples
-        keys = masking.keys(self.settings.seed, number, np.arange(begin, begin + len(instances)))
-        masked = self._mask(examples["input_ids"], examples["input_mask"], keys)
+        numbers = np.arange(begin, begin + len(instances))
+        masked = self._mask(examples["input_ids"], examples["input_mask"], number, numbers)
         return {**examples, **{name: value.numpy() for name, value in masked.items()}}
 
 
