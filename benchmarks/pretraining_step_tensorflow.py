@@ -10,7 +10,6 @@ import os
 import pathlib
 import tempfile
 import time
-import types
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -20,8 +19,9 @@ from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, summary,
 
 from bert_tf.config import BertConfig
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
+from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.pretraining.recipe import flops_per_token, pretrain
+from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
@@ -152,9 +152,5 @@ def config_of(sizes):
 
 
 def forward_flops(sizes, predictions):
-    """Return the FLOPs of a batch's forward pass, matrix products alone, as the recipe counts."""
-    shards = types.SimpleNamespace(
-        max_seq_length=sizes.length,
-        manifest=types.SimpleNamespace(settings={"max_predictions_per_seq": predictions}),
-    )
-    return sizes.tokens * flops_per_token(config_of(sizes), shards) / 3
+    """Return the FLOPs of a batch's forward pass, matrix products alone."""
+    return sizes.tokens * flops_per_token(config_of(sizes), sizes.length, predictions) / 3

@@ -21,6 +21,7 @@ COMMANDS = (
     "bert_tf.learn_vocab",
     "bert_tf.write_shards",
     "bert_tf.inspect_shards",
+    "bert_tf.plan",
     "bert_tf.pretrain",
     "bert_tf.convert",
     "bert_tf.fill_mask",

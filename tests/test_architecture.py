@@ -30,6 +30,7 @@ LAYERS = (
         "bert_tf.command",
         "bert_tf.config",
         "bert_tf.former_names",
+        "bert_tf.planning",
         "bert_tf.random_bits",
     },
     {"bert_tf.text"},

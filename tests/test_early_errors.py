@@ -120,6 +120,7 @@ CASES = [
     ("tasks.extract", {**EXTRACT, "model": "{}/no_model"}, "no model found"),
     ("tasks.search", {**SEARCH, "text_column": "body"}, "no column 'body'"),
     ("tasks.search", {**SEARCH, "model": "{}/no_model"}, "no model found"),
+    ("bert_tf.plan", {"model_size": "base", "tokens": 1, "max_seq_length": 513}, "at most 512"),
     ("bert_tf.fill_mask", {"model": "{}/no_model", "text": "a [MASK]"}, "no model found"),
     ("bert_tf.plot_attention", {**ATTENTION, "run": "{}/no_model"}, "no model found"),
     ("bert_tf.plot_attention", {**ATTENTION, "head": "7"}, "--head=7: expected an integer in"),

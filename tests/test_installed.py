@@ -43,6 +43,7 @@ FURTHER = (
     "extract --model=WEIGHTS --input=examples/complaints/dev.csv --output=vectors.npy",
     "search --model=WEIGHTS --input=examples/complaints/dev.csv --vectors=vectors.npy --query=bill",
     "export_litert --run=RUN --output=model.tflite --quantize=float16",
+    "plan --config=config.json --tokens=1e6 --max_seq_length=16",
     "fill_mask --model=PRETRAINED --text=[MASK] --top_k=2",
     "plot_attention --run=WEIGHTS --text=a --max_seq_length=16 --output=attention.html",
 )

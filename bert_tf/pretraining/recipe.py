@@ -13,6 +13,9 @@ from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examp
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat
+from bert_tf.planning.memory import StepSizes, step_memory
+from bert_tf.planning.report import memory_lines
+from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
@@ -169,7 +172,9 @@ def _pretrain(settings, log, strategy):
             settings.eval_every or num_train_steps,
             throughput_unit="tokens",
             last_step=last_step,
-            flops_per_token=flops_per_token(config, data),
+            flops_per_token=flops_per_token(
+                config, data.max_seq_length, data.manifest.settings["max_predictions_per_seq"]
+            ),
             describe_position=phase.describe_position,
             steps_per_execution=settings.steps_per_execution,
         ).train()
@@ -298,26 +303,13 @@ def dry_run(settings: PretrainSettings, log: Callable[[str], None] = lambda line
         )
         pretrain(small, log)
         pretrain(small, log)  # Resumes a finished run.
+    source = read_pretrained(settings.init_from) if settings.init_from else None
+    config = _config(settings, source, manifest, manifest.vocabulary())
+    log(f"memory of a step of {settings.global_batch_size} examples on one device:")
+    manifests = [Manifest.load(directory) for directory in settings.shards]
+    for line in memory_lines(step_memory(_step_sizes(settings, config, manifests, replicas=1))):
+        log(line)
     log("dry run: all stages completed; nothing was kept")
-
-
-def flops_per_token(config: BertConfig, data: PretrainingDataset) -> float:
-    """Return the floating-point operations of a training step per token.
-
-    Counts matrix products only: a multiply-add is 2 operations, the backward pass twice the forward
-    pass. Attention spans the shards' sequence length. The masked language model head runs on the
-    maximum number of predictions per sequence.
-
-    Args:
-        config: Model size.
-        data: Shards, for the sequence length and the number of predictions.
-    """
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    weights = layers * (4 * hidden**2 + 2 * hidden * inner)
-    attention = layers * 2 * data.max_seq_length * hidden
-    fraction = data.manifest.settings["max_predictions_per_seq"] / data.max_seq_length
-    head = fraction * (hidden**2 + hidden * config.vocab_size)
-    return 3 * 2 * (weights + attention + head)
 
 
 def _config(settings, source, manifest, vocabulary):
@@ -372,14 +364,19 @@ def _plan(settings, config, model, phases, replicas, origin):
             f"per step, {examples / len(data):.2f} epochs over {len(data):,} examples"
         )
         first_step = last_step
-    replica_batch = settings.global_batch_size // (replicas * settings.gradient_accumulation_steps)
-    tokens = replica_batch * max(data.max_seq_length for data in phases)
-    # The estimate adds weights, gradients and two moments; per layer and token about 16 hidden and
-    # 2 feed-forward vectors and the attention probabilities; and the scores over the vocabulary.
-    longest = max(data.max_seq_length for data in phases)
-    per_token = 16 * config.hidden_size + 2 * config.intermediate_size
-    per_token = config.num_hidden_layers * (per_token + 3 * config.num_attention_heads * longest)
-    num_predictions = max(data.manifest.settings["max_predictions_per_seq"] for data in phases)
-    scores = 3 * replica_batch * num_predictions * config.vocab_size
-    memory = 4 * (4 * count + tokens * per_token + scores)
-    yield f"about {memory / 1e9:.1f} GB per replica in float32, excluding TensorFlow itself"
+    manifests = [data.manifest for data in phases]
+    peak = step_memory(_step_sizes(settings, config, manifests, replicas))["peak"]
+    yield f"about {peak / 1e9:.1f} GB per replica, excluding TensorFlow itself"
+
+
+def _step_sizes(settings, config, manifests, replicas):
+    """Return the sizes of the largest step on a replica."""
+    recorded = [manifest.settings for manifest in manifests]
+    return StepSizes(
+        config,
+        settings.global_batch_size // (replicas * settings.gradient_accumulation_steps),
+        max(of["max_seq_length"] for of in recorded),
+        max(of["max_predictions_per_seq"] for of in recorded),
+        settings.precision,
+        settings.gradient_checkpointing,
+    )

@@ -1,0 +1,1 @@
+"""Estimates of the memory, time and traffic of a training."""

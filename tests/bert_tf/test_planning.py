@@ -1,0 +1,202 @@
+"""Estimates of bert_tf.plan against counts by hand, measured peaks and published throughputs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_tf import plan
+from bert_tf.config import MODEL_SIZES, BertConfig
+from bert_tf.data import tf_examples
+from bert_tf.errors import UserError
+from bert_tf.model.encoder import Encoder
+from bert_tf.planning.calibration import measure_processor
+from bert_tf.planning.devices import DEVICES, PUBLISHED, processor
+from bert_tf.planning.memory import (
+    StepSizes,
+    count_parameters,
+    largest_batch,
+    process_memory,
+    step_memory,
+)
+from bert_tf.planning.report import training_lines
+from bert_tf.planning.training import (
+    Training,
+    estimate,
+    example_bytes,
+    example_seconds,
+    flops_per_token,
+)
+from bert_tf.pretraining.model import PretrainingModel
+
+TINY = BertConfig(
+    vocab_size=50,
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=12,
+)
+LARGE = dataclasses.replace(MODEL_SIZES["large"], vocab_size=30_522)
+# Peak memory in MB of a process that repeats a pretraining step, on an AMD EPYC with AVX-512:
+# layers, hidden size, examples, tokens, precision, gradient checkpointing.
+MEASURED = {
+    (2, 128, 8, 128, "float32", False): 1072,
+    (6, 256, 8, 128, "float32", False): 1372,
+    (6, 256, 32, 128, "float32", False): 1801,
+    (6, 256, 8, 512, "float32", False): 1955,
+    (6, 512, 16, 128, "float32", False): 2044,
+    (6, 512, 16, 128, "bfloat16", False): 1929,
+    (6, 512, 16, 128, "float32", True): 1812,
+    (12, 768, 8, 128, "float32", False): 3324,
+    (12, 768, 8, 128, "bfloat16", False): 3238,
+    (12, 768, 8, 512, "float32", False): 6558,
+    (12, 768, 8, 512, "float32", True): 3868,
+    (24, 1024, 2, 128, "float32", False): 7145,
+}
+
+
+def sizes_of(layers, hidden, examples, length, precision, recompute):
+    config = BertConfig(
+        vocab_size=30_522,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+    return StepSizes(config, examples, length, -(-15 * length // 100), precision, recompute)
+
+
+def test_parameters_are_those_of_the_models():
+    encoder = Encoder(TINY)
+    encoder.build()
+    assert count_parameters(TINY) == PretrainingModel(TINY).count_params()
+    trained = sum(int(np.prod(weight.shape)) for weight in encoder.trainable_variables)
+    assert count_parameters(TINY, has_pretraining_heads=False) == trained
+
+
+def test_memory_of_a_small_step_by_hand():
+    memory = step_memory(StepSizes(TINY, examples=2, length=4, predictions=1))
+    probabilities = 8 * 4 * 2 * 4
+    layer = (8 * 8 + 16) * 8 * 4 + probabilities
+    assert memory["activations"] == 3 * layer + 8 * 8 * 12
+    assert memory["logits over the vocabulary"] == 2 * 2 * 50 * 4
+    assert memory["weights"] == 4 * count_parameters(TINY) == memory["AdamW moments"] // 2
+    assert memory["bfloat16 copies of kernels"] == 0
+    in_step = memory["activations"] + 800 + memory["temporary tensors of a layer"] + 50 * 8 * 4
+    assert memory["peak"] == 3 * memory["weights"] + max(in_step, memory["gradients"])
+
+
+def test_recomputed_layers_keep_their_inputs_only():
+    stored, recomputed = (
+        step_memory(StepSizes(TINY, 2, 4, 1, "float32", recompute))["activations"]
+        for recompute in (False, True)
+    )
+    layer = (stored - 8 * 8 * 12) // 3
+    assert recomputed == 3 * 8 * 8 * 4 + layer + 8 * 8 * 12
+
+
+@pytest.mark.parametrize("point", MEASURED, ids=str)
+def test_memory_is_near_the_measured_peak(point):
+    sizes = sizes_of(*point)
+    estimated = (step_memory(sizes)["peak"] + process_memory(sizes.config)) / 1e6
+    assert estimated == pytest.approx(MEASURED[point], rel=0.15)
+
+
+@pytest.mark.parametrize(("device", "precision", "length", "published"), PUBLISHED)
+def test_rates_are_near_the_published_ones(device, precision, length, published):
+    sizes = StepSizes(LARGE, 8, length, 20 if length == 128 else 80, precision)
+    assert 1 / example_seconds(sizes, DEVICES[device]) == pytest.approx(published, rel=0.25)
+
+
+def test_largest_batch_fits_and_one_more_does_not():
+    sizes = sizes_of(6, 256, 1, 128, "float32", False)
+    number = largest_batch(sizes, 1e9)
+    peaks = [
+        step_memory(dataclasses.replace(sizes, examples=number + more))["peak"] for more in (0, 1)
+    ]
+    assert peaks[0] <= 1e9 < peaks[1]
+    assert largest_batch(sizes, 1e6) == 0
+
+
+def test_estimate_by_hand():
+    """2 devices of 1 TFLOP/s and 1 TB/s, 64 examples of 128 tokens per step."""
+    device = dataclasses.replace(processor(64e9, 1e12, 1e12), link=1e9)
+    sizes = sizes_of(2, 128, 8, 128, "float32", False)
+    training = Training(sizes, global_batch_size=64, tokens=128e4, devices=2, device=device)
+    result = estimate(training)
+    parameters = count_parameters(sizes.config)
+    assert result.num_steps == 157  # 10,000 examples / 64, rounded up.
+    assert result.accumulation_steps == 4
+    assert result.all_reduce_bytes == 4 * parameters
+    assert result.checkpoint_bytes == 12 * parameters
+    products = 32 * 128 * flops_per_token(sizes.config, 128, 20) / 1e12 * 1.15
+    expected = products + 28 * parameters / 1e12 + 4 * parameters / 1e9
+    assert result.step_seconds == pytest.approx(expected)
+    lines = "\n".join(training_lines(training, result))
+    assert "157 of 64 examples" in lines and "fits into 64 GB" in lines
+
+
+def test_flops_by_hand():
+    weights, attention, head = 3 * (4 * 64 + 2 * 8 * 16), 3 * 2 * 4 * 8, (64 + 8 * 50) / 4
+    assert flops_per_token(TINY, length=4, predictions=1) == 6 * (weights + attention + head)
+
+
+def test_bytes_of_an_example_are_those_of_the_writer():
+    draws = np.random.default_rng(0)
+    ids = draws.integers(1000, 30_522, (50, 128))
+    examples = {
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": np.ones_like(ids),
+        "masked_lm_positions": draws.integers(0, 128, (50, 20)),
+        "masked_lm_ids": ids[:, :20],
+        "masked_lm_weights": np.ones((50, 20), np.float32),
+        "next_sentence_labels": np.ones((50, 1), np.int32),
+    }
+    sizes = [len(record) for record in tf_examples.serialize(examples)]
+    assert example_bytes(128, 20) == pytest.approx(np.mean(sizes), rel=0.1)
+
+
+def test_a_processor_is_measured():
+    device = measure_processor(TINY, tokens=64, precision="bfloat16")
+    assert device.flops["bfloat16"] > 0 and device.bandwidth > 0 and device.memory > 1e9
+
+
+def settings(**values):
+    return plan.PlanSettings(**{"model_size": "large", "tokens": 1e9, "device": "a100", **values})
+
+
+def test_command_chooses_the_largest_batch_that_fits(capsys):
+    plan.main(settings(global_batch_size=64, device="t4", max_seq_length=512))
+    lines = capsys.readouterr().out
+    largest = int(lines.partition("the largest batch that fits: ")[2].split()[0])
+    assert 0 < largest < 64
+    assert f"memory per device, {largest} examples of 512 tokens" in lines
+    assert f"{-(-64 // largest)} per step and device" in lines
+
+
+def test_command_names_what_makes_it_cheaper(capsys):
+    plan.main(settings(global_batch_size=256, devices=8))
+    lines = capsys.readouterr().out
+    assert "--precision=bfloat16: " in lines and "sent per device and step" in lines
+    plan.main(settings(replica_batch_size=4096))
+    assert "DOES NOT FIT into 80 GB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"config": "x.json"}, "exactly one of them"),
+        ({"global_batch_size": 10, "devices": 4}, "multiple of --devices=4"),
+        ({"tokens": 0.0}, "--tokens=0.0"),
+    ],
+)
+def test_wrong_flags(values, message):
+    with pytest.raises(UserError, match=message):
+        settings(**values)
+
+
+def test_a_length_beyond_the_positions_is_rejected():
+    with pytest.raises(UserError, match="expected at most 512"):
+        settings(max_seq_length=1024).check()
