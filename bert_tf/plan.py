@@ -56,9 +56,9 @@ class PlanSettings:
 
     def bert_config(self) -> BertConfig:
         """Return the model's configuration."""
-        if self.config:
-            return BertConfig.load(self.config)
-        return dataclasses.replace(MODEL_SIZES[self.model_size], vocab_size=VOCAB_SIZE)
+        if self.model_size is not None:
+            return dataclasses.replace(MODEL_SIZES[self.model_size], vocab_size=VOCAB_SIZE)
+        return BertConfig.load(str(self.config))
 
     def check(self) -> None:
         """Check the configuration without TensorFlow; raises UserError."""
