@@ -31,6 +31,8 @@ from bert_tf.versions import versions
 
 # Settings that may change when a run is resumed: they do not affect the steps already trained.
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
+# These divide a global batch, which leaves its loss and gradient as they are.
+MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
 
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
 # Types of the entries of train.json that are read later.
