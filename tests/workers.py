@@ -1,5 +1,6 @@
 """Several processes of one command on loopback, for --strategy=multi_worker."""
 
+import concurrent.futures
 import json
 import os
 import socket
@@ -7,6 +8,8 @@ import subprocess
 import sys
 
 from tests.conftest import ROOT
+
+MAX_STARTS = 6
 
 
 def free_ports(count):
@@ -22,29 +25,56 @@ def start(module, flags, count=2, of_others=None):
 
     `of_others` are additional flags of all processes but the chief.
     """
-
-    def command(index):
-        values = {**flags, "strategy": "multi_worker", **(of_others or {} if index else {})}
-        values = [f"--{name}={value}" for name, value in values.items()]
-        return [sys.executable, "-m", module, *values]
-
-    workers = [f"localhost:{port}" for port in free_ports(count)]
+    ports = free_ports(count)
     return [
-        subprocess.Popen(
-            command(index),
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "TF_CONFIG": json.dumps(
-                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-                ),
-            },
-        )
+        start_worker(module, {**flags, **(of_others or {} if index else {})}, ports, index)
         for index in range(count)
     ]
+
+
+def start_worker(module, flags, ports, index):
+    """Start the worker `index` of those on `ports`."""
+    values = {**flags, "strategy": "multi_worker"}
+    workers = [f"localhost:{port}" for port in ports]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *(f"--{name}={value}" for name, value in values.items())],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TF_CONFIG": json.dumps(cluster)},
+    )
+
+
+def supervise(module, flags, killed, at, count=2):
+    """Run workers under a supervisor that restarts each one that fails, as systemd does.
+
+    Args:
+        module: The command.
+        flags: Its flags.
+        killed: Index of the worker that is killed once.
+        at: Begin of the line of the chief at which it is killed.
+        count: Number of workers.
+
+    Returns:
+        The exit statuses of each worker, in order.
+    """
+    ports, running, statuses = free_ports(count), [None] * count, [[] for _ in range(count)]
+    pending = [at]
+
+    def run(index):
+        while len(statuses[index]) < MAX_STARTS and (not statuses[index] or statuses[index][-1]):
+            running[index] = process = start_worker(module, flags, ports, index)
+            for line in process.stderr:
+                if index == 0 and pending and line.startswith(pending[0]):
+                    pending.clear()
+                    running[killed].kill()
+            statuses[index].append(process.wait())
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
+    return statuses
 
 
 def finish(processes, timeout=300):

@@ -15,7 +15,7 @@ from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.run import Run
 from bert_tf.train.distribution import names_lost_worker
 from tests.corpus import config_of, write_shards
-from tests.workers import finish, start
+from tests.workers import finish, start, supervise
 
 FLAGS = {
     "global_batch_size": 12,
@@ -105,6 +105,22 @@ def test_a_signal_makes_both_workers_save_the_same_step_and_they_resume(flags, t
     stopped, complete = last_weights(tmp_path / "stopped"), last_weights(tmp_path / "whole")
     for name in complete:
         np.testing.assert_array_equal(stopped[name], complete[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_worker_is_restarted_by_a_supervisor(flags, tmp_path, which):
+    """Check that the run ends as without the kill, whichever worker was killed."""
+    flags = {**flags, "config": flags["config"].with_name("dropout.json"), "num_train_steps": 400}
+    del flags["eval_shards"]
+    killed = {**flags, "output_dir": tmp_path / "killed"}
+    statuses = supervise("bert_tf.pretrain", killed, which, "step 7/")
+    assert statuses[which][0] == -signal.SIGKILL and statuses[1 - which][0] == 2, statuses
+    assert [of[-1] for of in statuses] == [0, 0], statuses
+    finish(start_workers(flags, tmp_path / "complete"))
+    killed, complete = last_weights(tmp_path / "killed"), last_weights(tmp_path / "complete")
+    for name in complete:
+        np.testing.assert_array_equal(killed[name], complete[name], err_msg=name)
 
 
 ABORTED = "Collective ops is aborted by: "
