@@ -111,7 +111,8 @@ def lost_worker(error: tf.errors.OpError, where: str = "") -> UserError | None:
         where: Prefix of the message, such as the current step.
     """
     text = str(error)
-    if not _OF_WORKERS.search(text):
+    # The replicas of one process abort each other's collectives as well, whatever failed.
+    if "TF_CONFIG" not in os.environ or not _OF_WORKERS.search(text):
         return None
     task = _LOST.search(text)
     # Worker 0 runs the coordination service that receives all heartbeats.

@@ -138,7 +138,9 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("text", "worker"), ERRORS.items())
-def test_errors_of_a_lost_worker_are_distinguished_from_others(text, worker):
+def test_errors_of_a_lost_worker_are_distinguished_from_others(monkeypatch, text, worker):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+
     @names_lost_worker
     def train(error):
         raise error
@@ -151,6 +153,9 @@ def test_errors_of_a_lost_worker_are_distinguished_from_others(text, worker):
     other = tf.errors.UnavailableError(None, None, "storage.googleapis.com does not answer")
     with pytest.raises(tf.errors.UnavailableError):
         train(other)
+    monkeypatch.delenv("TF_CONFIG")  # Replicas of one process report each other in the same way.
+    with pytest.raises(tf.errors.UnavailableError):
+        train(lost)
 
 
 def assert_lost(process, which, timeout=60):
