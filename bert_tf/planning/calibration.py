@@ -12,7 +12,7 @@ from bert_tf.config import BertConfig
 from bert_tf.planning.devices import Device, processor
 
 MAX_ROWS = 2048  # Products of more rows reach the same rate.
-ROUNDS = 5
+ROUNDS = 20
 _COPIED_BYTES = 1 << 28
 
 
