@@ -1,8 +1,8 @@
 """Index and read the documents of a corpus of any size.
 
-Pass 1 reads every file line by line and keeps 36 bytes per document: a hash of its content, and its
-file, offset and length. For local paths it does not import TensorFlow. Pass 2 reads documents by
-seek.
+Pass 1 reads every file in blocks of lines and keeps 36 bytes per document: a hash of its content,
+and its file, offset and length. For local paths it does not import TensorFlow. Pass 2 reads
+documents by seek.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import math
+import itertools
 import os
 import zlib
 from array import array
@@ -106,52 +106,74 @@ def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byt
         max_bytes: Maximum length of a line.
 
     Yields:
-        Offset in bytes (after decompression), the line as bytes, and as text.
+        Offset in bytes (after decompression), the line as bytes with its LF, and as text.
+
+    Raises:
+        UserError: See `blocks`.
+    """
+    for offset, data, text in blocks(path, max_bytes):
+        # `splitlines` would end lines at other characters, too.
+        for line, text_line in zip(io.BytesIO(data), text.split("\n"), strict=False):
+            yield offset, line, text_line
+            offset += len(line)
+
+
+def blocks(path: str, max_bytes: int) -> Iterator[tuple[int, bytes, str]]:
+    """Read a file in blocks of whole lines.
+
+    Args:
+        path: UTF-8 file, plain or gzip.
+        max_bytes: Maximum length of a line.
+
+    Yields:
+        Offset in bytes (after decompression), the block as bytes, and as text.
 
     Raises:
         UserError: If a line is too long or not UTF-8, or if a gzip file expands to more than
             `MAX_EXPANSION` times its size.
     """
     with files.open_file(path) as packed, contextlib.ExitStack() as stack:
-        stream, next_check = packed, math.inf
-        if path.endswith(".gz"):
-            text_file = stack.enter_context(gzip.GzipFile(fileobj=packed))
-            stream = stack.enter_context(io.BufferedReader(text_file, BUFFER_BYTES))
-            next_check = FREE_EXPANSION_BYTES
-        elif isinstance(packed, io.RawIOBase):
-            stream = stack.enter_context(io.BufferedReader(packed, BUFFER_BYTES))
-        offset = number = 0
-        while True:
+        is_packed = path.endswith(".gz")
+        stream = stack.enter_context(gzip.GzipFile(fileobj=packed)) if is_packed else packed
+        offset, number, rest, is_open = 0, 1, b"", True
+        while is_open:
             try:
-                line = stream.readline(max_bytes + 1)
+                data = stream.read(BUFFER_BYTES)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: damaged gzip file ({error})") from None
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from None
-            if not line:
-                return
-            number += 1
-            if offset >= next_check:
-                if offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
-                    raise UserError(
-                        f"{path}: expands to over {MAX_EXPANSION} times its size at line {number}; "
-                        "expected text; remove it, or decompress it"
-                    )
-                next_check = offset + (1 << 20)
-            if len(line) > max_bytes and not line.endswith(b"\n"):
-                raise UserError(
-                    f"{path}: line {number} is longer than {max_bytes} bytes; expected one "
-                    "sentence or paragraph per line"
-                )
+            is_open = bool(data)
+            cut = data.rfind(b"\n") + 1 if data else 0
+            # A line may be longer than several reads, and the last one may have no LF.
+            block, rest = (rest + data[:cut], data[cut:]) if cut else (b"", rest + data)
+            if not is_open:
+                block, rest = rest, b""
+            if len(block) > max_bytes or len(rest) > max_bytes:
+                for line_number, line in enumerate((block + rest).split(b"\n"), start=number):
+                    if len(line) > max_bytes:
+                        raise UserError(
+                            f"{path}: line {line_number} is longer than {max_bytes} bytes; "
+                            "expected one sentence or paragraph per line"
+                        )
             try:
-                text = line.decode("utf-8")
+                text = block.decode("utf-8")
             except UnicodeDecodeError as error:
+                line_number = number + block.count(b"\n", 0, error.start)
                 raise UserError(
-                    f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
-                    "file; convert it (iconv -f LATIN1 -t UTF-8) or remove the line"
+                    f"{path}: line {line_number} is not UTF-8 at "
+                    f"byte {offset + error.start} of the file; convert it (iconv -f LATIN1 -t "
+                    "UTF-8) or remove the line"
                 ) from None
-            yield offset, line, text
-            offset += len(line)
+            if block:
+                yield offset, block, text
+            offset += len(block)
+            number += block.count(b"\n")
+            if is_packed and offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
+                raise UserError(
+                    f"{path}: expands to over {MAX_EXPANSION} times its size at line {number}; "
+                    "expected text; remove it, or decompress it"
+                )
 
 
 def spans(
@@ -167,31 +189,51 @@ def spans(
         copy_to: Stream that receives the decompressed file, or `None`.
 
     Raises:
-        UserError: See `lines` and `json_text`.
+        UserError: See `blocks` and `json_text`.
     """
-    max_bytes = MAX_JSON_LINE_BYTES if input_format == "jsonl" else MAX_LINE_BYTES
+    if input_format == "jsonl":
+        yield from _json_spans(path, text_field, copy_to)
+        return
     content, begin, end = _Content(), 0, 0
-    for number, (offset, line, text) in enumerate(lines(path, max_bytes), start=1):
+    for offset, data, text in blocks(path, MAX_LINE_BYTES):
+        if copy_to is not None:
+            copy_to.write(data)
+        stripped = [line.strip() for line in text.removesuffix("\n").split("\n")]
+        lengths = map(len, text.split("\n") if text.isascii() else data.split(b"\n"))
+        # Line i is at offsets[i] to offsets[i + 1], with its LF.
+        offsets = list(itertools.accumulate((n + 1 for n in lengths), initial=offset))
+        offsets[len(stripped)] = offset + len(data)
+        first = 0
+        for last in [number for number, line in enumerate(stripped) if not line] + [len(stripped)]:
+            if first < last:
+                begin = begin if content.has_text else offsets[first]
+                content.add(stripped[first:last])
+                end = offsets[last]
+            if last < len(stripped):  # A blank line.
+                content.end_paragraph()
+                if input_format == "lines" and content.has_text:
+                    yield DocumentSpan(content.digest(), begin, end - begin)
+                    content = _Content()
+            first = last + 1
+    if content.has_text:
+        yield DocumentSpan(content.digest(), begin, end - begin)
+
+
+def _json_spans(path, text_field, copy_to):
+    for number, (offset, line, text) in enumerate(lines(path, MAX_JSON_LINE_BYTES), start=1):
         if copy_to is not None:
             copy_to.write(line)
-        text = text.strip()
-        if input_format == "jsonl":
-            content = _Content()
-            if text:
-                text = json_text(text, text_field, f"{path}: line {number}")
-                for part in text.split("\n"):
-                    content.add(part.strip())
-            if content.has_text:
-                yield DocumentSpan(content.digest(), offset, len(line))
-        elif text or input_format == "text":
-            begin = begin if content.has_text else offset
-            content.add(text)
-            end = offset + len(line) if text else end
-        elif content.has_text:
-            yield DocumentSpan(content.digest(), begin, end - begin)
-            content = _Content()
-    if input_format != "jsonl" and content.has_text:
-        yield DocumentSpan(content.digest(), begin, end - begin)
+        if not text.strip():
+            continue
+        content = _Content()
+        text = json_text(text.strip(), text_field, f"{path}: line {number}")
+        for part in text.split("\n"):
+            if part.strip():
+                content.add([part.strip()])
+            else:
+                content.end_paragraph()
+        if content.has_text:
+            yield DocumentSpan(content.digest(), offset, len(line))
 
 
 def json_text(line: str, text_field: str, where: str) -> str:
@@ -303,7 +345,7 @@ def read(
 
 
 class _Content:
-    """Hash of a document, updated line by line.
+    """Hash of a document, updated paragraph by paragraph.
 
     It does not depend on line ends, surrounding blanks or the number of consecutive blank lines,
     but on the paragraphs, which blank lines separate.
@@ -313,12 +355,15 @@ class _Content:
         self._hash = hashlib.blake2b(digest_size=16)
         self.has_text = self._follows_blank = False
 
-    def add(self, line):
-        """Add a stripped line."""
-        if line:
-            self._hash.update(b"\n" * self._follows_blank + line.encode() + b"\n")
-            self.has_text = True
-        self._follows_blank = self.has_text and not line
+    def add(self, lines):
+        """Add stripped lines of a paragraph, none of them empty."""
+        if self._follows_blank:
+            self._hash.update(b"\n")
+        self._hash.update("\n".join([*lines, ""]).encode())
+        self.has_text, self._follows_blank = True, False
+
+    def end_paragraph(self):
+        self._follows_blank = self.has_text
 
     def digest(self):
         return self._hash.digest()

@@ -111,8 +111,10 @@ class Tokenizer(tf.Module):
         return self._in_halves(texts, self._ids_and_offsets)
 
     def _in_halves(self, texts, tokens):
-        """Tokenize both halves of the batch, which TensorFlow runs in parallel."""
+        """Tokenize both halves of the batch, which TensorFlow runs in parallel in a graph."""
         texts = tf.convert_to_tensor(texts)
+        if tf.executing_eagerly():
+            return tokens(texts)
         middle = tf.size(texts) // 2
         halves = [tokens(half) for half in (texts[:middle], texts[middle:])]
         return concat_tokens(halves, axis=0)
