@@ -28,8 +28,11 @@ CORE = [
 OPTIONAL = {
     # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
     "beam": ["apache-beam==2.77.0"],
+    # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
+    "dask": ["apache-beam[dask]==2.77.0"],
     # Runs and checks LiteRT files; the interpreter inside of TensorFlow is deprecated.
     "litert": ["ai-edge-litert>=2.3,<3"],
+    "parquet": ["pyarrow>=16"],  # Rows and predictions in .parquet.
     "plots": ["matplotlib>=3.9"],
     # gRPC requests and warm-up records.
     "serving": ["tensorflow-serving-api>=2.21,<2.22"],
@@ -43,8 +46,9 @@ EXTRAS = {
     "and-cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],  # NVIDIA's libraries, on Linux.
     "docs": DOCS,
     "test": [
-        *OPTIONAL["beam"],  # Shards are the same on its runner.
+        *OPTIONAL["dask"],  # Shards are the same on a cluster of two workers.
         *OPTIONAL["litert"],  # LiteRT files are run.
+        *OPTIONAL["parquet"],  # Files are read and written.
         *OPTIONAL["plots"],  # The notebook plots.
         *OPTIONAL["serving"],  # gRPC, asked and answered; files read.
         *OPTIONAL["tensorboard"],  # The callback of Keras writes the metrics of `fit`.

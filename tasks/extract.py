@@ -3,24 +3,31 @@
     python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
 
 A .npy file holds a float32 array (rows, size); a .jsonl file holds one {"vector": [...]} per line,
-with --per_token {"tokens": [...], "vectors": [[...], ...]}, or {"error": ...} for a bad row.
+with --per_token {"tokens": [...], "vectors": [[...], ...]}, or {"error": ...} for a bad row. With
+--output_dir, several processes write shards of .jsonl or .parquet, also on a cluster, and an
+interrupted command continues where it stopped.
 """
 
 import dataclasses
 
-from bert_tf import command, paths
+from bert_tf import command
 from bert_tf.errors import UserError
 from bert_tf.weights import sources
 from tasks import inputs
+from tasks.output_jobs import VectorJob
+from tasks.output_settings import OutputSettings
+from tasks.output_shards import write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtractSettings:
+class ExtractSettings(OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag("run, Hugging Face directory, Google release or keras-nlp preset")
-    input: str = command.flag("rows: .csv, .tsv or .jsonl file")
-    output: str = command.flag("output file, .npy or .jsonl")
+    input: str = command.flag(
+        "rows: .csv, .tsv or .jsonl, also .gz, or .parquet; with --output_dir also a glob"
+    )
+    output: str | None = command.flag("output file, .npy or .jsonl", None)
     text_column: str = command.flag("column of the text", "text")
     text_b_column: str | None = command.flag("column of the second text of a pair", None)
     unescape_html: bool = command.flag(
@@ -50,16 +57,18 @@ class ExtractSettings:
     batch_size: int = command.flag("rows per batch", 64, former_name="global_batch_size")
     overwrite: bool = command.flag("replacement of an existing --output file", False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, minimum in (("max_seq_length", 4), ("batch_size", 1)):
             if getattr(self, name) < minimum:
                 raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
-        paths.check_local_file("input", self.input)
+        self.check_output(self.input, self.output, self.model, self.overwrite)
+        if self.output is None:
+            return
         if not self.output.endswith((".npy", ".jsonl")):
             raise UserError(f"--output={self.output}: expected a .npy or .jsonl file")
         if self.per_token and not self.output.endswith(".jsonl"):
             raise UserError(f"--output={self.output}: expected a .jsonl file with --per_token")
-        paths.check_output(self.output, [self.input, self.model], self.overwrite)
 
     @property
     def columns(self) -> list[str]:
@@ -69,17 +78,24 @@ class ExtractSettings:
     def check(self) -> None:
         """Check the input file and the model without TensorFlow; raises UserError."""
         rows = {"kind": "pretrained", "text_columns": self.columns}
-        is_array = self.output.endswith(".npy")  # An array has no entry for a bad row.
-        inputs.check_rows(rows, self.input, labelled=False, first_only=not is_array)
+        # An array has no entry for a bad row.
+        is_array = self.output is not None and self.output.endswith(".npy")
+        paths = self.input_files(self.input) if self.output_dir else [self.input]
+        for path in paths:
+            inputs.check_rows(rows, path, labelled=False, first_only=not is_array)
         sources.check(self.model)
 
 
 def main(settings: ExtractSettings) -> None:
-    """Write the output file."""
+    """Write the output file, or the directory of output shards."""
+    if settings.output_dir:
+        _extract_shards(settings)
+        return
     from bert_tf.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
     from tasks.feature_extraction import create_embedder, extract
 
+    assert settings.output
     with sole_output(settings.output, settings.overwrite):
         embedder = create_embedder(
             read_pretrained(settings.model, settings.do_lower_case),
@@ -98,8 +114,26 @@ def main(settings: ExtractSettings) -> None:
             command.log,
             settings.per_token,
         )
-    errors = f", {bad} bad rows with an error instead" if bad else ""
-    command.log(f"{settings.output}: {count} rows of {embedder.vector_size} numbers{errors}")
+    command.log(f"{settings.output}: {count} rows of {embedder.vector_size} numbers{_errors(bad)}")
+
+
+def _errors(bad):
+    return f", {bad} bad rows with an error instead" if bad else ""
+
+
+def _extract_shards(settings):
+    names = (
+        "layers pooling per_token max_seq_length do_lower_case unescape_html batch_size file_format"
+    )
+    common = {name: getattr(settings, name) for name in names.split()}
+    job = VectorJob(model=settings.model, columns=tuple(settings.columns), **common)
+    recorded = {
+        **common,
+        "text_column": settings.text_column,
+        "text_b_column": settings.text_b_column,
+    }
+    count, bad = write_output_shards(job, settings, settings.input, recorded, command.log)
+    command.log(f"{settings.output_dir}: {count} rows{_errors(bad)}")
 
 
 if __name__ == "__main__":

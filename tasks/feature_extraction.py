@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from bert_tf.weights.sources import PretrainedWeights
 from tasks.embedding import LAYERS, EmbeddingTask, TextEmbedder
 from tasks.prediction import in_batches
 from tasks.readers.rows import BadRow, raise_bad_rows
-from tasks.readers.tables import read_rows
+from tasks.readers.tables import Row, read_rows
 
 
 def create_embedder(
@@ -89,24 +90,40 @@ def extract(
 
     if str(output_path).endswith(".npy"):
         return _write_array(embedder, rows, columns, output_path, batch_size, log)
-    predict = _token_vectors if per_token else TextEmbedder.predict_rows
-    return _write_lines(embedder, predict, rows, columns, output_path, batch_size, log)
+
+    def outputs(batch):
+        return row_outputs(embedder, batch, columns, per_token)
+
+    return _write_lines(outputs, rows, output_path, batch_size, log)
 
 
-def _token_vectors(embedder, texts):
+def row_outputs(
+    embedder: TextEmbedder, rows: Sequence[Row], columns: Sequence[str], per_token: bool
+) -> list[dict[str, Any]]:
+    """Return the vector of each row, or its tokens and their vectors, as JSON types by name.
+
+    Args:
+        embedder: The embedder.
+        rows: Good rows.
+        columns: Columns of the texts.
+        per_token: Selects tokens and vectors.
+    """
+    texts = _texts(embedder, rows, columns)
+    if not per_token:
+        return embedder.predict_rows(texts)
     return [
         {"tokens": tokens, "vectors": vectors_LD.tolist()}
         for tokens, vectors_LD in embedder.token_vectors(texts)
     ]
 
 
-def _write_lines(embedder, predict, rows, columns, output_path, batch_size, log):
+def _write_lines(outputs, rows, output_path, batch_size, log):
     count = bad = 0
     total = sum(1 for _ in rows())
     with atomic_writer(output_path) as lines, Progress(log, "rows", total) as progress:
         for batch in in_batches(rows(), batch_size):
             good = [row for row in batch if not isinstance(row, BadRow)]
-            found = iter(predict(embedder, _texts(embedder, good, columns)) if good else ())
+            found = iter(outputs(good) if good else ())
             for row in batch:
                 is_bad = isinstance(row, BadRow)
                 bad += is_bad

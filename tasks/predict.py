@@ -3,26 +3,37 @@
     python -m tasks.predict --run=RUN --input=rows.csv --output=predictions.jsonl
     python -m tasks.predict --run=RUN --text="My invoice is wrong."
 
+With --output_dir, several processes write shards of the predictions, also on a cluster, and an
+interrupted command continues where it stopped. --run may then be a published model.
+
+    python -m tasks.predict --run=RUN --input='rows-*.csv.gz' --output_dir=PREDICTIONS
+
 With --text the prediction is printed. A task with several inputs takes --text once per input, in
 their order: both texts of a pair, question and context, or prompt and each choice.
 """
 
 import dataclasses
 import json
+import os
 
-from bert_tf import command, paths
+from bert_tf import command
 from bert_tf.errors import UserError
+from bert_tf.run import Run
 from tasks import inputs
+from tasks.output_jobs import RunJob, SavedModelJob, published_version
+from tasks.output_settings import OutputSettings
+from tasks.output_shards import OutputJob, write_output_shards
 from tasks.readers.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictSettings:
+class PredictSettings(OutputSettings):
     """Settings of tasks.predict."""
 
-    run: str = command.flag("run directory")
+    run: str = command.flag("run directory; with --output_dir also a published model")
     input: str | None = command.flag(
-        "input file, in a format of the task; labels are not needed", None
+        "input file, in a format of the task, with --output_dir also a glob; labels are not needed",
+        None,
     )
     output: str | None = command.flag(
         "output file, .jsonl; for a test file of GLUE also .tsv, a submission", None
@@ -37,16 +48,18 @@ class PredictSettings:
     overwrite: bool = command.flag("replacement of an existing output file", False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch_size < 1:
             raise UserError(f"--batch_size={self.batch_size}: expected an integer >= 1")
         if self.text:
-            if self.input or self.output:
-                raise UserError("--text: expected without --input and --output; it is printed")
+            if self.input or self.output or self.output_dir:
+                raise UserError(
+                    "--text: expected without --input, --output and --output_dir; it is printed"
+                )
             return
-        if not (self.input and self.output):
-            raise UserError("expected --input and --output, or --text")
-        paths.check_local_file("input", self.input)
-        paths.check_output(self.output, [self.input, self.run], self.overwrite)
+        if not (self.input and (self.output or self.output_dir)):
+            raise UserError("expected --input and --output or --output_dir, or --text")
+        self.check_output(self.input, self.output, self.run, self.overwrite)
 
     def check(self) -> None:
         """Check the run and the head of the input before TensorFlow is imported.
@@ -54,7 +67,12 @@ class PredictSettings:
         Raises:
             UserError: If they cannot be used.
         """
+        if self.output_dir and published_version(self.run):
+            return
         run = inputs.check_run(self.run, self.checkpoint)
+        if run and self.input and self.output_dir:
+            for path in self.input_files(self.input):
+                inputs.check_rows(run.task, path, labelled=False, first_only=True)
         if run and self.input and self.output:
             inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
             file_format = (run.task or {}).get("file_format")
@@ -74,7 +92,11 @@ def main(settings: PredictSettings) -> None:
         (prediction,) = model.predict_rows({name: [value] for name, value in row.items()})
         print(json.dumps(prediction, ensure_ascii=False))
         return
-    assert settings.input and settings.output
+    assert settings.input
+    if settings.output_dir:
+        _predict_shards(settings)
+        return
+    assert settings.output
     with sole_output(settings.output, settings.overwrite):
         model = _load(settings)
         arguments = (model, settings.input, settings.output, settings.batch_size, command.log)
@@ -82,8 +104,27 @@ def main(settings: PredictSettings) -> None:
             command.log(f"{settings.output}: submission of {submit(*arguments)} rows")
             return
         count, bad = predict(*arguments)
+    _log_rows(settings.output, count, bad)
+
+
+def _log_rows(path, count, bad):
     wrong = f", {bad} of them bad, with an error instead of a prediction" if bad else ""
-    command.log(f"{settings.output}: {count} rows{wrong}")
+    command.log(f"{path}: {count} rows{wrong}")
+
+
+def _predict_shards(settings):
+    assert settings.input and settings.output_dir
+    common = {"batch_size": settings.batch_size, "file_format": settings.file_format}
+    if version := published_version(settings.run):
+        job: OutputJob = SavedModelJob(directory_of_model=version, **common)
+    else:
+        checkpoints = Run.open(settings.run).checkpoints
+        name = settings.checkpoint or os.path.basename(
+            checkpoints.path(checkpoints.best_or_latest_step())
+        )
+        job = RunJob(run=settings.run, checkpoint=name, **common)
+    counts = write_output_shards(job, settings, settings.input, common, command.log)
+    _log_rows(settings.output_dir, *counts)
 
 
 def _load(settings):

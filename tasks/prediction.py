@@ -101,7 +101,7 @@ def _predictions_of(model, path, batch_size, log):
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
         for batch in in_batches(rows(), batch_size):
             # Bad rows are not in the batch of the model; the iterator skips them.
-            predictions = iter(_predict_batch(model, batch))
+            predictions = iter(predict_batch(model, batch))
             for row in batch:
                 yield row, None if isinstance(row, BadRow) else next(predictions)
             progress.update(progress.done + len(batch))
@@ -114,7 +114,7 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _predict_batch(model, rows):
+def predict_batch(model: TaskModel, rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the prediction per good row as a dict of JSON types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:

@@ -1,6 +1,6 @@
 """Write shards with Apache Beam, on several machines.
 
-Workers read the text and write the shards themselves, so all of them need access to the input and
+Workers read the input and write the shards themselves, so all of them need access to the input and
 output paths.
 """
 
@@ -8,15 +8,13 @@ import contextlib
 import io
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
-from bert_tf.command import import_tensorflow
-from bert_tf.data.entries import ShardEntry
-from bert_tf.data.settings import WriterArguments
+from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
 
 # Runs in this process. Beam's default runner would download a program first.
@@ -24,24 +22,21 @@ DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 @contextlib.contextmanager
-def run_on_beam(
-    arguments: WriterArguments, num_tasks: int
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
+def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     """Configure a Beam runner for the block.
 
     Args:
-        arguments: Arguments of the `ShardWriter`; `settings.beam_args` are options of Beam, such
-            as --runner=FlinkRunner.
-        num_tasks: Not used; for compatibility with `run_local`.
+        job: The job.
+        beam_args: Options of Beam, such as "--runner=FlinkRunner".
+        flag: The flag that selects the runner, for error messages.
 
     Yields:
-        Function that writes the shards of an iterable of tasks (shard number, spans). It returns
-        an empty iterator when all are complete.
+        Function that writes the shards of an iterable of tasks. It returns an empty iterator when
+        all are complete.
 
     Raises:
-        UserError: If --beam_args is invalid or a task fails.
+        UserError: If `beam_args` is invalid or a task fails.
     """
-    beam_args = arguments.settings.beam_args
     try:
         with contextlib.redirect_stderr(io.StringIO()) as captured:
             options = PipelineOptions(shlex.split(beam_args))
@@ -61,13 +56,11 @@ def run_on_beam(
                     pipeline
                     | "Tasks" >> beam.Create(list(tasks))
                     | "Spread" >> beam.Reshuffle()
-                    | "Write" >> beam.ParDo(_WriteShard(*arguments))
+                    | "Write" >> beam.ParDo(_WriteShard(job))
                 )
         except Exception as error:
             # Each runner wraps the exception of a worker in its own way.
-            raise UserError(
-                f"--runner=beam: {_last_line(error)}; rerun the command to resume"
-            ) from error
+            raise UserError(f"{flag}: {_last_line(error)}; rerun the command to resume") from error
         yield from ()
 
     yield make
@@ -82,18 +75,14 @@ def _last_line(error):
 
 
 class _WriteShard(beam.DoFn):
-    """Write one shard per element. The tokenizer is built once per worker."""
+    """Write one shard per element. The job is opened once per worker."""
 
-    def __init__(self, *arguments):
-        self._arguments = arguments
+    def __init__(self, job):
+        self._job = job
 
     def setup(self):
-        import_tensorflow()
-        from bert_tf.data.shards import ShardWriter
-
-        self._writer = ShardWriter(*self._arguments)
+        self._write = self._job.open()
 
     def process(self, task):
-        number, spans = task
-        self._writer.write(number, spans)
+        self._write(*task)
         return []

@@ -1,24 +1,26 @@
 """Settings of write_shards, one field per flag. TensorFlow is not imported."""
 
 import dataclasses
-import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bert_tf.command import flag
+from bert_tf.command import flag, import_tensorflow
 from bert_tf.data.documents import FORMATS
+from bert_tf.data.entries import ShardEntry
+from bert_tf.data.shard_jobs import RunnerSettings
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
     """
-    input vocab do_lower_case strip_accents output_dir num_workers runner beam_args
+    input vocab do_lower_case strip_accents output_dir num_workers runner beam_args dask_address
     """.split()
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class WriteShardsSettings:
+class WriteShardsSettings(RunnerSettings):
     """Settings of bert_tf.write_shards, one per flag.
 
     Raises:
@@ -60,13 +62,9 @@ class WriteShardsSettings:
     )
     strip_accents: bool | None = flag("removal of accents; default: as lower-casing", None)
     seed: int = flag("random seed", 12345)
-    num_workers: int | None = flag("number of processes; default: one per processor", None)
-    runner: str = flag(
-        "local: processes on this machine; beam: Apache Beam", "local", choices=("local", "beam")
-    )
-    beam_args: str = flag("options of Apache Beam, as on its command line", "")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not any(self.input):
             raise UserError("--input: expected text files or globs")
         for name, minimum, maximum in (
@@ -83,15 +81,6 @@ class WriteShardsSettings:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise UserError(f"--{name}={value}: expected a number in [0, 1]")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise UserError(f"--num_workers={self.num_workers}: expected an integer >= 1")
-        if self.beam_args and self.runner != "beam":
-            raise UserError(f"--beam_args={self.beam_args}: requires --runner=beam")
-
-    @property
-    def workers(self) -> int:
-        """Maximum number of worker processes."""
-        return self.num_workers or len(os.sched_getaffinity(0))
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that determine the content of the shards, by name."""
@@ -100,7 +89,7 @@ class WriteShardsSettings:
 
 
 class WriterArguments(NamedTuple):
-    """Arguments of the `ShardWriter` of each worker.
+    """Arguments of the `ShardWriter` of each worker, as a `ShardJob`.
 
     Attributes:
         settings: The settings of write_shards.
@@ -113,3 +102,15 @@ class WriterArguments(NamedTuple):
     vocabulary: Vocabulary
     tokenizer: dict[str, Any]
     plan_sha256: str
+
+    @property
+    def directory(self) -> str:
+        """Directory of the shards."""
+        return self.settings.output_dir
+
+    def open(self) -> Callable[..., ShardEntry]:
+        """Return the function that writes a shard from its number and its spans."""
+        import_tensorflow()
+        from bert_tf.data.shards import ShardWriter
+
+        return ShardWriter(*self).write

@@ -6,38 +6,32 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-from bert_tf.command import import_tensorflow
-from bert_tf.data.entries import ShardEntry
-from bert_tf.data.settings import WriterArguments
+from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
 
 
 @contextlib.contextmanager
-def run_local(
-    arguments: WriterArguments, num_tasks: int
-) -> Iterator[Callable[[Iterable[tuple[int, list]]], Iterator[ShardEntry]]]:
+def run_local(job: ShardJob, num_workers: int) -> Iterator[Make]:
     """Start worker processes for the block. They end with this process, also if it is killed.
 
     Args:
-        arguments: Arguments of the `ShardWriter`; `settings.workers` is the maximum number of
-            processes.
-        num_tasks: Number of shards to write.
+        job: The job.
+        num_workers: Number of processes, which share the processors.
 
     Yields:
-        Function that writes the shards of an iterable of tasks (shard number, spans). It yields
-        their manifest entries in order of completion.
+        Function that writes the shards of an iterable of tasks. It yields the results in order of
+        completion.
 
     Raises:
         UserError: If a worker was killed, or from a worker.
     """
-    num_workers = min(arguments.settings.workers, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(
         num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        arguments,
+        (job, max(1, len(os.sched_getaffinity(0)) // num_workers)),
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.
@@ -46,7 +40,7 @@ def run_local(
         yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
     except concurrent.futures.BrokenExecutor:
         raise UserError(
-            f"{arguments.settings.output_dir}: a worker process was killed (if out of memory, use "
+            f"{job.directory}: a worker process was killed (if out of memory, use "
             "more shards or fewer --num_workers); rerun the command to resume"
         ) from None
     finally:
@@ -70,24 +64,19 @@ def _made(pool, tasks, at_once):
         yield future.result()
 
 
-_writer = _user_error = None  # State of a worker process.
+_write = _user_error = None  # State of a worker process.
 
 
-def _start(*arguments):
-    """Build the `ShardWriter` of this worker, which uses one thread."""
-    global _writer, _user_error
+def _start(job, num_threads):
+    """Open the job in this worker, which uses some of the processors."""
+    global _write, _user_error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import_tensorflow()
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    from bert_tf.data.shards import ShardWriter
-
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"
     try:
-        _writer = ShardWriter(*arguments)
+        _write = job.open()
     except UserError as error:  # The pool would only report that it is broken.
         _user_error = error
 
@@ -103,5 +92,5 @@ def _check_started():
         raise _user_error
 
 
-def _work(number, spans):
-    return _writer.write(number, spans)
+def _work(*task):
+    return _write(*task)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from bert_tf import files, ownership
-from bert_tf.data import documents, entries, sharding
+from bert_tf.data import documents, entries, shard_jobs, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.data.settings import WriterArguments, WriteShardsSettings
 from bert_tf.errors import UserError
@@ -79,7 +79,7 @@ def write_shards(
         if finished:
             log(f"{directory}: resuming: {len(finished)}/{settings.num_shards} shards complete")
         arguments = WriterArguments(settings, vocabulary, tokenizer, manifest.plan_sha256)
-        _make(_runner(settings.runner), arguments, index, missing, log)
+        _make(arguments, index, missing, log)
         for path, stamp in zip(paths, stamps, strict=True):
             if files.stamp(path) != stamp:
                 raise UserError(
@@ -91,13 +91,13 @@ def write_shards(
     return manifest
 
 
-def _make(runner, arguments, index, missing, log):
+def _make(arguments, index, missing, log):
     """Run the workers that write the missing shards, and log their progress."""
     settings = arguments.settings
     tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
     began = time.monotonic()
     try:
-        with runner(arguments, len(missing)) as make:
+        with shard_jobs.run(settings, arguments, len(missing)) as make:
             log(f"workers ready after {time.monotonic() - began:.1f} s")
             done = settings.num_shards - len(missing)
             with Progress(log, "shards", settings.num_shards, done) as progress:
@@ -108,19 +108,6 @@ def _make(runner, arguments, index, missing, log):
             f"stopped: complete shards remain in {settings.output_dir}; rerun the command to resume"
         )
         raise
-
-
-def _runner(name):
-    if name == "local":
-        from bert_tf.data.workers import run_local as runner
-    else:
-        try:
-            from bert_tf.data.beam import run_on_beam as runner
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"--runner=beam: {error.name} is not installed; pip install 'bert_tf[beam]'"
-            ) from None
-    return runner
 
 
 def _check_directory(directory):

@@ -21,6 +21,7 @@ from tasks.readers.rows import (
     csv_rows,
     good_or_bad,
     json_rows,
+    suffix_of,
 )
 from tasks.readers.tables import SUFFIXES, read_rows
 
@@ -79,7 +80,7 @@ def read_choices(
         )
     path = pathlib.Path(path)
     # Rows to predict may be JSON lines whatever the format of the training files.
-    if not labelled and path.suffix == ".jsonl" and _has_choices(path):
+    if not labelled and suffix_of(path) == ".jsonl" and _has_choices(path):
         file_format = "rows"
     read, suffixes = _READERS[file_format]
     path = checked_path(path, suffixes)

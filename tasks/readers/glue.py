@@ -21,6 +21,7 @@ from tasks.readers.rows import (
     check_text,
     checked_path,
     good_or_bad,
+    suffix_of,
     tsv_rows,
 )
 from tasks.readers.tables import Row, header_of, read_rows
@@ -123,8 +124,8 @@ def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> Iterable[Ro
 def _has_named_columns(name, path):
     """Return whether a file is no published one, which are .tsv or .txt with other columns."""
     path = checked_path(path)
-    return path.suffix in (".csv", ".jsonl") or (
-        path.suffix == ".tsv" and set(GLUE[name].keys) <= set(header_of(path))
+    return suffix_of(path) in (".csv", ".jsonl", ".parquet") or (
+        suffix_of(path) == ".tsv" and set(GLUE[name].keys) <= set(header_of(path))
     )
 
 

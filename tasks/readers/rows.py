@@ -1,4 +1,4 @@
-"""Rows of text files (.csv, .tsv, .jsonl) with their line numbers.
+"""Rows of text files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
 
 A reader yields a `BadRow` for a row that cannot be used and continues; a `UserError` stops it.
 A line ends at LF or CR LF, in .csv also at CR. A byte order mark is ignored. An empty line of .csv
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -95,9 +97,14 @@ def checked_path(path: str | os.PathLike, suffixes: Collection[str] | None = Non
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    if suffixes and path.suffix not in suffixes:
+    if suffixes and suffix_of(path) not in suffixes:
         raise UserError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     return path
+
+
+def suffix_of(path: pathlib.Path) -> str:
+    """Return the suffix of a file without compression, such as ".csv" for rows.csv.gz."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
 def as_label(text: str) -> str:
@@ -132,10 +139,12 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
         UserError: At a byte that is not UTF-8, or a line that is too long.
     """
     # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
+    open_text = gzip.open if os.fspath(path).endswith(".gz") else open
+    with open_text(
+        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    ) as file:
         number = 0
-        # readline with a limit bounds the memory of a file without line ends.
-        while line := file.readline(MAX_LINE_LENGTH + 1):
+        while line := _next_line(file, path):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
                 raise UserError(
@@ -147,6 +156,14 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
                     "convert the file to UTF-8"
                 )
             yield number, line
+
+
+def _next_line(file, path):
+    try:
+        # A limit bounds the memory of a file without line ends.
+        return file.readline(MAX_LINE_LENGTH + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip file ({error})") from None
 
 
 def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowError]]:

@@ -14,7 +14,14 @@ from typing import Any
 from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
-from tasks.readers.rows import BadRow, RowError, check_text, checked_path, good_or_bad
+from tasks.readers.rows import (
+    BadRow,
+    RowError,
+    check_text,
+    checked_path,
+    good_or_bad,
+    suffix_of,
+)
 from tasks.readers.tables import SUFFIXES, read_rows
 
 
@@ -69,7 +76,7 @@ def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Q
             questions have one id.
     """
     path = checked_path(path, (".json", *SUFFIXES))
-    read = _squad_questions if path.suffix == ".json" else _row_questions
+    read = _squad_questions if suffix_of(path) == ".json" else _row_questions
     ids = set()
     for item in read(path, labelled):
         if isinstance(item, Question):

@@ -1,4 +1,7 @@
-"""Reader of labelled text by column name: .csv, .tsv (quotes are data) and .jsonl."""
+"""Reader of labelled text by column name.
+
+Files are .csv, .tsv (quotes are data) and .jsonl, each also as .gz, and .parquet.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from tasks.readers.rows import (
     csv_rows,
     good_or_bad,
     json_rows,
+    suffix_of,
     tsv_rows,
 )
 
@@ -47,7 +51,7 @@ def read_rows(
     If a .csv or .tsv has one column only, a blank line is an empty text; otherwise it is not a row.
 
     Args:
-        path: .csv, .tsv or .jsonl.
+        path: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
         columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
             ("1.50").
         unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
@@ -82,7 +86,7 @@ def rows_with_optional_labels(
 
 def header_of(path: pathlib.Path) -> list[str]:
     """Return the column names of a .csv or .tsv file, [] if it is empty."""
-    for _, fields in _TABLES[path.suffix](path):
+    for _, fields in _TABLES[suffix_of(path)](path):
         if fields:
             return [] if isinstance(fields, RowError) else fields
     return []
@@ -90,10 +94,15 @@ def header_of(path: pathlib.Path) -> list[str]:
 
 def _rows(path, columns):
     """Yield (line number, {column: value} or RowError)."""
-    if path.suffix == ".jsonl":
+    suffix = suffix_of(path)
+    if suffix == ".parquet":
+        from tasks.readers.parquet import parquet_rows
+
+        return parquet_rows(path)
+    if suffix == ".jsonl":
         # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
         return json_rows(path, parse_int=str, parse_float=str)
-    return _table(path, _TABLES[path.suffix](path), columns)
+    return _table(path, _TABLES[suffix](path), columns)
 
 
 def _table(path, rows, columns):
@@ -159,4 +168,4 @@ def _no_column(column, columns):
 
 
 _TABLES = {".csv": csv_rows, ".tsv": tsv_rows}
-SUFFIXES = (*_TABLES, ".jsonl")
+SUFFIXES = (*_TABLES, ".jsonl", ".parquet")

@@ -35,6 +35,7 @@ from tasks.readers.rows import (
     json_rows,
     raise_bad_rows,
     read_lines,
+    suffix_of,
 )
 from tasks.readers.tables import header_of, read_rows
 
@@ -90,11 +91,11 @@ def read_tagged(
         UserError: If the file cannot be read or is empty.
     """
     path = checked_path(path)
-    if path.suffix == ".jsonl" and labelled:
+    if suffix_of(path) == ".jsonl" and labelled:
         items = _tagged_texts(path, text_column)
     elif not labelled and _has_text_column(path, text_column):
         items = _plain_texts(path, text_column)
-    elif path.suffix == ".csv":
+    elif suffix_of(path) == ".csv":
         raise UserError(f"{path}: expected tags in a column file or in .jsonl, received .csv")
     else:
         items = _sentences(path, labelled, to_bio)
@@ -276,6 +277,6 @@ def _plain_texts(path, text_column):
 
 def _has_text_column(path, text_column):
     """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
-    return path.suffix in (".jsonl", ".csv") or (
-        path.suffix == ".tsv" and text_column in header_of(path)
+    return suffix_of(path) in (".jsonl", ".csv", ".parquet") or (
+        suffix_of(path) == ".tsv" and text_column in header_of(path)
     )

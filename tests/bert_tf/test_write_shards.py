@@ -17,7 +17,7 @@ import time
 import pytest
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.data import documents, sharding, writing
+from bert_tf.data import documents, shard_jobs, sharding, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
 from tests.conftest import ROOT
@@ -198,15 +198,15 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
 
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
-    def runner(arguments, num_tasks):
+    def run(settings, arguments, num_tasks):
         def make(tasks):
-            write_here(arguments.settings, arguments.plan_sha256)
+            write_here(settings, arguments.plan_sha256)
             pathlib.Path(corpus["input"]).write_text("other text")
             yield from tasks
 
         yield make
 
-    monkeypatch.setattr(writing, "_runner", lambda name: runner)
+    monkeypatch.setattr(shard_jobs, "run", run)
     with pytest.raises(UserError, match="corpus.txt: was changed while it was read"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards"))
     assert not Manifest.load(tmp_path / "shards").is_complete
