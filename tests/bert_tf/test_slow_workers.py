@@ -22,6 +22,7 @@ from tests.workers import (
     with_dropout,
 )
 
+DATA = "variables.data-00000-of-00001"
 SECONDS_STOPPED = 5  # Half of TensorFlow's heartbeat timeout.
 
 
@@ -109,12 +110,9 @@ def test_a_worker_waits_for_a_checkpoint_that_it_sees_late_and_in_part(flags, co
     assert_weights(run, complete)
 
 
-DATA = "variables.data-00000-of-00001"
-
-
 @pytest.fixture
 def worker(monkeypatch, tmp_path):
-    """Return the strategy of worker 1, and a list of the chief's files at a path of their own."""
+    """Return the strategy of worker 1, which sees here/ while the chief sees of_chief/."""
     (tmp_path / "of_chief").mkdir()
     (tmp_path / "here").mkdir()
     strategy = types.SimpleNamespace(cluster_resolver=types.SimpleNamespace(task_id=1))
