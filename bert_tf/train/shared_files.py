@@ -67,6 +67,10 @@ def _wait(path, expected, worker, log):
     """Return once the fingerprint of a file is the expected one."""
     start, is_logged = time.monotonic(), False
     while _fingerprint(path) != expected:
+        if not is_logged:
+            limit = f"{SECONDS_TO_WAIT:.0f} s"
+            log(f"{worker}: waiting for {path} as worker 0 sees it, {limit} at most")
+            is_logged = True
         seconds = time.monotonic() - start
         if seconds > SECONDS_TO_WAIT:
             there = "is not the same here" if files.exists(path) else "does not exist here"
@@ -74,11 +78,6 @@ def _wait(path, expected, worker, log):
                 f"{worker}: {path}: worker 0 sees this file, which {there} after {seconds:.0f} s; "
                 "expected one --output_dir for all workers, on shared storage"
             )
-        if not is_logged:
-            log(
-                f"{worker}: waiting for {path} as worker 0 sees it, {SECONDS_TO_WAIT:.0f} s at most"
-            )
-            is_logged = True
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     if is_logged:
         log(f"{worker}: {path} has arrived after {time.monotonic() - start:.1f} s")
