@@ -5,6 +5,7 @@ to a minute. Only worker 0 lists a run directory and decides what is read. The o
 they see the same files.
 """
 
+import functools
 import hashlib
 import os
 import time
@@ -57,7 +58,7 @@ def wait_for_files(
     if not is_multi_worker(strategy):
         return
     for path in (os.path.join(directory, name) for name in names):
-        expected = from_chief(strategy, lambda path=path: _fingerprint(path))
+        expected = from_chief(strategy, functools.partial(_fingerprint, path))
         if not is_chief(strategy):
             _wait(path, expected, f"worker {strategy.cluster_resolver.task_id}", log)
     barrier(strategy)
