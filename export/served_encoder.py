@@ -18,8 +18,8 @@ from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
 from export.served_products import Dense, product
 
-# In float32 the packed form for few rows is slower for many (benchmarks/few_rows.py).
-SINGLE_TEXT_TOKENS = 48
+# One text needs no padding to a bucket. Its branch pays up to here (benchmarks/README.md).
+SINGLE_TEXT_TOKENS = 64
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
 # rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
@@ -201,11 +201,9 @@ class _Branch:
         q_BNLD, k_BNLD, v_BNLD = (tf.gather(vectors, index) for index in queries + others)
         scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
         scores_BNLL *= self.head_size**-0.5
-        if self.is_short:
-            probs_BNLL = _softmax_of_few(scores_BNLL)
-        else:
-            probs_BNLL = tf.nn.softmax(scores_BNLL + self.layout.key_bias_B11L)
-        probs_BNLL = tf.cast(probs_BNLL, self.dtype)
+        if not self.is_short:
+            scores_BNLL += self.layout.key_bias_B11L
+        probs_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)
         context_BNLD = tf.matmul(probs_BNLL, v_BNLD)
         if not (cls_only or self.is_packed):
             # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
@@ -224,9 +222,3 @@ class _Branch:
         function = norm_by_moments if self.is_short else norm_of_inference
         x_TH = tf.cast(x_TH, tf.float32)
         return tf.cast(function(x_TH, norm.gamma, norm.beta, norm.epsilon), self.dtype)
-
-
-def _softmax_of_few(scores):
-    """Return the softmax over axis -1 by its formula, which takes a third of the kernel's time."""
-    exponents = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
-    return exponents / tf.reduce_sum(exponents, -1, keepdims=True)

@@ -27,7 +27,7 @@ LENGTHS = {
 @pytest.fixture(scope="module", params=small.fast(["gelu", "gelu_new"], "gelu"))
 def encoder(request, config):
     """Return a trained encoder whose feed-forward width gets additional columns."""
-    wide = {"intermediate_size": served_encoder.SLOW_WIDTH, "max_position_embeddings": 64}
+    wide = {"intermediate_size": served_encoder.SLOW_WIDTH, "max_position_embeddings": 96}
     config = dataclasses.replace(config, hidden_act=request.param, **wide)
     return make_encoder(config, small.random_weights(config, scale=0.1))
 
