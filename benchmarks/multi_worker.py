@@ -4,9 +4,9 @@
     python benchmarks/multi_worker.py --shards=SHARDS --output=DIRECTORY
 
 Each point is a run of bert_tf.pretrain --strategy=multi_worker with processes on loopback and the
-same global batch, so that the losses are the same. "2" are two processes that share two cores;
-"2-pinned" are two processes with one core each. One process runs without a strategy. The rate is
-that of the command itself, without its first step.
+same global batch, so that losses differ by their dropout masks only. "2" are two processes that
+share two cores; "2-pinned" are two processes with one core each. One process runs without a
+strategy. The rate is that of the command itself, without its first step.
 
 Appends to multi_worker.jsonl in DIRECTORY and draws multi_worker.png of all its lines.
 """
