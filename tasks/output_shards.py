@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_tf import files
-from bert_tf.data import shard_jobs
+from bert_tf.data import entries, shard_jobs
 from bert_tf.errors import UserError
 from bert_tf.ownership import sole_writer
 from bert_tf.progress import Progress
@@ -215,6 +215,7 @@ def write_output_shards(
                         f"shards in {directory} may contain the old or the new rows"
                     )
             finished = manifest.finished()
+            entries.check_all(directory, finished, settings.num_shards)
             manifest.save(finished)
     return _num_rows(finished), sum(entry["bad_rows"] for entry in finished.values())
 

@@ -49,8 +49,9 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
-    # Beam logs every failure four times; it is raised as well.
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    # They log every failure, Beam four times; it is raised as well.
+    for name in ("apache_beam", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def make(tasks):
         try:

@@ -96,6 +96,19 @@ def finished(
     return found
 
 
+def check_all(directory: str, finished: Mapping[int, Any], num_shards: int) -> None:
+    """Check that the workers wrote all shards; a runner that lost them may end without an error.
+
+    Raises:
+        UserError: If a shard is missing.
+    """
+    if len(finished) < num_shards:
+        raise UserError(
+            f"{directory}: {len(finished)}/{num_shards} shards complete, but the workers were "
+            "lost; rerun the command to resume"
+        )
+
+
 def remove_all(directory: str, shards: Iterable[str]) -> None:
     """Remove the entry files of shards whose entries are in a complete manifest."""
     for name in sorted(set(map(entry_name, shards)).intersection(files.listdir(directory))):

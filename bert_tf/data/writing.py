@@ -86,7 +86,9 @@ def write_shards(
                     f"{path}: was changed while it was read; name a new --output_dir, since shards "
                     f"in {directory} may contain the old or the new text"
                 )
-        manifest.complete(finished_entries(manifest))
+        finished = finished_entries(manifest)
+        entries.check_all(directory, finished, settings.num_shards)
+        manifest.complete(finished)
     log(_summary(manifest))
     return manifest
 
