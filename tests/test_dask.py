@@ -18,7 +18,7 @@ from tests.corpus import ENTRIES, arguments, contents, settings_of, write_corpus
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("distributed", reason="dask is not installed: pip install '.[dask]'")
-SECONDS = 120  # At most, until a condition holds.
+SECONDS = 300  # At most, until a condition holds.
 
 
 class Cluster:

@@ -14,7 +14,7 @@ _DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
 class ShardJob(Protocol):
-    """What workers do. The object is pickled and sent to each of them."""
+    """Job of the workers. The object is pickled and sent to each of them."""
 
     @property
     def directory(self) -> str:
