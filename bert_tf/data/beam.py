@@ -5,9 +5,12 @@ output paths.
 """
 
 import contextlib
+import functools
 import io
 import logging
+import pickle
 import shlex
+import threading
 from collections.abc import Iterator
 
 import apache_beam as beam
@@ -46,8 +49,9 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
-    # Beam logs every failure four times; it is raised as well.
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    # They log every failure, Beam four times; it is raised as well.
+    for name in ("apache_beam", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def make(tasks):
         try:
@@ -75,14 +79,25 @@ def _last_line(error):
 
 
 class _WriteShard(beam.DoFn):
-    """Write one shard per element. The job is opened once per worker."""
+    """Write one shard per element."""
 
     def __init__(self, job):
-        self._job = job
+        self._job = pickle.dumps(job)
 
     def setup(self):
-        self._write = self._job.open()
+        # Some runners call this for each bundle, and in several threads.
+        with _lock:
+            self._write = _open(self._job)
 
     def process(self, task):
         self._write(*task)
         return []
+
+
+_lock = threading.Lock()
+
+
+@functools.lru_cache(maxsize=1)
+def _open(job):
+    """Open a pickled job, once per process."""
+    return pickle.loads(job).open()
