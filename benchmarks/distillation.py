@@ -38,7 +38,7 @@ LAYERS = (0, 2, 4)  # Of the teacher's pretrained weights, for the student.
 SEEDS = (1, 2, 3)
 DATASETS = {  # Recipe, training rows of which every n-th is used, test rows, metric.
     "banking77": (
-        {"task": "classification", "label_column": "category", **SHORT},
+        {"task": "classification", "label_column": "category", **SHORT, "learning_rate": 3e-4},
         ("banking77/train.csv", 3),
         "banking77/test.csv",
         "accuracy",
