@@ -18,16 +18,15 @@ import os
 
 from bert_tf import command
 from bert_tf.errors import UserError
-from tasks import inputs
+from tasks import inputs, output_settings
 from tasks.output_jobs import PublishedJob, RunJob
-from tasks.output_settings import OutputSettings
 from tasks.output_shards import OutputJob, write_output_shards
 from tasks.published import published_task, published_version
 from tasks.readers.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictSettings(OutputSettings):
+class PredictSettings(output_settings.OutputSettings):
     """Settings of tasks.predict."""
 
     run: str = command.flag("run directory; with --output_dir also a published model")
