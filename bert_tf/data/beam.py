@@ -5,13 +5,13 @@ output paths.
 """
 
 import contextlib
-import functools
 import io
 import logging
-import pickle
 import shlex
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -82,12 +82,15 @@ class _WriteShard(beam.DoFn):
     """Write one shard per element."""
 
     def __init__(self, job):
-        self._job = pickle.dumps(job)
+        self._job, self._key = job, uuid.uuid4().hex
 
     def setup(self):
         # Some runners call this for each bundle, and in several threads.
         with _lock:
-            self._write = _open(self._job)
+            if self._key not in _opened:
+                _opened.clear()
+                _opened[self._key] = self._job.open()
+            self._write = _opened[self._key]
 
     def process(self, task):
         self._write(*task)
@@ -95,9 +98,4 @@ class _WriteShard(beam.DoFn):
 
 
 _lock = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
-def _open(job):
-    """Open a pickled job, once per process."""
-    return pickle.loads(job).open()
+_opened: dict[str, Callable[..., Any]] = {}  # The job of this process, opened once.
