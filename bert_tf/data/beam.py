@@ -5,13 +5,13 @@ output paths.
 """
 
 import contextlib
-import functools
 import io
 import logging
-import pickle
 import shlex
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -78,26 +78,24 @@ def _last_line(error):
     return lines[-1].strip()
 
 
+_lock = threading.Lock()
+_opened: dict[str, Callable[..., Any]] = {}  # By command, what its job opened in this process.
+
+
 class _WriteShard(beam.DoFn):
-    """Write one shard per element."""
+    """Write one shard per element. The job is opened once per process."""
 
     def __init__(self, job):
-        self._job = pickle.dumps(job)
+        self._job, self._command = job, uuid.uuid4().hex
 
     def setup(self):
         # Some runners call this for each bundle, and in several threads.
         with _lock:
-            self._write = _open(self._job)
+            if self._command not in _opened:
+                _opened.clear()  # A process has memory for one model.
+                _opened[self._command] = self._job.open()
+            self._write = _opened[self._command]
 
     def process(self, task):
         self._write(*task)
         return []
-
-
-_lock = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
-def _open(job):
-    """Open a pickled job, once per process."""
-    return pickle.loads(job).open()
