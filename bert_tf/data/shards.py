@@ -21,7 +21,7 @@ from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
 
-BATCH_TOKENS = 1 << 17  # Tokens, with padding, that are masked and serialized at once.
+BATCH_TOKENS = 1 << 18  # Tokens, with padding, that are masked and serialized at once.
 
 
 class ShardWriter:
