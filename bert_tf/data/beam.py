@@ -78,8 +78,12 @@ def _last_line(error):
     return lines[-1].strip()
 
 
+_lock = threading.Lock()
+_opened: dict[str, Callable[..., Any]] = {}  # By command, what its job opened in this process.
+
+
 class _WriteShard(beam.DoFn):
-    """Write one shard per element."""
+    """Write one shard per element. The job is opened once per process."""
 
     def __init__(self, job):
         self._job, self._key = job, uuid.uuid4().hex
