@@ -99,7 +99,3 @@ class _WriteShard(beam.DoFn):
     def process(self, task):
         self._write(*task)
         return []
-
-
-_lock = threading.Lock()
-_opened: dict[str, Callable[..., Any]] = {}  # The job of this process, opened once.
