@@ -16,7 +16,7 @@ _TEMPORARY = r"\.[0-9a-f]{32}"
 _SMALL = r"(checkpoint\.json|\.saving)"
 _CHECKPOINT = rf"({_SMALL}|\.{_SMALL}{_TEMPORARY}|variables\.[^/]*)?"
 OF_CHECKPOINT = re.compile(_CHECKPOINT)
-_PART = r"((config|task|train|conversion)\.json|vocab\.txt|metrics\.jsonl|loss\.png)"
+_PART = r"((config|task|train|conversion)\.json|vocab\.txt|metrics\.jsonl|loss\.png|teacher\.npz)"
 OF_RUN = re.compile(
     rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
     rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_CHECKPOINT})?"

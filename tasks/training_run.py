@@ -25,6 +25,7 @@ from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
 from tasks import fitting, plots
+from tasks.distillation import Distillation
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.training_settings import TrainingSettings
@@ -50,6 +51,7 @@ class TrainingRun:
         output_dir: Run directory, created or resumed.
         strategy: Distribution strategy.
         log: Callable that takes log lines.
+        distillation: The teacher and the unlabelled rows, if there are any.
     """
 
     settings: TrainingSettings
@@ -62,6 +64,7 @@ class TrainingRun:
     output_dir: str
     strategy: tf.distribute.Strategy
     log: Callable[[str], None]
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
@@ -86,8 +89,11 @@ class TrainingRun:
         if self.examples[1:]:
             for line in self.task.postprocessor.check_dev(self.examples[1]):
                 self.log(f"warning: {self.names[1]}: {line}")
-        check_alike(self.strategy, [self.recorded, self.digests])
+        teacher = self.distillation and self.distillation.teacher.record
+        check_alike(self.strategy, [self.recorded, self.digests, teacher])
         if not from_chief(self.strategy, lambda: Run.has_checkpoint(self.output_dir)):
+            if self.distillation:
+                self.distillation.check(self.task, None)
             return None
         run = open_run(self.strategy, self.output_dir, self.log_wait)
         run.check_resumable(self.recorded, self.task.to_dict(), self.task.tunable_fields)
@@ -96,6 +102,8 @@ class TrainingRun:
                 f"{self.rows} differ from those that {run.path} was started with; "
                 "choose a new --output_dir"
             )
+        if self.distillation:
+            self.distillation.check(self.task, run)
         return run
 
     def train(self, model: TaskModel, run: Run | None) -> Run:
@@ -115,7 +123,9 @@ class TrainingRun:
         replicas = strategy.num_replicas_in_sync
         evaluator = Evaluator(task, model.network, strategy, log=log)
         encoded, *encoded_devs = self._encode(model, evaluator)
-        steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
+        unlabelled = self._encode_unlabelled(model)
+        num_samples = len(encoded) + sum(map(len, unlabelled))
+        steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs
         with strategy.scope():
             schedule = WarmupLinearDecay(
@@ -132,19 +142,26 @@ class TrainingRun:
             )
             optimizer.build(model.network.trainable_variables)
 
-        # Create the run directory only now, after all checks, so that user errors leave none.
-        if run is None:
-            run = self._create_run(model, encoded)
-        elif from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
+        if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             best = from_chief(strategy, run.checkpoints.best_or_latest_step)
             newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
             return run
+        distilled, losses = None, task.losses
+        more_losses: Mapping[str, Any] = {}
+        if self.distillation:
+            distilled = self.distillation.distilled(encoded, unlabelled, run, log)
+            losses, more_losses = self.distillation.losses(task)
+        # Create the run directory only now, after all checks, so that user errors leave none.
+        if run is None:
+            run = self._create_run(model, encoded)
         else:
             for line in run.changes():
                 log(line)
+        if self.distillation and distilled:
+            self.distillation.save(distilled, run)
         log(_summary(task, encoded, encoded_devs, len(self.examples[0]) - len(encoded.examples)))
         for name, data in zip(self.names, (encoded, *encoded_devs), strict=True):
             for line in task.label_warnings(data):
@@ -162,8 +179,11 @@ class TrainingRun:
 
         TrainingLoop(
             run,
-            TrainStep(model.network, task.losses, optimizer, strategy, settings.seed),
-            lambda step: encoded.training_batches(
+            TrainStep(
+                *(model.network, losses, optimizer, strategy, settings.seed),
+                more_losses=more_losses,
+            ),
+            lambda step: (distilled or encoded).training_batches(
                 global_batch_size=settings.global_batch_size,
                 num_epochs=settings.epochs,
                 seed=settings.seed,
@@ -203,10 +223,19 @@ class TrainingRun:
             return [FeatureExamples(data, evaluator, self.log) for data in encoded]
         return encoded
 
+    def _encode_unlabelled(self, model):
+        """Return the encoded unlabelled examples."""
+        if not self.distillation:
+            return []
+        layout = choose_layout(self.strategy)
+        return self.distillation.encode(model.serving.pipeline, layout, layout is to_padded)
+
     def _create_run(self, model, encoded):
         """Initialize the head from the training examples, and create the run directory."""
         fitting.init_head(model, encoded)
         entries = {"settings": self.recorded, "data": self.digests, **model.record}
+        if self.distillation:
+            entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
             task = self.task.to_dict()
             Run.create(self.output_dir, model.config, model.vocabulary, entries, task)
