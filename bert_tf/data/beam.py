@@ -86,15 +86,15 @@ class _WriteShard(beam.DoFn):
     """Write one shard per element. The job is opened once per process."""
 
     def __init__(self, job):
-        self._job, self._command = job, uuid.uuid4().hex
+        self._job, self._key = job, uuid.uuid4().hex
 
     def setup(self):
         # Some runners call this for each bundle, and in several threads.
         with _lock:
-            if self._command not in _opened:
-                _opened.clear()  # A process has memory for one model.
-                _opened[self._command] = self._job.open()
-            self._write = _opened[self._command]
+            if self._key not in _opened:
+                _opened.clear()
+                _opened[self._key] = self._job.open()
+            self._write = _opened[self._key]
 
     def process(self, task):
         self._write(*task)
