@@ -109,9 +109,11 @@ def test_a_short_text_has_a_branch_of_its_own(model, signature, tmp_path, config
     assert added[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
     assert added[MATMUL, "BiasAdd", "Add"] == 2 * NUM_LAYERS
     assert added[MATMUL, "BiasAdd", "Tanh"] == 1
-    assert added[("_MklBatchMatMulV2",)] == 2 * NUM_LAYERS
+    assert added["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scaled and masked scores.
+    assert added[("_MklSoftmax",)] == NUM_LAYERS
+    assert added[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities times values.
     operations = {kernel[0] for kernel in added}
-    assert not operations & {"_MklSoftmax", "_MklTranspose", "Transpose", "MatMul", "BiasAdd"}
+    assert not operations & {"_MklTranspose", "Transpose", "MatMul", "BiasAdd"}
 
 
 @pytest.mark.slow

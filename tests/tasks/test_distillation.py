@@ -100,7 +100,7 @@ def test_resumed_run_has_the_same_bits_and_asks_the_teacher_once(place, tmp_path
     complete = finetune(settings_of(place, tmp_path / "complete", **changes))
     settings = settings_of(place, tmp_path / "stopped", **changes)
     with pytest.raises(Stopped):
-        finetune(settings, stop_at("step 8/"))
+        finetune(settings, stop_at("step 6/"))
     assert Run.open(tmp_path / "stopped").checkpoints.steps() == [4]
     lines = []
     resumed = finetune(settings, lines.append)
@@ -109,7 +109,7 @@ def test_resumed_run_has_the_same_bits_and_asks_the_teacher_once(place, tmp_path
     # A finished run does not need the file.
     (tmp_path / "stopped" / "teacher.npz").unlink()
     finetune(settings, lines.append)
-    assert "finished at step 10, nothing to do" in lines[-1]
+    assert "finished at step 8, nothing to do" in lines[-1]
 
 
 def test_damaged_file_of_outputs_is_computed_again(place, tmp_path):
