@@ -25,15 +25,17 @@ def dry_run(settings: SweepSettings, log: Callable[[str], None] = lambda line: N
     Raises:
         UserError: As `finetune`.
     """
-    runs = settings.runs()
-    plan = _plan(next(iter(runs.values())), settings, len(runs), log)
+    plan = plan_of(settings, log)
     log(device_line(plan.device, settings.precision, is_measured=True))
     for line in finetuning_lines(plan, estimate_finetuning(plan)):
         log(line)
     log("dry run: checked files, weights and output directory; nothing was created")
 
 
-def _plan(of_run, settings, num_runs, log):
+def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
+    """Check a fine-tuning and return what is estimated; raises UserError as `finetune`."""
+    runs = settings.runs()
+    of_run = next(iter(runs.values()))
     # The devices of the estimate need not exist here, so that the strategy is that of one device.
     training = read(of_run, log, make_strategy("none"))
     model = create_model(of_run, training, training.open_run())
@@ -55,7 +57,7 @@ def _plan(of_run, settings, num_runs, log):
         frozen_layers=settings.frozen_layers,
         static_length=training.task.max_seq_length if settings.strategy == "tpu" else None,
         is_frozen=training.task.trains_on_vectors,
-        runs=num_runs,
+        runs=len(runs),
     )
 
 
