@@ -1,4 +1,4 @@
-"""Process of planner.py that sends requests to a SavedModel; it imports little beside TensorFlow."""
+"""Process of planner.py that sends requests to a SavedModel, with few imports."""
 
 import os
 import statistics
