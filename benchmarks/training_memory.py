@@ -113,7 +113,6 @@ def _kind(event, sizes, precision):
         return "inputs of GELU"
     by_size = {
         sizes.tokens * sizes.hidden * width: "inputs and outputs of LayerNorm",
-        sizes.tokens * sizes.length * sizes.heads * width: "attention probabilities",
         sizes.batch * sizes.predictions * sizes.vocabulary * 4: "gradient of the logits",
     }
     return by_size.get(event["requested_bytes"], "others")

@@ -122,17 +122,17 @@ def to_dense_like(values: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
     """Pad per-token values with 0 to the shape of the inputs.
 
     Args:
-        values: Ragged `(B, (L))`. Any other value is returned unchanged.
+        values: Ragged `(B, (L))` or `(B, (L), C)`. Any other value is returned unchanged.
         inputs: Encoder inputs in either layout.
 
     Returns:
-        `(B, L)`; L is that of padded inputs, or the longest sequence of flat ones.
+        `(B, L)` or `(B, L, C)`; L is that of padded inputs, or the longest sequence of flat ones.
     """
     if not isinstance(values, tf.RaggedTensor):
         return values
     # If L is not static, values and inputs have the same longest sequence.
     length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
-    return values.to_tensor(0, shape=[None, length])
+    return values.to_tensor(0, shape=[None, length, *values.shape[2:]])
 
 
 def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:

@@ -7,6 +7,7 @@ RUN/task.json        fields of the fine-tuning task (absent after pretraining)
 RUN/train.json       settings, seed, versions, origin of the initial weights
 RUN/conversion.json  report of bert_tf.convert (absent after training)
 RUN/checkpoints/     checkpoints, see bert_tf.checkpoints
+RUN/teacher.npz      outputs of the teacher, if there is one (tasks/distillation.py)
 RUN/metrics.jsonl    metrics, one JSON object per line
 RUN/tensorboard/     the same metrics for TensorBoard
 """
@@ -42,6 +43,7 @@ _TRAIN_KINDS: dict[str, type] = {
     "changes": list,
     "origin": str,
     "threads": int,
+    "teacher": dict,
 }
 
 

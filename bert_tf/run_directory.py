@@ -9,11 +9,14 @@ from bert_tf.errors import UserError
 STATE = "checkpoint.json"
 SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 STEP = re.compile(r"step-(\d{8,})")
+# The files of a run and of a checkpoint that are read to resume. Only fine-tuned runs have a task.
+FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
+CHECKPOINT_FILES = (STATE, "variables.index", "variables.data-00000-of-00001")
 _TEMPORARY = r"\.[0-9a-f]{32}"
 _SMALL = r"(checkpoint\.json|\.saving)"
 _CHECKPOINT = rf"({_SMALL}|\.{_SMALL}{_TEMPORARY}|variables\.[^/]*)?"
 OF_CHECKPOINT = re.compile(_CHECKPOINT)
-_PART = r"((config|task|train|conversion)\.json|vocab\.txt|metrics\.jsonl|loss\.png)"
+_PART = r"((config|task|train|conversion)\.json|vocab\.txt|metrics\.jsonl|loss\.png|teacher\.npz)"
 OF_RUN = re.compile(
     rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
     rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_CHECKPOINT})?"

@@ -66,11 +66,13 @@ def command_modules() -> list[str]:
 
 def settings_of(module: str) -> type:
     """Return the settings class of a command module."""
-    (found,) = (
+    classes = [
         value
         for name, value in vars(importlib.import_module(module)).items()
         if name.endswith("Settings") and dataclasses.is_dataclass(value)
-    )
+    ]
+    # A module may import the base classes of its settings.
+    (found,) = (of for of in classes if not any(of in other.__mro__[1:] for other in classes))
     return found
 
 

@@ -22,6 +22,8 @@ _SETTINGS = (
     "learning_rate",
     "warmup_proportion",
     "warmup_steps",
+    "distill_temperature",
+    "distill_alpha",
     "seed",
     "precision",
 )
@@ -83,6 +85,7 @@ def model_card(
             "sha256": unicode_tables.sha256(),
         },
         origin=without_paths(str(train.get("origin", ""))),
+        teacher=without_paths(str(train.get("teacher", {}).get("source", ""))),
         parameters=model.network.count_params(),
         checkpoint=checkpoint,
         precision=precision,

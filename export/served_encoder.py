@@ -13,13 +13,17 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.layout import FlatLayout, with_defaults
+from bert_tf.layout import MASKED_SCORE, FlatLayout, with_defaults
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
 from export.served_products import Dense, product
 
-# In float32 the packed form for few rows is slower for many (benchmarks/few_rows.py).
-SINGLE_TEXT_TOKENS = 48
+# One text needs no padding to a bucket. Its branch pays up to here (benchmarks/README.md).
+SINGLE_TEXT_TOKENS = 64
+# TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
+# fewer than 8 rows: if a text of 5 tokens came first, all longer ones would pack weights in each
+# call, which doubles their time. So there are at least 8 rows.
+MIN_ROWS = 8
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
 # rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
@@ -74,10 +78,11 @@ class ServedEncoder:
 
     def _short_text(self, inputs, options):
         """Encode the tokens of one text, without the padding up to the bucket size."""
-        count = inputs["row_splits"][-1]
-        tokens = {name: inputs[name][:count] for name in ("input_ids", "segment_ids")}
-        outputs = self._encoded(tokens, _OneTextLayout(count), is_short=True, **options)
-        padding = [[0, tf.size(inputs["input_ids"]) - count], [0, 0]]
+        count, size = inputs["row_splits"][-1], tf.size(inputs["input_ids"])
+        rows = tf.minimum(tf.maximum(count, MIN_ROWS), size)
+        tokens = {name: inputs[name][:rows] for name in ("input_ids", "segment_ids")}
+        outputs = self._encoded(tokens, _OneTextLayout(count, rows), is_short=True, **options)
+        padding = [[0, size - rows], [0, 0]]
         return {
             name: output
             if name == "pooled"
@@ -110,12 +115,19 @@ class ServedEncoder:
 
 
 class _OneTextLayout:
-    """Layout of a single sequence, with those attributes of `FlatLayout` that are read here."""
+    """Layout of a single sequence, with those attributes of `FlatLayout` that are read here.
 
-    def __init__(self, count):
-        self.length, self.row_T = count, tf.range(count)
+    Args:
+        count: Number of tokens.
+        rows: Number of rows; those after the tokens are padding.
+    """
+
+    def __init__(self, count, rows):
+        self.length, self.row_T = rows, tf.range(rows)
         self.text_T, self.starts_B = tf.zeros_like(self.row_T), tf.zeros([1], tf.int32)
         self.position_T, self.row_BL = self.row_T, self.row_T[tf.newaxis]
+        key_bias_L = tf.where(self.row_T < count, 0.0, MASKED_SCORE)
+        self.key_bias_B11L = key_bias_L[tf.newaxis, tf.newaxis, tf.newaxis]
 
     def flatten(self, values_T):
         return values_T
@@ -200,12 +212,8 @@ class _Branch:
         queries = [index_BNL[:, :, :1] if cls_only else index_BNL]
         q_BNLD, k_BNLD, v_BNLD = (tf.gather(vectors, index) for index in queries + others)
         scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
-        scores_BNLL *= self.head_size**-0.5
-        if self.is_short:
-            probs_BNLL = _softmax_of_few(scores_BNLL)
-        else:
-            probs_BNLL = tf.nn.softmax(scores_BNLL + self.layout.key_bias_B11L)
-        probs_BNLL = tf.cast(probs_BNLL, self.dtype)
+        scores_BNLL = scores_BNLL * self.head_size**-0.5 + self.layout.key_bias_B11L
+        probs_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)
         context_BNLD = tf.matmul(probs_BNLL, v_BNLD)
         if not (cls_only or self.is_packed):
             # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
@@ -224,9 +232,3 @@ class _Branch:
         function = norm_by_moments if self.is_short else norm_of_inference
         x_TH = tf.cast(x_TH, tf.float32)
         return tf.cast(function(x_TH, norm.gamma, norm.beta, norm.epsilon), self.dtype)
-
-
-def _softmax_of_few(scores):
-    """Return the softmax over axis -1 by its formula, which takes a third of the kernel's time."""
-    exponents = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
-    return exponents / tf.reduce_sum(exponents, -1, keepdims=True)

@@ -23,7 +23,9 @@ from bert_tf.train.losses import (
     focal_softmax_cross_entropy,
     multi_label_cross_entropy,
     sigmoid_cross_entropy,
+    sigmoid_divergence,
     softmax_cross_entropy,
+    softmax_divergence,
 )
 from tasks import class_imbalance
 from tasks.class_labels import ClassLabels
@@ -272,6 +274,12 @@ class ClassificationTask(ClassLabels):
             plain, focal = softmax_cross_entropy, focal_softmax_cross_entropy
         gamma = self.focal_gamma
         return {"label": functools.partial(focal, gamma=gamma) if gamma else plain}
+
+    @property
+    def soft_losses(self) -> dict[str, Callable[..., tf.Tensor]]:
+        """Divergence from the teacher's probabilities."""
+        is_sigmoid = self.activation == "sigmoid"
+        return {"label": sigmoid_divergence if is_sigmoid else softmax_divergence}
 
     @property
     def tunable_fields(self) -> tuple[str, ...]:

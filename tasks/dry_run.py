@@ -40,7 +40,8 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
     training = read(of_run, log, make_strategy("none"))
     model = create_model(of_run, training, training.open_run())
     train, *devs = training.encode(model)
-    samples = window_lengths(train)
+    learned = (train, *training.encode_unlabelled(model))
+    samples = [sample for data in learned for sample in window_lengths(data)]
     device = settings.typical()
     if settings.device == "cpu":
         tokens = sum(map(sum, samples)) * of_run.global_batch_size // max(len(samples), 1)

@@ -61,6 +61,10 @@ class Evaluator:
         """
         return self._collected(encoded)
 
+    def network_outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
+        """Return what `outputs` does, without the reduction by `metric_inputs`."""
+        return self._collected(encoded, reduced=lambda parts: parts)
+
     def _measured(self, encoded):
         """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
         sums = {name: np.zeros(2) for name in self.task.losses}
@@ -81,8 +85,12 @@ class Evaluator:
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
         return {**self.task.postprocessor.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
-    def _collected(self, encoded, on_batch=lambda numbers, outputs: None):
-        """Return the task's `metric_inputs` of all samples; `on_batch` sees each batch."""
+    def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
+        """Return the `reduced` outputs of all samples; `on_batch` sees each batch.
+
+        By default they are the task's `metric_inputs`.
+        """
+        reduced = reduced or self.task.postprocessor.metric_inputs
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
@@ -99,7 +107,7 @@ class Evaluator:
                 parts = {name: values[kept] for name, values in outputs.items()}
                 numbers = order[first : first + int(kept.sum())]
                 on_batch(numbers, parts)
-                parts = self.task.postprocessor.metric_inputs(parts)
+                parts = reduced(parts)
                 if result is None:
                     result = {
                         name: np.empty((len(encoded), *values.shape[1:]), values.dtype)

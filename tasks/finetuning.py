@@ -14,10 +14,12 @@ from bert_tf.train.distribution import (
     use_precision,
 )
 from bert_tf.weights.sources import read_pretrained
+from tasks.distillation import Distillation
 from tasks.loading import model_class
 from tasks.registry import task_class
 from tasks.settings import FinetuneSettings
 from tasks.task_model import TaskModel
+from tasks.teacher import read_teacher
 from tasks.training_run import TrainingRun
 from tasks.training_settings import KEEP_HEAD
 
@@ -64,11 +66,24 @@ def read(
         names=names,
         examples=[task.reader.load_examples(path) for path in names],
         digests=digests,
-        rows="--train, --dev: the files",
+        rows=f"--train, --dev{', --unlabelled' * bool(settings.unlabelled)}: the files",
         recorded=settings.recorded(),
         output_dir=settings.output_dir,
         strategy=strategy,
         log=log,
+        distillation=_distillation(settings, task, strategy),
+    )
+
+
+def _distillation(settings, task, strategy):
+    """Return the teacher and the unlabelled rows, or `None` without a teacher."""
+    if settings.teacher is None:
+        return None
+    return Distillation(
+        read_teacher(settings.teacher, task.kind, strategy),
+        settings.distill_temperature,
+        settings.distill_alpha,
+        [task.reader.load_examples(path, labelled=False) for path in settings.unlabelled],
     )
 
 

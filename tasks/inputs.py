@@ -4,10 +4,13 @@ A task is represented by the values of its task.json, or by the options that it 
 """
 
 import itertools
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from bert_tf import files
+from bert_tf.config import read_json_object
+from bert_tf.errors import UserError
 from bert_tf.run import Run
 from tasks.readers.rows import raise_bad_rows
 from tasks.registry import row_reader
@@ -51,3 +54,52 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
     run = Run.open(path)
     run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
     return run
+
+
+# A SavedModel serves the probabilities or values of these; of the others only what is decided.
+SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
+
+
+def is_saved_model(path: str) -> bool:
+    """Return whether a directory is a SavedModel, such as a published version."""
+    return files.exists(os.path.join(path, "saved_model.pb"))
+
+
+def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
+    """Check that a teacher is a fine-tuned run or a SavedModel of a task type.
+
+    Args:
+        path: Run directory, or directory of a published version.
+        kind: The student's task type.
+
+    Returns:
+        The values of its task.json, or None for a remote path.
+
+    Raises:
+        UserError: It is not.
+    """
+    if files.is_remote(path):
+        return None
+    if not is_saved_model(path):
+        task = Run.open(path).task
+        if task is None:
+            raise UserError(f"--teacher={path}: expected a fine-tuned run")
+        check_run(path)
+    else:
+        task_path = os.path.join(path, "assets.extra", "task.json")
+        if not files.exists(task_path):
+            raise UserError(
+                f"--teacher={path}: no assets.extra/task.json; expected a SavedModel of "
+                "export.export_saved_model, or a run"
+            )
+        task = read_json_object(task_path)
+        if kind not in SERVED_TEACHERS:
+            raise UserError(
+                f"--teacher={path}: a SavedModel of {kind} does not return its logits; pass the "
+                "run that it was exported from"
+            )
+    if task.get("kind") != kind:
+        raise UserError(
+            f"--teacher={path}: expected a model of task {kind}, received {task.get('kind')}"
+        )
+    return task

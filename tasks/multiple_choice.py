@@ -20,7 +20,7 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.train.losses import softmax_cross_entropy
+from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.heads import ChoiceModel
@@ -111,6 +111,7 @@ class MultipleChoiceTask(Task):
     INPUT_RANKS = {"choices": 2}
     accuracies = ("choice",)
     losses = {"choice": softmax_cross_entropy}
+    soft_losses = {"choice": softmax_divergence}
 
     @classmethod
     def from_data(cls, path: str, **options: Any) -> Self:

@@ -28,11 +28,13 @@ class TaskType:
             files before it is imported. It takes the values of a task.json (or, before training,
             the options of the task), a path, and whether the rows have labels.
         needs_dev: Whether it always has a field to tune on dev data.
+        has_teacher: Whether a teacher's outputs can be learned.
     """
 
     class_path: str
     rows_path: str = "tasks.readers.glue:task_rows"
     needs_dev: bool = False
+    has_teacher: bool = True
 
 
 TASK_TYPES = {
@@ -47,6 +49,7 @@ TASK_TYPES = {
         "tasks.anomaly:AnomalyTask",
         "tasks.readers.tables:rows_with_optional_labels",
         needs_dev=True,
+        has_teacher=False,
     ),
 }
 # Task types without labelled rows; tasks.finetune does not offer them.

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.train.losses import squared_error
+from bert_tf.train.losses import squared_difference, squared_error
 from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
@@ -85,6 +85,7 @@ class RegressionTask(LabelledTextTask):
     reader_class = RegressionReader
     postprocessor_class = RegressionPostprocessor
     losses = {"value": squared_error}
+    soft_losses = {"value": squared_difference}
     can_stream = True
 
     @classmethod

@@ -14,7 +14,7 @@ from bert_tf.run import Run
 from bert_tf.weights import sources
 from tasks import class_imbalance, inputs, registry
 from tasks.readers.rows import as_label
-from tasks.training_settings import TrainingSettings, flag_by_task
+from tasks.training_settings import TrainingSettings, flag_by_task, recorded
 
 # Task types with a flag in common.
 _TEXT = ("classification", "regression", "anomaly")
@@ -50,6 +50,9 @@ class DataSettings:
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
         "dev files, evaluated after each epoch; the first one selects the best checkpoint", ()
+    )
+    unlabelled: tuple[str, ...] = flag(
+        "files of rows whose labels are not read, learned from the teacher alone", ()
     )
     # Data.
     text_column: str | None = flag(
@@ -172,6 +175,13 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         paths.check_local_file("train", self.train)
         for path in self.dev:
             paths.check_local_file("dev", path)
+        for path in self.unlabelled:
+            paths.check_local_file("unlabelled", path)
+        if self.unlabelled and self.teacher is None:
+            raise UserError("--unlabelled: requires --teacher")
+        if self.unlabelled and self.balanced_sampling:
+            raise UserError("--balanced_sampling: cannot be combined with --unlabelled")
+        self.check_teacher_fits(self._dataset.kind)
         # A flag that the task type does not use would be ignored silently.
         given, kind = self._given(), self._dataset.kind
         for name, field in given.items():
@@ -199,9 +209,15 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         kind, options = self.task_options()
         for path in (self.train, *self.dev):
             inputs.check_rows({"kind": kind, **options}, path, labelled=True)
+        for path in self.unlabelled:
+            inputs.check_rows({"kind": kind, **options}, path, labelled=False)
+        if self.teacher:
+            inputs.check_teacher(self.teacher, kind)
         self._check_output()
 
     def _check_output(self):
+        if self.strategy == "multi_worker":
+            return  # Workers may see the run's files late; they check it when all see the same.
         if Run.check_resume(self.output_dir, self.recorded(), self._dataset.kind) is None:
             config = sources.check(self.init_from)
             if config is not None:
@@ -228,24 +244,24 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         """Return {path: sha256} of the data files.
 
         Raises:
-            UserError: If a dev file has the content of the training file.
+            UserError: If a dev file has the content of a file that is trained on.
         """
-        hashes = {path: files.sha256(path) for path in (self.train, *self.dev)}
+        trained = {"train": (self.train,), "unlabelled": self.unlabelled}
+        hashes = {path: files.sha256(path) for path in (self.train, *self.dev, *self.unlabelled)}
         for path in self.dev:
-            if hashes[path] == hashes[self.train]:
-                raise UserError(
-                    f"--dev={path}: same content as --train={self.train}; expected rows that "
-                    "training does not use"
-                )
+            for name, others in trained.items():
+                for other in others:
+                    if hashes[path] == hashes[other]:
+                        raise UserError(
+                            f"--dev={path}: same content as --{name}={other}; expected rows that "
+                            "training does not use"
+                        )
         return hashes
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all but the output directory."""
         fields = (field.name for field in dataclasses.fields(FinetuneSettings))
-        values = {name: getattr(self, name) for name in fields if name != "output_dir"}
-        if self.keep_head == "auto":  # Runs of earlier versions, which can be resumed, have none.
-            del values["keep_head"]
-        return values
+        return recorded({name: getattr(self, name) for name in fields if name != "output_dir"})
 
     @property
     def _dataset(self):

@@ -22,7 +22,7 @@ from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.train.losses import half_softmax_cross_entropy
+from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.answer_spans import best_spans, select_answer
 from tasks.decisions import top2_gap
 from tasks.examples import Arrays, EncodedExamples, Example, Examples, Tensors
@@ -224,6 +224,7 @@ class QuestionAnsweringTask(Task):
     }
     input_names = ("question", "context")
     losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
+    soft_losses = {"start": half_softmax_divergence, "end": half_softmax_divergence}
     has_windows = True
     accuracies = ("start", "end")
     needs_offsets = True

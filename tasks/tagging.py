@@ -18,7 +18,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.train.losses import softmax_cross_entropy
+from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks import heads
 from tasks.entity_labels import (
     BioLabels,
@@ -197,6 +197,7 @@ class TaggingTask(Task):
     needs_offsets = True
     accuracies = ("tag",)
     losses = {"tag": softmax_cross_entropy}
+    soft_losses = {"tag": softmax_divergence}
 
     @classmethod
     def from_data(
@@ -294,6 +295,12 @@ class TaggingTask(Task):
             {"tag": tf.maximum(labels, 0)},
             {"tag": labels.with_flat_values(tf.cast(labels.flat_values >= 0, tf.float32))},
         )
+
+    def soft_weights(self, windows: Windows, num_samples: int) -> dict[str, tf.RaggedTensor]:
+        """Return 1 at the first token of each word, in its window of most context, otherwise 0."""
+        assert windows.is_first is not None and windows.is_max_context is not None
+        is_counted = windows.is_first.flat_values & windows.is_max_context.flat_values
+        return {"tag": windows.is_first.with_flat_values(tf.cast(is_counted, tf.float32))}
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> heads.TokenClassifier:
         """Build the encoder with a token classification head."""

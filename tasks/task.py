@@ -17,12 +17,13 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
 from bert_tf.errors import UserError
 from tasks.postprocessor import Postprocessor
 from tasks.reader import Reader
 
 if TYPE_CHECKING:
-    import numpy as np
     import tensorflow as tf
 
     from bert_tf.config import BertConfig
@@ -98,6 +99,14 @@ class Task(abc.ABC):
     def losses(self) -> Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
         """Functions from (labels, output) to one loss per element, by the name of the output."""
         raise NotImplementedError
+
+    @property
+    def soft_losses(self) -> Mapping[str, Callable[..., tf.Tensor]]:
+        """Functions from (teacher's output, output, temperature) to one loss per element.
+
+        By the name of the output, for distillation. A task without them has no teacher.
+        """
+        return {}
 
     @property
     def tunable_fields(self) -> tuple[str, ...]:
@@ -180,6 +189,10 @@ class Task(abc.ABC):
     def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the loss weight per sample, float32 `(samples,)`, or `None` if all are 1."""
         return None
+
+    def soft_weights(self, windows: Windows, num_samples: int) -> Arrays:
+        """Return the loss weights of samples without labels in distillation, by output name."""
+        return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
 
     def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the sampling weight per sample in training, `(samples,)`.

@@ -14,12 +14,14 @@ from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
 from tasks import fitting
+from tasks.distillation import Distillation
 from tasks.examples import Examples
-from tasks.rows import examples_of, is_token_ids
+from tasks.rows import examples_of, inputs_of, is_token_ids
 from tasks.run_checkpoint import RunCheckpoint
 from tasks.settings import task_defaults
+from tasks.teacher import read_teacher
 from tasks.training_run import TrainingRun
-from tasks.training_settings import TrainingSettings
+from tasks.training_settings import TrainingSettings, recorded
 
 if TYPE_CHECKING:
     from tasks.task_model import TaskModel
@@ -39,6 +41,8 @@ def train(
     dev: Any = (),
     *,
     output_dir: str | os.PathLike[str],
+    teacher: str | os.PathLike[str] | TaskModel | None = None,
+    unlabelled: Any = None,
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> None:
@@ -54,6 +58,8 @@ def train(
         dev: Rows that select the best checkpoint and tune thresholds: (x, y), `Rows` or a dataset;
             or a list of these, of which the first one does.
         output_dir: Run directory, created or resumed.
+        teacher: Model whose outputs are learned, or its run or SavedModel (docs/distillation.md).
+        unlabelled: Rows without labels, which are learned from the teacher alone.
         log: Receives progress lines.
         **settings: Fields of `TrainingSettings`, such as epochs, learning_rate and patience. Seed,
             frozen layers and precision are those of the model by default.
@@ -66,22 +72,42 @@ def train(
         if is_token_ids(x):
             raise UserError("x: expected strings, received token ids; use fit")
         strategy, task = model.distribute_strategy, model.task.with_tuned({})
+        if teacher is not None:
+            is_path = isinstance(teacher, str | os.PathLike)
+            settings["teacher"] = os.fspath(teacher) if is_path else "model"
         chosen = _settings_of(model, settings)
+        chosen.check_teacher_fits(task.kind)
         examples = [examples_of(task, x, y), *_dev_examples(task, dev)]
         numbers = range(1, len(examples))
         names = ["train", *(f"dev{number if number > 1 else ''}" for number in numbers)]
         fitting.select_training_examples(task, examples[0])
+        digests, distillation = _digests(names, examples), None
+        if unlabelled is not None:
+            if teacher is None:
+                raise UserError("unlabelled: requires teacher")
+            rows = Examples(task.reader.columns(inputs_of(unlabelled)), [])
+            digests |= _digests(["unlabelled"], [rows])
+        if teacher is not None:
+            distillation = Distillation(
+                read_teacher(teacher, task.kind, strategy),
+                chosen.distill_temperature,
+                chosen.distill_alpha,
+                [] if unlabelled is None else [rows],
+            )
         training = TrainingRun(
             settings=chosen,
             task=task,
             names=names,
             examples=examples,
-            digests=_digests(names, examples),
+            digests=digests,
             rows="x, dev: the rows",
-            recorded={"dev": names[1:], **{name: getattr(chosen, name) for name in _FIELDS}},
+            recorded=recorded(
+                {"dev": names[1:], **{name: getattr(chosen, name) for name in _FIELDS}}
+            ),
             output_dir=os.fspath(output_dir),
             strategy=strategy,
             log=log,
+            distillation=distillation,
         )
         if chosen.patience and not examples[1:]:
             raise UserError("patience: requires dev")
@@ -146,11 +172,11 @@ def _digests(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, st
     digests = {}
     for name, data in zip(names, examples, strict=True):
         digest = hashlib.sha256()
-        for row in zip(*data.texts.values(), data.labels, strict=True):
+        for row in zip(*data.texts.values(), *[data.labels] * bool(data.labels), strict=True):
             digest.update(repr(row).encode())
         digest.update(repr(data.weights).encode())
         digests[name] = digest.hexdigest()
-        if name != "train" and digests[name] == digests["train"]:
+        if "train" in digests and name != "train" and digests[name] == digests["train"]:
             raise UserError(f"{name}: same rows as x; expected rows that training does not use")
     return digests
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from bert_tf import checkpoints, plotting
+from bert_tf import checkpoints, plotting, run_directory
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.run import Run
@@ -22,8 +22,10 @@ from bert_tf.train.distribution import (
 )
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
+from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
 from tasks import fitting, plots
+from tasks.distillation import Distillation
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
 from tasks.training_settings import TrainingSettings
@@ -49,6 +51,7 @@ class TrainingRun:
         output_dir: Run directory, created or resumed.
         strategy: Distribution strategy.
         log: Callable that takes log lines.
+        distillation: The teacher and the unlabelled rows, if there are any.
     """
 
     settings: TrainingSettings
@@ -61,8 +64,10 @@ class TrainingRun:
     output_dir: str
     strategy: tf.distribute.Strategy
     log: Callable[[str], None]
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
+        self.log_wait = self.log
         if not is_chief(self.strategy):
             self.log = lambda line: None
         replicas = self.strategy.num_replicas_in_sync
@@ -84,16 +89,21 @@ class TrainingRun:
         if self.examples[1:]:
             for line in self.task.postprocessor.check_dev(self.examples[1]):
                 self.log(f"warning: {self.names[1]}: {line}")
-        check_alike(self.strategy, [self.recorded, self.digests])
+        teacher = self.distillation and self.distillation.teacher.record
+        check_alike(self.strategy, [self.recorded, self.digests, teacher])
         if not from_chief(self.strategy, lambda: Run.has_checkpoint(self.output_dir)):
+            if self.distillation:
+                self.distillation.check(self.task, None)
             return None
-        run = Run.open(self.output_dir, is_writer=is_chief(self.strategy))
+        run = open_run(self.strategy, self.output_dir, self.log_wait)
         run.check_resumable(self.recorded, self.task.to_dict(), self.task.tunable_fields)
         if run.train.get("data") != self.digests:
             raise UserError(
                 f"{self.rows} differ from those that {run.path} was started with; "
                 "choose a new --output_dir"
             )
+        if self.distillation:
+            self.distillation.check(self.task, run)
         return run
 
     def train(self, model: TaskModel, run: Run | None) -> Run:
@@ -116,7 +126,9 @@ class TrainingRun:
             FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
             for data in self.encode(model)
         ]
-        steps_per_epoch = math.ceil(len(encoded) / settings.global_batch_size)
+        unlabelled = self.encode_unlabelled(model)
+        num_samples = len(encoded) + sum(map(len, unlabelled))
+        steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs
         with strategy.scope():
             schedule = WarmupLinearDecay(
@@ -133,19 +145,26 @@ class TrainingRun:
             )
             optimizer.build(model.network.trainable_variables)
 
-        # Create the run directory only now, after all checks, so that user errors leave none.
-        if run is None:
-            run = self._create_run(model, encoded)
-        elif from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
+        if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             best = from_chief(strategy, run.checkpoints.best_or_latest_step)
-            newest = run.checkpoints.steps()[-1]
+            newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
             return run
+        distilled, losses = None, task.losses
+        more_losses: Mapping[str, Any] = {}
+        if self.distillation:
+            distilled = self.distillation.distilled(encoded, unlabelled, run, log)
+            losses, more_losses = self.distillation.losses(task)
+        # Create the run directory only now, after all checks, so that user errors leave none.
+        if run is None:
+            run = self._create_run(model, encoded)
         else:
             for line in run.changes():
                 log(line)
+        if self.distillation and distilled:
+            self.distillation.save(distilled, run)
         log(_summary(task, encoded, encoded_devs, len(self.examples[0]) - len(encoded.examples)))
         for name, data in zip(self.names, (encoded, *encoded_devs), strict=True):
             for line in task.label_warnings(data):
@@ -163,8 +182,11 @@ class TrainingRun:
 
         TrainingLoop(
             run,
-            TrainStep(model.network, task.losses, optimizer, strategy, settings.seed),
-            lambda step: encoded.training_batches(
+            TrainStep(
+                *(model.network, losses, optimizer, strategy, settings.seed),
+                more_losses=more_losses,
+            ),
+            lambda step: (distilled or encoded).training_batches(
                 global_batch_size=settings.global_batch_size,
                 num_epochs=settings.epochs,
                 seed=settings.seed,
@@ -178,6 +200,7 @@ class TrainingRun:
             evaluate if encoded_devs else None,
             steps_per_epoch,
             patience=settings.patience,
+            log_wait=self.log_wait,
         ).train()
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
         if encoded_devs:
@@ -200,16 +223,23 @@ class TrainingRun:
             for examples in (self.task.select_training_examples(train), *devs)
         ]
 
+    def encode_unlabelled(self, model: TaskModel) -> list[EncodedExamples]:
+        """Return the encoded unlabelled examples."""
+        if not self.distillation:
+            return []
+        layout = choose_layout(self.strategy)
+        return self.distillation.encode(model.serving.pipeline, layout, layout is to_padded)
+
     def _create_run(self, model, encoded):
         """Initialize the head from the training examples, and create the run directory."""
         fitting.init_head(model, encoded)
-        chief = is_chief(self.strategy)
         entries = {"settings": self.recorded, "data": self.digests, **model.record}
-        if chief:
+        if self.distillation:
+            entries["teacher"] = self.distillation.teacher.record
+        if is_chief(self.strategy):
             task = self.task.to_dict()
             Run.create(self.output_dir, model.config, model.vocabulary, entries, task)
-        barrier(self.strategy)
-        return Run.open(self.output_dir, is_writer=chief)
+        return open_run(self.strategy, self.output_dir, self.log_wait)
 
     def _is_finished(self, run, num_train_steps):
         """Whether the run is trained and evaluated, and its task is tuned."""
@@ -222,9 +252,8 @@ class TrainingRun:
     def _finish(self, run, evaluator, devs, best):
         """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
         task, name, log = self.task, self.names[1], self.log
-        metrics = run.checkpoints.info(best)["metrics"]
         if task.tunable_fields:
-            _load(run, best, evaluator.model)
+            self._load(run, best, evaluator.model)
             outputs = [evaluator.outputs(dev) for dev in devs]
             warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
             task = task.postprocessor.tune(devs[0], outputs[0])
@@ -251,6 +280,10 @@ class TrainingRun:
             for line in warnings:
                 log(f"warning: {name}: {line}")
             run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
+        elif is_chief(self.strategy):
+            metrics = run.checkpoints.info(best)["metrics"]
+        else:
+            return  # The others log nothing, and may see the file as it was before its evaluation.
         warning = task.postprocessor.warning(
             {metric.removeprefix("dev_"): value for metric, value in metrics.items()}
         )
@@ -267,23 +300,23 @@ class TrainingRun:
             return
         found = {}
         for dev in devs:
-            _load(run, best, evaluator.model)
+            self._load(run, best, evaluator.model)
             outputs = evaluator.outputs(dev)
             if is_chief(self.strategy):
                 found = task_at(run, best).postprocessor.plots(dev, outputs)
         if is_chief(self.strategy):
             self.log(f"plots: {plots.write(run, found)}")
 
-
-def _load(run, step, model):
-    """Load a checkpoint; after training, the model holds the weights of the last step."""
-    directory = run.checkpoints.path(step)
-    checkpoints.assign(
-        checkpoints.model_variables(model),
-        checkpoints.read(directory),
-        directory,
-        ignore=checkpoints.OPTIMIZER_STATE,
-    )
+    def _load(self, run, step, model):
+        """Load a checkpoint; after training, the model holds the weights of the last step."""
+        directory, names = run.checkpoints.path(step), run_directory.CHECKPOINT_FILES
+        wait_for_files(self.strategy, directory, names, self.log_wait)
+        checkpoints.assign(
+            checkpoints.model_variables(model),
+            checkpoints.read(directory),
+            directory,
+            ignore=checkpoints.OPTIMIZER_STATE,
+        )
 
 
 def _by_dev(results):

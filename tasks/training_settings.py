@@ -12,6 +12,9 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from tasks import registry
 
+# Settings that runs without a teacher, such as those of earlier versions, do not record.
+DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
+
 # Values of --keep_head, as `PretrainedWeights.head_for` takes them.
 KEEP_HEAD = {"auto": None, "true": True, "false": False}
 
@@ -82,6 +85,18 @@ class TrainingSettings:
         choices=tuple(KEEP_HEAD),
         of_model=True,
     )
+    teacher: str | None = flag(
+        "fine-tuned run, or published SavedModel, whose outputs are learned (docs/distillation.md)",
+        None,
+    )
+    distill_temperature: float = flag(
+        "temperature of the teacher's and the student's logits", 2.0, bounds={">": 0}
+    )
+    distill_alpha: float = flag(
+        "weight of learning from the teacher; the rest is that of the labels",
+        0.5,
+        bounds={">=": 0, "<=": 1},
+    )
     seed: int = flag("seed of head initialization, row order and dropout", 0, bounds={">=": 0})
     strategy: str = flag(
         "one device; one replica per local GPU; several processes from TF_CONFIG; TPU cores",
@@ -110,6 +125,27 @@ class TrainingSettings:
         check_bounds(self)
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
+        for name in DISTILLATION:
+            if self.teacher is None and getattr(self, name) != _DEFAULTS[name]:
+                raise UserError(f"--{name}: requires --teacher")
+
+    def check_teacher_fits(self, kind: str) -> None:
+        """Check that a teacher, if there is one, fits the task type.
+
+        Args:
+            kind: The task type.
+
+        Raises:
+            UserError: If the task type has no teacher, or no temperature.
+        """
+        if self.teacher is None:
+            return
+        task_type = registry.TASK_TYPES.get(kind)
+        if task_type and not task_type.has_teacher:
+            raise UserError(f"--teacher: not supported by task {kind}, which has no logits")
+        default = _DEFAULTS["distill_temperature"]
+        if kind == "regression" and self.distill_temperature != default:
+            raise UserError("--distill_temperature: not supported by task regression")
 
     def check_fits(self, config: BertConfig, origin: str) -> None:
         """Check that pretrained weights have enough layers.
@@ -126,3 +162,17 @@ class TrainingSettings:
                 f"--frozen_layers={self.frozen_layers}: expected at most "
                 f"{config.num_hidden_layers}, the number of layers of {origin}"
             )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingSettings)}
+
+
+def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as they are saved in train.json, by name.
+
+    Those that earlier versions did not have are left out at their defaults, so that runs of these
+    versions can be resumed.
+    """
+    unused = [] if values["teacher"] else [*DISTILLATION, "unlabelled"]
+    unused += ["keep_head"] * (values.get("keep_head") == "auto")
+    return {name: value for name, value in values.items() if name not in unused}

@@ -176,6 +176,18 @@ def test_importing_bert_tf_is_light():
     assert done.stdout.strip() == "[]"
 
 
+def test_pretraining_imports_no_tokenizer():
+    """Shards are token ids; TF Text would take more than 100 MB of a process."""
+    code = (
+        "import sys, bert_tf.pretraining.recipe; print('tensorflow' in sys.modules, "
+        "'tensorflow_text' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True False"
+
+
 def test_public_names_exist_and_the_model_needs_no_extra():
     import bert_tf
 

@@ -111,11 +111,13 @@ def command_lines(text):
 def settings_class(module):
     """Return the settings dataclass of a command, whose fields are its flags."""
     assert module in COMMANDS, f"{module} is no command"
-    (found,) = (
+    classes = [
         value
         for name, value in vars(importlib.import_module(module)).items()
         if name.endswith("Settings") and dataclasses.is_dataclass(value)
-    )
+    ]
+    # A module may import the base classes of its settings.
+    (found,) = (of for of in classes if not any(of in other.__mro__[1:] for other in classes))
     return found
 
 

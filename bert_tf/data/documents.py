@@ -135,38 +135,39 @@ def blocks(path: str, max_bytes: int) -> Iterator[tuple[int, bytes, str]]:
     with files.open_file(path) as packed, contextlib.ExitStack() as stack:
         is_packed = path.endswith(".gz")
         stream = stack.enter_context(gzip.GzipFile(fileobj=packed)) if is_packed else packed
-        offset, number, rest, is_open = 0, 1, b"", True
-        while is_open:
+        # Number of the current line, and what was read of it.
+        offset, number, rest = 0, 1, b""
+        while True:
             try:
-                data = stream.read(BUFFER_BYTES)
+                data = stream.read(min(BUFFER_BYTES, max_bytes))
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: damaged gzip file ({error})") from None
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from None
-            is_open = bool(data)
-            cut = data.rfind(b"\n") + 1 if data else 0
-            # A line may be longer than several reads, and the last one may have no LF.
-            block, rest = (rest + data[:cut], data[cut:]) if cut else (b"", rest + data)
-            if not is_open:
-                block, rest = rest, b""
-            if len(block) > max_bytes or len(rest) > max_bytes:
-                for line_number, line in enumerate((block + rest).split(b"\n"), start=number):
-                    if len(line) > max_bytes:
-                        raise UserError(
-                            f"{path}: line {line_number} is longer than {max_bytes} bytes; "
-                            "expected one sentence or paragraph per line"
-                        )
+            # Only the first line can be too long: each of the others is shorter than `data`.
+            if len(rest) + len(data.partition(b"\n")[0]) > max_bytes:
+                raise UserError(
+                    f"{path}: line {number} is longer than {max_bytes} bytes; expected one "
+                    "sentence or paragraph per line"
+                )
+            if data and b"\n" not in data:
+                rest += data
+                continue
+            # At the end of the file, the block is a last line without LF, or empty.
+            cut = data.rfind(b"\n") + 1
+            block, rest = rest + data[:cut], data[cut:]
             try:
                 text = block.decode("utf-8")
             except UnicodeDecodeError as error:
-                line_number = number + block.count(b"\n", 0, error.start)
+                number += block.count(b"\n", 0, error.start)
                 raise UserError(
-                    f"{path}: line {line_number} is not UTF-8 at "
-                    f"byte {offset + error.start} of the file; convert it (iconv -f LATIN1 -t "
-                    "UTF-8) or remove the line"
+                    f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
+                    "file; convert it (iconv -f LATIN1 -t UTF-8) or remove the line"
                 ) from None
             if block:
                 yield offset, block, text
+            if not data:
+                return
             offset += len(block)
             number += block.count(b"\n")
             if is_packed and offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
@@ -198,11 +199,11 @@ def spans(
     for offset, data, text in blocks(path, MAX_LINE_BYTES):
         if copy_to is not None:
             copy_to.write(data)
+        sizes = map(len, io.BytesIO(data))  # Of the lines with their LF.
+        # Line i is at offsets[i] to offsets[i + 1].
+        offsets = list(itertools.accumulate(sizes, initial=offset))
+        # `splitlines` would end lines at other characters, too.
         stripped = [line.strip() for line in text.removesuffix("\n").split("\n")]
-        lengths = map(len, text.split("\n") if text.isascii() else data.split(b"\n"))
-        # Line i is at offsets[i] to offsets[i + 1], with its LF.
-        offsets = list(itertools.accumulate((n + 1 for n in lengths), initial=offset))
-        offsets[len(stripped)] = offset + len(data)
         first = 0
         for last in [number for number, line in enumerate(stripped) if not line] + [len(stripped)]:
             if first < last:

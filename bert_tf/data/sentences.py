@@ -63,17 +63,15 @@ def tokenize_documents(
         num_bytes = 0
 
     for path, offset, length in spans:
-        count = 0
         lines = documents.read(path, offset, length, input_format, text_field)
-        for sentence in lines if input_format == "lines" else split_sentences(lines):
-            if not sentence:
-                continue
-            sentences.append(sentence)
-            count += 1
-            num_bytes += len(sentence)
+        found = lines if input_format == "lines" else split_sentences(lines)
+        found = [sentence for sentence in found if sentence]
+        sentences_of_documents.append(len(found))
+        for begin in range(0, len(found), 16):  # A document may be larger than a batch.
+            sentences += found[begin : begin + 16]
+            num_bytes += sum(map(len, found[begin : begin + 16]))
             if num_bytes >= BATCH_BYTES:
                 flush()
-        sentences_of_documents.append(count)
     if sentences:
         flush()
     sizes = np.concatenate(lengths)

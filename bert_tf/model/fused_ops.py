@@ -176,24 +176,24 @@ def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.
 
 
 def attention_context(
-    scores: tf.Tensor,
-    bias: tf.Tensor,
+    queries: tf.Tensor,
+    keys: tf.Tensor,
     values: tf.Tensor,
-    head_size: int,
+    bias: tf.Tensor,
     rate: float,
     seed: tf.Tensor,
     dropout_id: int,
 ) -> tf.Tensor:
-    """Return dropout(softmax(scores / sqrt(head_size) + bias)) @ values.
+    """Return dropout(softmax(queries @ keys^T / sqrt(D) + bias)) @ values.
 
-    Softmax and dropout are computed in float32. Only the probabilities before dropout are kept for
-    the backward pass.
+    Softmax and dropout are computed in float32. No tensor of L x L is kept for the backward pass,
+    which computes the scores again: that product is small next to those with weights.
 
     Args:
-        scores: Attention scores before scaling, `(B, N, L, L)`.
-        bias: float32, broadcastable to the scores.
-        values: `(B, N, L, D)`, of the dtype of the scores.
-        head_size: D.
+        queries: `(B, N, L, D)`.
+        keys: `(B, N, L, D)`, of the same dtype.
+        values: `(B, N, L, D)`, of the same dtype.
+        bias: float32, broadcastable to the scores `(B, N, L, L)`.
         rate: Dropout rate.
         seed: int64 `(2,)`.
         dropout_id: Identifies this dropout among those of a step.
@@ -202,24 +202,34 @@ def attention_context(
         `(B, N, L, D)`.
     """
     seed = _at(seed, dropout_id)
-    width, options = scores.shape[1] * head_size, {"factor": head_size**-0.5, "rate": rate}
+    num_heads, head_size = queries.shape[1], queries.shape[3]
+    width, options = num_heads * head_size, {"factor": head_size**-0.5, "rate": rate}
 
     @tf.custom_gradient
-    def attended(scores, values):
-        probs, dropped = _softmax_dropout(width, scores, bias, seed, **options)
-        dropped = _like(dropped, scores)
+    def attended(queries, keys, values):
+        scores = tf.matmul(queries, keys, transpose_b=True)
+        dropped = _like(_softmax_dropout(width, scores, bias, seed, **options), scores)
 
         def gradient(upstream):
+            # Without the dependency TensorFlow would merge both products and keep the first.
+            with tf.control_dependencies([upstream]):
+                scores = tf.matmul(queries, keys, transpose_b=True)
             grad_dropped = tf.matmul(upstream, values, transpose_b=True)
-            dropped, grad_scores = _softmax_dropout_gradient(
-                width, probs, seed, grad_dropped, **options
+            dropped, grad_scores = (
+                _like(of, scores)
+                for of in _softmax_dropout_gradient(
+                    width, scores, bias, seed, grad_dropped, **options
+                )
             )
-            grad_values = tf.matmul(_like(dropped, scores), upstream, transpose_a=True)
-            return _like(grad_scores, scores), grad_values
+            return (
+                tf.matmul(grad_scores, keys),
+                tf.matmul(grad_scores, queries, transpose_a=True),
+                tf.matmul(dropped, upstream, transpose_a=True),
+            )
 
         return tf.matmul(dropped, values), gradient
 
-    return attended(scores, values)
+    return attended(queries, keys, values)
 
 
 def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
@@ -354,21 +364,25 @@ def _normed_gradient(x, mean, scale, gamma, upstream):
     return grad_x, tf.reduce_sum(upstream * normed, 0), tf.reduce_sum(upstream, 0)
 
 
+def _softmax(scores, bias, factor):
+    scores = tf.cast(scores, tf.float32) * factor + bias
+    exp = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
+    return exp / tf.reduce_sum(exp, -1, keepdims=True)
+
+
 @fused_op
 def _softmax_dropout(scores, bias, seed, *, factor, rate):
-    scores_wide = tf.cast(scores, tf.float32) * factor + bias
-    exp = tf.exp(scores_wide - tf.reduce_max(scores_wide, -1, keepdims=True))
-    probs = exp / tf.reduce_sum(exp, -1, keepdims=True)
-    return tf.cast(probs, scores.dtype), tf.cast(_scaled(probs, rate, seed), scores.dtype)
+    return tf.cast(_scaled(_softmax(scores, bias, factor), rate, seed), scores.dtype)
 
 
 @fused_op
-def _softmax_dropout_gradient(probs, seed, upstream, *, factor, rate):
-    dtype, probs = probs.dtype, tf.cast(probs, tf.float32)
+def _softmax_dropout_gradient(scores, bias, seed, upstream, *, factor, rate):
+    """Return the output of the forward pass as well, which costs little here."""
+    dtype, probs = scores.dtype, _softmax(scores, bias, factor)
     dropped = _scaled(probs, rate, seed)
     grad_probs = _scaled(upstream, rate, seed)
     along = tf.reduce_sum(grad_probs * probs, -1, keepdims=True)
-    return tf.cast(dropped, dtype), tf.cast(factor * probs * (grad_probs - along), upstream.dtype)
+    return tf.cast(dropped, dtype), tf.cast(factor * probs * (grad_probs - along), dtype)
 
 
 @fused_op

@@ -283,10 +283,10 @@ class SelfAttention(keras.layers.Layer):
             context_BNLD = tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD)
         else:
             context_BNLD = fused_ops.attention_context(
-                scores_BNLL,
-                layout.key_bias_B11L,
+                q_BNLD,
+                k_BNLD,
                 v_BNLD,
-                head_size,
+                layout.key_bias_B11L,
                 self.config.attention_probs_dropout_prob,
                 seed,
                 self.dropout_id,

@@ -103,13 +103,13 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     pairs = round(sizes.examples * sizes.attention_length**2)
     probabilities = pairs * config.num_attention_heads * width
     # Q, K, V, context, and input and output of both LayerNorms: T x H each; input of GELU: T x F.
-    layer = tokens * (8 * hidden + inner) * width + probabilities
+    layer = tokens * (8 * hidden + inner) * width
     if sizes.gradient_checkpointing:
         activations = sizes.trained_layers * tokens * hidden * width + layer
     else:
         activations = sizes.trained_layers * layer
     activations += tokens * hidden * (2 * _FLOAT32 + width)
-    # Gradients of the scores and of both forms of the probabilities, or of the feed-forward layer.
+    # Scores, probabilities and the gradients of both, or gradients of the feed-forward layer.
     temporary = max(4 * probabilities, 3 * tokens * inner * width)
     # Kernels are converted for products in bfloat16, and kept for the backward pass.
     copies = (parameters - table // _FLOAT32) * width if width < _FLOAT32 else 0

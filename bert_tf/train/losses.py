@@ -4,6 +4,10 @@ The focal forms (Lin et al. 2017) scale each element's cross-entropy by (1 - p)^
 probability of the label, so that well-classified elements count less. With gamma 0 they equal the
 cross-entropy. Tasks bind gamma with `functools.partial`.
 
+The divergences (Hinton et al. 2015) compare the outputs of a student with those of its teacher,
+both divided by a temperature. The factor temperature^2 keeps the size of their gradient, about
+that of a cross-entropy, for every temperature.
+
 Shape suffixes: B sequences, C classes, L tokens, P predictions per sequence, V vocabulary size.
 """
 
@@ -14,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.model import fused_ops
 
 
@@ -118,6 +123,63 @@ def identity_loss(labels_B: tf.Tensor, errors_B: tf.Tensor) -> tf.Tensor:
     An autoencoder's output is its reconstruction error. The labels are ignored.
     """
     return tf.cast(errors_B, tf.float32)
+
+
+def softmax_divergence(
+    teacher_BC: tf.Tensor, logits_BC: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return T^2 KL(softmax(teacher / T) || softmax(logits / T)).
+
+    Args:
+        teacher_BC: Logits of the teacher, `(B, C)`, or `(B, L, C)` for tokens. Where the student
+            has MASKED_SCORE, as at padding, the teacher's value is ignored.
+        logits_BC: Logits of the student, of the same shape.
+        temperature: T > 0.
+
+    Returns:
+        float32 `(B,)`, or `(B, L)`.
+    """
+    logits_BC = tf.cast(logits_BC, tf.float32)
+    teacher_BC = tf.where(logits_BC > MASKED_SCORE, tf.cast(teacher_BC, tf.float32), MASKED_SCORE)
+    expected_BC = tf.nn.log_softmax(teacher_BC / temperature)
+    difference_BC = expected_BC - tf.nn.log_softmax(logits_BC / temperature)
+    return temperature**2 * tf.reduce_sum(tf.exp(expected_BC) * difference_BC, axis=-1)
+
+
+def half_softmax_divergence(
+    teacher_BL: tf.Tensor, logits_BL: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return half of `softmax_divergence`, as `half_softmax_cross_entropy` of a span's ends."""
+    return 0.5 * softmax_divergence(teacher_BL, logits_BL, temperature)
+
+
+def sigmoid_divergence(
+    teacher_BC: tf.Tensor, logits_BC: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return T^2 KL of Bernoulli distributions, sigmoid(logit / T), as the mean over classes.
+
+    Args:
+        teacher_BC: Logits of the teacher, `(B, C)`; C is 1 for two labels.
+        logits_BC: Logits of the student, of the same shape.
+        temperature: T > 0.
+
+    Returns:
+        float32 `(B,)`.
+    """
+    teacher_BC = tf.cast(teacher_BC, tf.float32) / temperature
+    logits_BC = tf.cast(logits_BC, tf.float32) / temperature
+    # -softplus(-x) is the logarithm of sigmoid(x), and -softplus(x) that of 1 - sigmoid(x).
+    of_positive_BC = tf.nn.softplus(-logits_BC) - tf.nn.softplus(-teacher_BC)
+    of_negative_BC = tf.nn.softplus(logits_BC) - tf.nn.softplus(teacher_BC)
+    losses_BC = tf.sigmoid(teacher_BC) * of_positive_BC + tf.sigmoid(-teacher_BC) * of_negative_BC
+    return temperature**2 * tf.reduce_mean(losses_BC, axis=-1)
+
+
+def squared_difference(
+    teacher_B1: tf.Tensor, outputs_B1: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return (teacher - output)^2 `(B,)` of outputs `(B, 1)`; values have no temperature."""
+    return squared_error(tf.cast(teacher_B1, tf.float32)[:, 0], outputs_B1)
 
 
 # Models saved by earlier versions refer to these names in the config of WeightedMean.

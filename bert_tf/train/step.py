@@ -19,12 +19,13 @@ class TrainStep:
     """Run one synchronized update.
 
     The loss is a weighted mean over the global batch, sum(weight * loss) / sum(weight), added over
-    the model's outputs. It does not depend on the number of replicas. If the loss or a gradient is
-    not finite on any replica, no replica is updated: an InvalidArgumentError is raised, or, if XLA
-    drops that check, the returned "gradient_norm" is not finite.
+    the terms: one per output of the model, and `more_losses`. It does not depend on the number of
+    replicas. If the loss or a gradient is not finite on any replica, no replica is updated: an
+    InvalidArgumentError is raised, or, if XLA drops that check, the returned "gradient_norm" is not
+    finite.
 
     A batch is a tuple (inputs, labels, weights). Labels and weights are dicts keyed like the
-    model's outputs; examples of weight 0 are padding that fills up a replica's batch.
+    terms; examples of weight 0 are padding that fills up a replica's batch.
 
     The dropout masks are a function of (seed, step, replica, batch, dropout_id); no random state is
     kept between steps.
@@ -40,6 +41,8 @@ class TrainStep:
         accumulation_steps: Gradient accumulation: an element of the iterator is this number of
             batches, stacked on a new first axis by `Dataset.batch` or `ragged_batch`. They are
             processed one after the other, and their sums make one update.
+        more_losses: Further terms of the loss: maps a name to (output name, function). An example
+            counts as one if it has a weight in the first of them.
 
     Raises:
         ValueError: The model computes in float16, which needs loss scaling.
@@ -55,8 +58,12 @@ class TrainStep:
         metrics: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
         | None = None,
         accumulation_steps: int = 1,
+        more_losses: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
+        | None = None,
     ) -> None:
-        self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
+        self.model, self.optimizer, self.strategy = model, optimizer, strategy
+        self.more_losses = more_losses or {}
+        self.losses = {**{name: (name, loss) for name, loss in losses.items()}, **self.more_losses}
         self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps = accumulation_steps
         if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
@@ -148,8 +155,8 @@ class TrainStep:
             outputs = self.model(inputs, training=True, seed=seed)
             loss = tf.add_n(
                 [
-                    mean(name, loss(labels[name], outputs[name]))
-                    for name, loss in self.losses.items()
+                    mean(name, loss(labels[name], outputs[output]))
+                    for name, (output, loss) in self.losses.items()
                 ]
             )
         gradients = tape.gradient(loss, self.model.trainable_variables)
@@ -164,7 +171,7 @@ class TrainStep:
                 "trainable variables; freeze the others"
             )
         # An example counts if any of its elements has a weight, such as one masked position.
-        of_any = next(iter(weights.values()))
+        of_any = weights[next(iter(self.more_losses or weights))]
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
         sums = {
             "loss": loss,

@@ -1,7 +1,9 @@
 """Documents of every input format: found, hashed by content and read; bad input by its line."""
 
 import gzip
+import hashlib
 import json
+import random
 
 import pytest
 
@@ -165,3 +167,55 @@ def test_paths_of_tensorflow_file_systems_are_read(tmp_path):
     here = documents.index([str(tmp_path / "a.txt")], "lines", "text", "")
     assert found.sha256 == here.sha256
     assert documents.read(paths[0], 0, 4, "lines") == ["One."]
+
+
+def reference(data, input_format, max_bytes):
+    """Read a file line by line. Return [(digest, offset, length) per document] or [error]."""
+    found, content, begin, end, is_after_blank, offset = [], b"", 0, 0, False, 0
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+        if len(line) > max_bytes:
+            return [f"line {number} is longer than {max_bytes} bytes"]
+        try:
+            text = line.decode().strip().encode()
+        except UnicodeDecodeError as error:
+            at = offset + error.start
+            return [f"line {number} is not UTF-8 at byte {at} of the file"]
+        if text:
+            begin = begin if content else offset
+            content += b"\n" * is_after_blank + text + b"\n"
+            end = min(offset + len(line) + 1, len(data))
+        elif content and input_format == "lines":
+            found.append((hashlib.blake2b(content, digest_size=16).digest(), begin, end - begin))
+            content = b""
+        is_after_blank = bool(content) and not text
+        offset += len(line) + 1
+    if content:
+        found.append((hashlib.blake2b(content, digest_size=16).digest(), begin, end - begin))
+    return found
+
+
+PARTS = ["\n"] * 8 + ["\n\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", " ", "\0", "a"]
+PARTS = [part.encode() for part in [*PARTS, "\u00e9", "one line", "\U0001f600", "x" * 40]]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("input_format", ["lines", "text"])
+@pytest.mark.parametrize("bad", [[], [b"\xe9", b"\xf0\x9f", b"y" * 60, b"y" * 61, b"y" * 140]])
+def test_blocks_of_any_size_give_what_reading_line_by_line_gives(
+    tmp_path, monkeypatch, suffix, input_format, bad
+):
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 60 if bad else 10_000)
+    draws, path = random.Random(0), tmp_path / f"a{suffix}"
+    num_errors = 0
+    for _ in range(200):
+        monkeypatch.setattr(documents, "BUFFER_BYTES", draws.choice([1, 2, 3, 7, 30, 1000]))
+        parts = draws.choices(PARTS, k=draws.randrange(30)) + draws.choices(bad or [b""], k=1)
+        data = b"".join(draws.sample(parts, len(parts)))
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        try:
+            found = [tuple(span) for span in documents.spans(str(path), input_format)]
+        except UserError as error:
+            found = [str(error).removeprefix(f"{path}: ").split(";")[0]]
+            num_errors += 1
+        assert found == reference(data, input_format, documents.MAX_LINE_BYTES), data
+    assert bool(num_errors) == bool(bad)

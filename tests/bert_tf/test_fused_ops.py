@@ -56,8 +56,8 @@ def assert_like_plain(kernel, plain, arguments, shape, dtype):
 
 
 def unknown(shape):
-    """Make the number of rows, and for scores [B, N, L, L] the length, unknown to the graph."""
-    return [None, shape[1], None, None] if shape.rank == 4 else [None, *shape[1:]]
+    """Make the number of rows, and the length L of [B, N, L, D], unknown to the graph."""
+    return [None, shape[1], None, shape[3]] if shape.rank == 4 else [None, *shape[1:]]
 
 
 def values_and_gradients_in_graph(function, arguments, upstream):
@@ -145,19 +145,23 @@ def test_gelu_linear(dtype, approximate, width):
 @pytest.mark.parametrize("head_size", [4, 64])
 def test_attention_context(dtype, rate, head_size):
     """Mask 4 of 9 tokens of one text in a batch of two."""
-    scores, values = normal([2, 3, 9, 9], dtype), normal([2, 3, 9, head_size], dtype, seed=1)
+    shape = [2, 3, 9, head_size]
+    queries, keys, values = (normal(shape, dtype, seed=number) for number in range(3))
     bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
 
-    def plain(scores, values):
+    def plain(queries, keys, values):
+        scores = tf.matmul(queries, keys, transpose_b=True)
         probs = tf.nn.softmax(scores * head_size**-0.5 + bias)
         return (plain_dropout(probs, rate, 2) if rate else probs) @ values
 
-    def kernel(scores, values):
-        return fused_ops.attention_context(scores, bias, values, head_size, rate, SEED, 2)
+    def kernel(queries, keys, values):
+        return fused_ops.attention_context(queries, keys, values, bias, rate, SEED, 2)
 
-    assert_like_plain(kernel, plain, [scores, values], [2, 3, 9, head_size], dtype)
+    assert_like_plain(kernel, plain, [queries, keys, values], shape, dtype)
     of_masked = tf.concat([values[:, :, :5], values[:, :, 5:] + 1000], axis=2)
-    np.testing.assert_array_equal(kernel(scores, values)[1], kernel(scores, of_masked)[1])
+    np.testing.assert_array_equal(
+        kernel(queries, keys, values)[1], kernel(queries, keys, of_masked)[1]
+    )
 
 
 @DTYPES
@@ -277,9 +281,11 @@ def test_results_are_equal_in_an_xla_compiled_function():
         y = fused_ops.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
         y = fused_ops.gelu(fused_ops.dropout(y, RATE, SEED, 2), False)
         y = fused_ops.gelu_linear(y, normal([128, 128], seed=5) / 16, beta, False)
-        scores = tf.reshape(y, [9, 2, 8, 8])
-        bias, values = tf.zeros([9, 1, 1, 8]), normal([9, 2, 8, 64], seed=6)
-        return fused_ops.attention_context(scores, bias, values, 64, RATE, SEED, 3)
+        queries = tf.tile(tf.reshape(y, [9, 2, 8, 8]), [1, 1, 1, 8])
+        keys, values = (normal([9, 2, 8, 64], seed=number) for number in (7, 6))
+        return fused_ops.attention_context(
+            queries, keys, values, tf.zeros([9, 1, 1, 8]), RATE, SEED, 3
+        )
 
     def gradients(x):
         return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 64], seed=4))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_tf.layout import MASKED_SCORE
 from bert_tf.train import losses
 from bert_tf.train.losses import (
     WeightedMean,
@@ -189,3 +190,66 @@ def test_every_loss_survives_a_keras_config_and_keeps_its_gamma():
                 assert float(one(labels, logits_BC, sample_weight=weights_B)) == pytest.approx(
                     (values_B * weights_B).sum() / 3, rel=1e-5
                 ), name
+
+
+def test_divergences_by_hand():
+    """Use T = 2 and a teacher of probability 3/4 at T, a student of 1/2: four times the KL."""
+    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    logit = 2 * math.log(3)
+    by_softmax = losses.softmax_divergence(
+        np.array([[logit, 0.0], [1.0, 2.0]]), np.array([[5.0, 5.0], [1.5, 2.5]]), temperature=2.0
+    )
+    np.testing.assert_allclose(by_softmax, [4 * divergence, 0.0], rtol=1e-5, atol=1e-6)
+    by_half = losses.half_softmax_divergence(np.array([[logit, 0.0]]), np.zeros((1, 2)), 2.0)
+    np.testing.assert_allclose(by_half, [2 * divergence], rtol=1e-5)
+    # One logit for two labels is the same distribution; of two labels the second one agrees.
+    for teacher, student, expected in (
+        ([[logit]], [[0.0]], 4 * divergence),
+        ([[-logit, 1.0]], [[0.0, 1.0]], 2 * divergence),
+    ):
+        by_sigmoid = losses.sigmoid_divergence(np.array(teacher), np.array(student), 2.0)
+        np.testing.assert_allclose(by_sigmoid, [expected], rtol=1e-5)
+    values = losses.squared_difference(np.array([[3.0]]), np.array([[1.0]]), temperature=2.0)
+    np.testing.assert_array_equal(values, [4.0])
+
+
+def test_softmax_divergence_ignores_what_the_student_masks():
+    """Compare with the distribution without the padding, which the teacher's array fills with 0."""
+    teacher, student = np.array([[1.0, 3.0]]), np.array([[2.0, 0.5]])
+    expected = losses.softmax_divergence(teacher, student, 2.0)
+    padded = losses.softmax_divergence(
+        np.pad(teacher, [(0, 0), (0, 2)]),
+        np.pad(student, [(0, 0), (0, 2)], constant_values=MASKED_SCORE),
+        2.0,
+    )
+    np.testing.assert_allclose(padded, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [losses.softmax_divergence, losses.sigmoid_divergence])
+def test_gradients_of_divergences_equal_finite_differences(loss):
+    rng = np.random.default_rng(0)
+    teacher, student = rng.normal(0, 2, (2, 3, 4))
+
+    def in_float64(logits):
+        t, s = teacher / 1.5, logits / 1.5
+        if loss is losses.softmax_divergence:
+            p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (t, s))
+            return 2.25 * (p * np.log(p / q)).sum(-1)
+        p, q = sigmoid(t), sigmoid(s)
+        return 2.25 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean(-1)
+
+    values, gradients = with_gradient(lambda logits: loss(teacher, logits, 1.5), student)
+    np.testing.assert_allclose(values, in_float64(student), rtol=1e-5)
+    step = 1e-5
+    for column in range(4):
+        change = step * np.eye(4)[column]
+        expected = (in_float64(student + change) - in_float64(student - change)) / (2 * step)
+        np.testing.assert_allclose(gradients[:, column], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [losses.softmax_divergence, losses.sigmoid_divergence])
+def test_divergences_are_finite_at_extremes(loss):
+    teacher, student = (np.array(values) for values in ([[1e4, -1e4]], [[-1e4, 1e4]]))
+    values, gradients = with_gradient(lambda logits: loss(teacher, logits, 2.0), student)
+    assert np.isfinite(values).all() and np.isfinite(gradients).all()
+    assert (values > 1e3).all()

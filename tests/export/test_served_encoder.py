@@ -1,6 +1,9 @@
 """The encoder of the served graph against the trained encoder."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -27,7 +30,7 @@ LENGTHS = {
 @pytest.fixture(scope="module", params=small.fast(["gelu", "gelu_new"], "gelu"))
 def encoder(request, config):
     """Return a trained encoder whose feed-forward width gets additional columns."""
-    wide = {"intermediate_size": served_encoder.SLOW_WIDTH, "max_position_embeddings": 64}
+    wide = {"intermediate_size": served_encoder.SLOW_WIDTH, "max_position_embeddings": 96}
     config = dataclasses.replace(config, hidden_act=request.param, **wide)
     return make_encoder(config, small.random_weights(config, scale=0.1))
 
@@ -167,3 +170,43 @@ def test_portable_graphs_have_standard_operations(encoder, vocabulary):
     operations = {node.op for node in graph.as_graph_def().node}
     assert "MatMul" in operations
     assert not any(operation.startswith("_") for operation in operations)
+
+
+REQUESTS = """
+import sys
+import numpy as np, tensorflow as tf
+from bert_tf import BertConfig
+from export.served_encoder import ServedEncoder
+from tests import small
+from tests.bert_tf.test_encoder import make_encoder
+
+sizes = {"vocab_size": 30, "hidden_size": 768, "num_attention_heads": 12}
+config = BertConfig(num_hidden_layers=1, **sizes)
+encoder = make_encoder(config, small.random_weights(config, scale=0.1))
+served = ServedEncoder(encoder, "float32", True)
+specs = dict.fromkeys(("input_ids", "segment_ids", "row_splits"), tf.TensorSpec([None], tf.int32))
+encode = tf.function(lambda inputs: served(inputs), input_signature=[specs])
+for count in map(int, sys.argv[1:]):
+    print("tokens", count, flush=True)
+    ids = np.ones(max(count, 8), np.int32)
+    encode({"input_ids": ids, "segment_ids": 0 * ids, "row_splits": np.array([0, count], np.int32)})
+"""
+
+
+@pytest.mark.slow
+def test_a_short_first_text_does_not_make_later_ones_pack_weights_again():
+    if not has_packed_products():
+        pytest.skip("this TensorFlow has no packed products")
+    counts = ["1", "20", "1", "20", str(SINGLE_TEXT_TOKENS)]
+    done = subprocess.run(
+        [sys.executable, "-c", REQUESTS, *counts],
+        env={**os.environ, "ONEDNN_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, *calls = done.stdout.split("tokens ")
+    assert [call.split()[0] for call in calls] == counts
+    assert all(",inner_product," in call for call in calls)
+    # The first call packs the weights.
+    assert [",reorder," in call for call in calls] == [True, False, False, False, False]

@@ -1,0 +1,296 @@
+"""Distillation: terms of the loss, unlabelled rows, the file of the teacher's outputs, errors."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+import export
+import tasks
+from bert_tf import UserError, Vocabulary, checkpoints
+from bert_tf.layout import to_flat
+from bert_tf.run import Run
+from tasks import fitting, load_model
+from tasks.distillation import Distillation
+from tasks.examples import EncodedExamples, Examples
+from tasks.finetuning import finetune
+from tasks.teacher import read_teacher
+from tests import small
+from tests.conftest import WORDS
+from tests.tasks.test_task_model import CASES, create
+
+TEXTS = [text for texts in small.TEXTS.values() for text in texts]
+TRAINED = ("TextClassifier", "TextRegressor", "TokenClassifier", "QuestionAnswerer")
+SETTINGS = {"global_batch_size": 2, "epochs": 2, "learning_rate": 1e-3}
+
+
+class Stopped(Exception):
+    """Raised by a log function, in place of an interruption."""
+
+
+def stop_at(start):
+    def log(line):
+        if line.startswith(start):
+            raise Stopped
+
+    return log
+
+
+def tensors_of(run):
+    return checkpoints.read(run.checkpoints.path(run.checkpoints.steps()[-1]))
+
+
+def assert_same_bits(first, second):
+    assert sorted(first) == sorted(second)
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, config, vocabulary):
+    """Return a directory with weights, rows, unlabelled rows and a trained teacher."""
+    place = tmp_path_factory.mktemp("distillation")
+    small.write_huggingface(place / "huggingface", config, vocabulary)
+    small.write_complaints(place)
+    small.write_rows(place / "unlabelled.csv", [(text,) for text in TEXTS[::2]], ("text",))
+    finetune(dataclasses.replace(settings_of(place, "teacher"), teacher=None, seed=5, epochs=12))
+    return place
+
+
+def settings_of(place, name, **changes):
+    files = {part: place / f"{part}.csv" for part in ("train", "dev")}
+    changes = {"teacher": str(place / "teacher"), **changes}
+    return small.settings(place / "huggingface", files, place / name, **changes)
+
+
+def test_alpha_0_equals_training_without_a_teacher(place, tmp_path):
+    alone = finetune(settings_of(place, tmp_path / "alone", teacher=None))
+    taught = finetune(settings_of(place, tmp_path / "taught", distill_alpha=0.0))
+    assert_same_bits(tensors_of(alone), tensors_of(taught))
+    # The teacher is recorded with its weights, and nothing of it without one.
+    assert len(taught.train["teacher"]["sha256"]) == 64
+    assert taught.train["teacher"]["source"].startswith(f"run {place}/teacher/checkpoints/step-")
+    assert not {"teacher", "distill_alpha"} & {*alone.train, *alone.train["settings"]}
+
+
+def test_student_learns_the_teacher_from_unlabelled_rows_alone(place, tmp_path):
+    """Give the student labels that are wrong: with alpha 1 they have no weight."""
+    rows = [(text, "software") for text in TEXTS] + [(TEXTS[0], "billing"), (TEXTS[0], "hardware")]
+    wrong = small.write_rows(tmp_path / "wrong.csv", rows)
+    settings = settings_of(
+        *(place, tmp_path / "run"),
+        train=str(wrong),
+        unlabelled=(str(place / "unlabelled.csv"),),
+        distill_alpha=1.0,
+        epochs=40,
+        dev=(),
+    )
+    lines = []
+    run = finetune(settings, lines.append)
+    assert "teacher: 16 samples, once; 5 of them without labels" in lines
+    assert run.checkpoints.steps()[-1] == 40 * 2  # 11 and 5 rows in batches of 8.
+    student, teacher = load_model(run.path), load_model(place / "teacher")
+    expected = teacher.predict(TEXTS)["probabilities"]
+    np.testing.assert_allclose(student.predict(TEXTS)["probabilities"], expected, atol=0.1)
+
+
+def test_resumed_run_has_the_same_bits_and_asks_the_teacher_once(place, tmp_path, monkeypatch):
+    changes = {"unlabelled": (str(place / "unlabelled.csv"),)}
+    complete = finetune(settings_of(place, tmp_path / "complete", **changes))
+    settings = settings_of(place, tmp_path / "stopped", **changes)
+    with pytest.raises(Stopped):
+        finetune(settings, stop_at("step 8/"))
+    assert Run.open(tmp_path / "stopped").checkpoints.steps() == [4]
+    lines = []
+    resumed = finetune(settings, lines.append)
+    assert not [line for line in lines if line.startswith("teacher:")]
+    assert_same_bits(tensors_of(complete), tensors_of(resumed))
+    # A finished run does not need the file.
+    (tmp_path / "stopped" / "teacher.npz").unlink()
+    finetune(settings, lines.append)
+    assert "finished at step 10, nothing to do" in lines[-1]
+
+
+def test_damaged_file_of_outputs_is_computed_again(place, tmp_path):
+    settings = settings_of(place, tmp_path / "run")
+    with pytest.raises(Stopped):
+        finetune(settings, stop_at("step 6/"))
+    path = tmp_path / "run" / "teacher.npz"
+    before = path.read_bytes()
+    path.write_bytes(before[:-30])
+    lines = []
+    finetune(settings, lines.append)
+    assert [line for line in lines if line.startswith("teacher:")]
+    assert dict(np.load(path)).keys() == {"key", "label"}
+    np.testing.assert_array_equal(np.load(path)["label"].shape, (27, 3))
+
+
+def test_resuming_with_another_teacher_is_an_error_that_names_it(place, tmp_path, config):
+    settings = settings_of(place, tmp_path / "run")
+    finetune(settings)
+    with pytest.raises(UserError, match=r"^--distill_alpha: was 0\.5 when"):
+        finetune(dataclasses.replace(settings, distill_alpha=0.25))
+    other = finetune(settings_of(place, tmp_path / "other", teacher=None, seed=6))
+    with pytest.raises(UserError, match=r"^--teacher: was '.*teacher' when"):
+        finetune(dataclasses.replace(settings, teacher=other.path))
+    # The same path with other weights.
+    run = finetune(settings_of(place, tmp_path / "third", teacher=other.path))
+    values = checkpoints.model_variables(load_model(place / "teacher").network)
+    other.checkpoints.save(99, values)
+    for step in other.checkpoints.steps()[:-1]:
+        shutil.rmtree(other.checkpoints.path(step))
+    with pytest.raises(UserError, match=r"^--teacher: has other weights than when .*third"):
+        finetune(settings_of(place, run.path, teacher=other.path))
+
+
+def test_weights_of_classes_apply_to_labels_only(place, tmp_path):
+    """Check a batch: the teacher's weight is 1, that of the label its class weight."""
+    model = tasks.TextClassifier.from_pretrained(
+        place / "huggingface", labels=list(small.TEXTS), max_seq_length=12, class_weights=[2, 3, 4]
+    )
+    labelled, others = Examples({"text": TEXTS[:2]}, [0, 2]), Examples({"text": TEXTS[2:4]}, [])
+    teacher = read_teacher(str(place / "teacher"), "classification", model.distribute_strategy)
+    distillation = Distillation(teacher, 2.0, 0.5, [others])
+    pipeline = model.serving.pipeline
+    encoded = EncodedExamples.encode(labelled, pipeline, to_flat)
+    unlabelled = distillation.encode(pipeline, to_flat, False)
+    distilled = distillation.distilled(encoded, unlabelled, None, lambda line: None)
+    _, labels, weights = next(iter(distilled.validation_batches(4)))
+    np.testing.assert_array_equal(weights["label"], [2, 4, 0, 0])
+    np.testing.assert_array_equal(weights["teacher_label"], [1, 1, 1, 1])
+    np.testing.assert_array_equal(labels["label"], [0, 2, 0, 0])
+    network = load_model(place / "teacher")
+    expected = network.predict(network.preprocessor(TEXTS[:4]), verbose=0)["label"]
+    np.testing.assert_allclose(labels["teacher_label"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", small.fast([*TRAINED, "MultipleChoice"], "TokenClassifier"))
+def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
+    """Train a teacher, and a student of its outputs alone, with and without labels."""
+    _, x, y = CASES[name]
+    teacher = create(name, huggingface_dir, seed=3).train(
+        *(x, y), output_dir=tmp_path / "teacher", **{**SETTINGS, "learning_rate": 1e-2}
+    )
+    untaught = create(name, huggingface_dir).train(
+        *(x, y), output_dir=tmp_path / "untaught", **SETTINGS
+    )
+    taught = create(name, huggingface_dir)
+    taught.train(
+        *(x, y),
+        output_dir=tmp_path / "student",
+        teacher=tmp_path / "teacher",
+        unlabelled=x,
+        distill_alpha=1.0,
+        **{**SETTINGS, "epochs": 20, "learning_rate": 1e-2},
+    )
+
+    def distance(student):
+        encoded = fitting.encode(student, x, y)
+        own, expected = (one.evaluator().network_outputs(encoded) for one in (student, teacher))
+        losses = student.task.soft_losses.items()
+        return sum(np.mean(loss(expected[name], own[name], 1.0)) for name, loss in losses)
+
+    assert distance(taught) < 0.5 * distance(untaught)
+
+
+def test_model_as_teacher_in_python_equals_its_run(place, tmp_path):
+    model = load_model(place / "teacher")
+    x, y = TEXTS, [label for label, texts in small.TEXTS.items() for _ in texts]
+    runs = []
+    for name, teacher in (("of_run", place / "teacher"), ("of_model", model)):
+        student = create("TextClassifier", place / "huggingface")
+        student.train(x, y, output_dir=tmp_path / name, teacher=teacher, **SETTINGS)
+        runs.append(Run.open(tmp_path / name))
+    assert_same_bits(*map(tensors_of, runs))
+    assert runs[0].train["teacher"]["sha256"] == runs[1].train["teacher"]["sha256"]
+    with pytest.raises(UserError, match=r"^unlabelled: requires teacher"):
+        student.train(x, y, output_dir=tmp_path / "none", unlabelled=x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TextClassifier", "TextRegressor", "MultipleChoice"])
+def test_saved_model_teaches_what_its_run_does(name, huggingface_dir, tmp_path):
+    """Compare losses of the first epochs: the served outputs are the run's, up to rounding."""
+    _, x, y = CASES[name]
+    create(name, huggingface_dir, seed=3).train(
+        *(x, y), output_dir=tmp_path / "teacher", **{**SETTINGS, "learning_rate": 1e-2}
+    )
+    published = export.publish(tmp_path / "teacher", tmp_path / "served")
+    weights = []
+    for number, teacher in enumerate((tmp_path / "teacher", published)):
+        student = create(name, huggingface_dir)
+        student.train(x, y, output_dir=tmp_path / f"run{number}", teacher=teacher, **SETTINGS)
+        weights.append(tensors_of(Run.open(tmp_path / f"run{number}")))
+    for key, value in weights[0].items():
+        if not key.endswith(("adam_m", "adam_v")):
+            np.testing.assert_allclose(weights[1][key], value, atol=2e-3, err_msg=key)
+
+
+@pytest.mark.slow
+def test_two_replicas_learn_the_same(place, tmp_path, mirrored, config, vocabulary):
+    """Compare losses without dropout, whose masks differ on the second replica."""
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    weights = small.write_huggingface(tmp_path / "weights", config, vocabulary, **rates)
+    changes = {"unlabelled": (str(place / "unlabelled.csv"),), "init_from": str(weights)}
+    one = finetune(settings_of(place, tmp_path / "one", **changes))
+    two = finetune(settings_of(place, tmp_path / "two", **changes), strategy=mirrored)
+    losses = [
+        [line["loss"] for line in run.metrics() if "loss" in line and "score" not in line]
+        for run in (one, two)
+    ]
+    assert len(losses[0]) > 3 and losses[0] == pytest.approx(losses[1], rel=1e-3)
+    outputs = [np.load(run.file("teacher.npz"))["label"] for run in (one, two)]
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+
+
+def test_errors(place, tmp_path, huggingface_dir):
+    def error(**changes):
+        with pytest.raises(UserError) as raised:
+            settings = settings_of(place, tmp_path / "run", **changes)
+            settings.check()
+            finetune(settings)
+        message = str(raised.value)
+        assert "\n" not in message and not (tmp_path / "run").exists()
+        return message
+
+    rows = str(place / "unlabelled.csv")
+    assert error(teacher=None, unlabelled=(rows,)) == "--unlabelled: requires --teacher"
+    assert error(teacher=None, distill_alpha=0.1) == "--distill_alpha: requires --teacher"
+    assert error(teacher=None, distill_temperature=4.0).startswith("--distill_temperature: req")
+    assert error(distill_alpha=1.5) == "--distill_alpha=1.5: expected a number >= 0 and <= 1"
+    assert error(distill_temperature=0.0) == "--distill_temperature=0.0: expected a number > 0"
+    assert error(unlabelled=(rows,), balanced_sampling=True).startswith("--balanced_sampling: ca")
+    assert error(teacher=str(place / "none")).startswith(f"{place}/none: no such directory")
+    assert error(task="anomaly").startswith("--teacher: not supported by task anomaly")
+    assert error(task="regression", distill_temperature=3.0) == (
+        "--distill_temperature: not supported by task regression"
+    )
+    assert error(labels=("software", "hardware", "billing")) == (
+        f"--teacher={place}/teacher: labels differs. Expected that of the student, "
+        "software, hardware, billing. Received: billing, hardware, software"
+    )
+    dev = small.write_rows(tmp_path / "dev.csv", [("a b", "billing"), ("b", "software")])
+    assert error(dev=(str(dev),), unlabelled=(str(dev),)).startswith(f"--dev={dev}: same content")
+    numbers = small.write_rows(tmp_path / "numbers.csv", [("a", 1), ("b", 2)])
+    assert error(task="regression", train=str(numbers), dev=()) == (
+        f"--teacher={place}/teacher: expected a model of task regression, received classification"
+    )
+
+
+def test_teacher_of_long_texts_needs_the_same_windows(huggingface_dir, tmp_path, config):
+    _, x, y = CASES["TokenClassifier"]
+    teacher = create("TokenClassifier", huggingface_dir, max_seq_length=10)
+    student = create("TokenClassifier", huggingface_dir)
+    with pytest.raises(UserError, match=r"^teacher: max_seq_length differs. Expected that of the"):
+        student.train(x, y, output_dir=tmp_path / "run", teacher=teacher, **SETTINGS)
+    # Another vocabulary splits the texts into other tokens.
+    words = [*WORDS[:5], *WORDS[6:], "the"]
+    other = small.write_huggingface(tmp_path / "other", config, Vocabulary(words))
+    with pytest.raises(UserError, match=r"^teacher: splits texts into other tokens; expected the"):
+        student.train(
+            *(x, y),
+            output_dir=tmp_path / "run",
+            teacher=create("TokenClassifier", other),
+            **SETTINGS,
+        )
