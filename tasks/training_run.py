@@ -146,8 +146,9 @@ class TrainingRun:
             optimizer.build(model.network.trainable_variables)
 
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
-            best = from_chief(strategy, run.checkpoints.best_or_latest_step)
-            newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
+            checkpoints = run.checkpoints
+            best = from_chief(strategy, checkpoints.best_or_latest_step)
+            newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
