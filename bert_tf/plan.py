@@ -5,12 +5,9 @@
 
     python -m bert_tf.plan --model_size=base --serve --max_seq_length=64
 
-    python -m bert_tf.plan --task=classification --train=train.csv --init_from=DIR --output_dir=RUN
-    --device=t4
-
-With --task it is the dry run of tasks.finetune and accepts its flags. Rates of devices come from
-data sheets and published results, those of a processor are typical ones; --calibrate measures the
-matrix products of this machine, which takes seconds.
+With --task, --train and the other flags of tasks.finetune it is the dry run of that command. Rates
+of devices come from data sheets and published results, those of a processor are typical ones;
+--calibrate measures the matrix products of this machine, which takes seconds.
 """
 
 import dataclasses
