@@ -1,13 +1,20 @@
-"""Compare the estimates of bert_tf.plan with measured pretraining steps on this processor.
+"""Compare the estimates of bert_tf.plan with measured steps and requests on this processor.
 
     python benchmarks/planner.py            (about ten minutes on two cores)
+    python benchmarks/planner.py --part=finetuning --data=DIR [--only=banking77]
+    python benchmarks/planner.py --part=serving --data=DIR --models=DIR [--only=float32]
 
-Each point is a pretraining step in a separate process. Its peak memory and its median time are
-printed beside the estimates, as a Markdown table. The rate of the matrix products is measured once
-per point, in a separate process as well, right after the step.
+Each point runs in a separate process. Its peak memory and its time are printed beside the
+estimates, as a row of a Markdown table. The rate of the matrix products is measured once per point,
+right after it. Pretraining steps repeat a batch. Fine-tuning has the recipes of task_recipes.py and
+the rows of DIR; its steps are timed after ten others. Serving answers with a BERT-base, which is
+written to --models first unless it is there.
 """
 
+import argparse
 import dataclasses
+import os
+import pathlib
 
 import own_process
 from pretraining_batch import Sizes
@@ -18,6 +25,7 @@ from bert_tf.planning.memory import StepSizes
 from bert_tf.planning.training import Training, estimate
 
 STEPS, WARMUP_STEPS = 3, 2
+REQUESTS = 6  # Timed, after as many that are not.
 # Layers, hidden size, examples, tokens, precision, gradient checkpointing.
 POINTS = (
     (2, 128, 8, 128, "float32", False),
@@ -34,17 +42,31 @@ POINTS = (
     (24, 1024, 2, 128, "float32", False),
 )
 
-
-def rates(config, tokens, precision):
-    """Return the measured rates of this processor; called in a separate process."""
-    from bert_tf.planning.calibration import measure_processor
-
-    device = measure_processor(BertConfig(**config), tokens, precision)
-    return {
-        "memory": device.memory,
-        "flops": device.flops[precision],
-        "bandwidth": device.bandwidth,
-    }
+# Recipe, steps, precision.
+FINETUNING = (
+    ("banking77", 40, "float32"),
+    ("banking77", 40, "bfloat16"),
+    ("wnut17", 80, "float32"),
+    ("hate_speech", 40, "float32"),
+    ("arc", 40, "float32"),
+    ("squad", 8, "float32"),
+)
+# Kind of texts, texts per request, precision.
+SERVING = (
+    ("short", 1, "float32"),
+    ("short", 16, "float32"),
+    ("mixed", 16, "float32"),
+    ("long", 1, "float32"),
+    ("short", 16, "bfloat16"),
+    ("mixed", 16, "bfloat16"),
+    ("short", 16, "int8"),
+    ("mixed", 16, "int8"),
+)
+HEADERS = {
+    "pretraining": ("layers, hidden size", "examples", "tokens"),
+    "finetuning": ("recipe", "tokens per step"),
+    "serving": ("texts per request", "tokens per text"),
+}
 
 
 def compare(layers, hidden, examples, length, precision, recompute):
@@ -67,33 +89,88 @@ def compare(layers, hidden, examples, length, precision, recompute):
         intermediate_size=sizes.inner,
     )
     found = own_process.call(
-        "planner.rates", config=config.to_dict(), tokens=sizes.tokens, precision=precision
+        "planner_points.rates", config=config.to_dict(), tokens=sizes.tokens, precision=precision
     )
-    device = processor(found["memory"], found["flops"], found["bandwidth"])
+    device = processor(found["memory"], {precision: found["flops"]}, found["bandwidth"])
     step = StepSizes(config, examples, length, sizes.predictions, precision, recompute)
     result = estimate(Training(step, examples, sizes.tokens, 1, device))
-    memory = (result.memory["peak"] + result.memory["process"]) / 1e6
-    milliseconds = 1000 * result.step_seconds
+    estimated = {
+        "estimated_mb": (result.memory["peak"] + result.memory["process"]) / 1e6,
+        "estimated_ms": 1000 * result.step_seconds,
+    }
     return (
         f"{layers}, {hidden}",
         examples,
         length,
         precision + ", gradient checkpointing" * recompute,
-        f"{measured['peak_mb']:,}",
-        f"{memory:,.0f}",
-        f"{memory / measured['peak_mb'] - 1:+.0%}",
-        f"{measured['median_ms']:,.0f}",
+        *_compared(measured["peak_mb"], measured["median_ms"], estimated),
+    )
+
+
+def compare_finetuning(name, steps, precision, data):
+    """Return the cells of a row of fine-tuning."""
+    measured = own_process.call(
+        "task_types.measure", name=name, data=data, precision=precision, max_steps=steps
+    )
+    found = own_process.call("planner_points.finetuning", name=name, data=data, precision=precision)
+    milliseconds = 1000 * measured["seconds_per_step"]
+    compared = _compared(measured["peak_mb"], milliseconds, found)
+    return (name, f"{found['tokens']:,.0f}", precision, *compared)
+
+
+def compare_serving(kind, batch, precision, data, models):
+    """Return the cells of a row of serving."""
+    directory = models / precision
+    if not directory.is_dir():
+        own_process.call(
+            "planner_points.write_served", directory=str(directory), precision=precision
+        )
+    chosen = own_process.call("planner_points.texts", data=data, kind=kind, count=REQUESTS * batch)
+    measured = own_process.call(
+        "planner_requests.send", directory=str(directory), texts=chosen["texts"], batch=batch
+    )
+    length = chosen["length"]
+    found = own_process.call(
+        "planner_points.serving", length=length, batch=batch, precision=precision
+    )
+    compared = _compared(measured["peak_mb"], measured["median_ms"], found)
+    return (batch, f"{length:.0f}", precision, *compared)
+
+
+def _compared(megabytes, milliseconds, found):
+    """Return the cells of measured and estimated memory and time."""
+    return (
+        f"{megabytes:,}",
+        f"{found['estimated_mb']:,.0f}",
+        f"{found['estimated_mb'] / megabytes - 1:+.0%}",
         f"{milliseconds:,.0f}",
-        f"{milliseconds / measured['median_ms'] - 1:+.0%}",
+        f"{found['estimated_ms']:,.0f}",
+        f"{found['estimated_ms'] / milliseconds - 1:+.0%}",
     )
 
 
 def main():
     """Run the benchmark from the command line."""
-    print("| layers, hidden size | examples | tokens | | MB | estimated | | ms | estimated | |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for point in POINTS:
-        print(f"| {' | '.join(map(str, compare(*point)))} |", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=HEADERS, default="pretraining")
+    parser.add_argument("--data", default=os.environ.get("BERT_TF_DATA"))
+    parser.add_argument("--models", type=pathlib.Path, help="directory of served models")
+    parser.add_argument("--only", help="points with this value, such as banking77 or bfloat16")
+    options = parser.parse_args()
+    if options.part != "pretraining" and not options.data:
+        parser.error("--data: required")
+    if options.part == "serving" and not options.models:
+        parser.error("--models: required")
+    points, function, further = {
+        "pretraining": (POINTS, compare, ()),
+        "finetuning": (FINETUNING, compare_finetuning, (options.data,)),
+        "serving": (SERVING, compare_serving, (options.data, options.models)),
+    }[options.part]
+    columns = (*HEADERS[options.part], "", "MB", "estimated", "", "ms", "estimated", "")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for point in points:
+        if not options.only or options.only in map(str, point):
+            print(f"| {' | '.join(map(str, function(*point, *further)))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,41 @@
-"""Estimate the memory, time and traffic of pretraining before it is started.
+"""Estimate the memory, time and traffic of pretraining, fine-tuning or serving beforehand.
 
-    python -m bert_tf.plan --model_size=large --tokens=3.3e9 --global_batch_size=256 \
-        --devices=8 --device=a100 --precision=bfloat16
+    python -m bert_tf.plan --model_size=large --tokens=3.3e9 --global_batch_size=256 --devices=8
+    --device=a100 --precision=bfloat16
 
-For --device=cpu the matrix products of this machine are measured first, which takes seconds. The
-rates of the other devices come from data sheets and published results.
+    python -m bert_tf.plan --model_size=base --serve --max_seq_length=64
+
+With --task, --train and the other flags of tasks.finetune it is the dry run of that command. Rates
+of devices come from data sheets and published results, those of a processor are typical ones;
+--calibrate measures the matrix products of this machine, which takes seconds.
 """
 
 import dataclasses
+import re
+import runpy
+import sys
 
 from bert_tf import command
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.errors import UserError
-from bert_tf.planning.devices import DEVICES
+from bert_tf.planning.devices import Device
 from bert_tf.planning.memory import StepSizes
-from bert_tf.planning.report import training_lines
+from bert_tf.planning.serving import Serving, estimate_serving
+from bert_tf.planning.settings import STRATEGIES, PlannedDevices
 from bert_tf.planning.training import Training, estimate
 
 VOCAB_SIZE = 30_522
+TEXTS_PER_REQUEST = (1, 16, 64)
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanSettings:
-    """Flags of the command."""
+class _Model:
+    """Flags on the model and its training."""
 
-    tokens: float = command.flag("tokens of the training, with padding", bounds={">": 0})
+    tokens: float | None = command.flag(
+        "tokens of the pretraining, with padding; required without --serve", None, bounds={">": 0}
+    )
+    serve: bool = command.flag("estimate serving instead of pretraining", False)
     model_size: str | None = command.flag("published size", None, choices=tuple(MODEL_SIZES))
     config: str | None = command.flag("bert_config.json of the model", None)
     global_batch_size: int = command.flag("examples per step", 256, bounds={">=": 1})
@@ -33,26 +44,48 @@ class PlanSettings:
         None,
         bounds={">=": 1},
     )
-    max_seq_length: int = command.flag("tokens per example", 128, bounds={">=": 8})
+    max_seq_length: int = command.flag(
+        "tokens per example; with --serve those of a text", 128, bounds={">=": 2}
+    )
     max_predictions_per_seq: int | None = command.flag(
         "masked tokens per example; by default 15% of --max_seq_length", None, bounds={">=": 1}
     )
-    devices: int = command.flag("number of devices", 1, bounds={">=": 1})
-    device: str = command.flag("type of the devices", "cpu", choices=(*DEVICES, "cpu"))
     precision: str = command.flag(
-        "precision of matrix products", "float32", choices=("float32", "tf32", "bfloat16")
+        "precision of matrix products; int8 with --serve only",
+        "float32",
+        choices=("float32", "tf32", "bfloat16", "int8"),
     )
     gradient_checkpointing: bool = command.flag("recompute activations", False)
+    strategy: str | None = command.flag(
+        "distribution strategy; by default none for one device, tpu for TPUs, otherwise mirrored",
+        None,
+        choices=STRATEGIES,
+    )
+    calibrate: bool = command.flag("measure the rates of this machine's processor", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSettings(PlannedDevices, _Model):
+    """Flags of the command."""
 
     def __post_init__(self) -> None:
         command.check_bounds(self)
         if (self.model_size is None) == (self.config is None):
             raise UserError("--model_size, --config: expected exactly one of them")
-        if self.global_batch_size % self.devices:
-            raise UserError(
-                f"--global_batch_size={self.global_batch_size}: expected a multiple of --devices="
-                f"{self.devices}"
-            )
+        if self.serve == (self.tokens is not None):
+            raise UserError("--tokens, --serve: expected exactly one of them")
+        if self.precision == "int8" and not (self.serve and self.device == "cpu"):
+            raise UserError("--precision=int8: expected with --serve and --device=cpu only")
+        if self.calibrate and self.device != "cpu":
+            raise UserError(f"--calibrate: expected with --device=cpu only, not {self.device}")
+        if not self.serve:
+            self.check_devices(self.chosen_strategy, self.global_batch_size)
+
+    @property
+    def chosen_strategy(self) -> str:
+        """The strategy, or its default."""
+        of_many = "mirrored" if self.devices > 1 else "none"
+        return self.strategy or ("tpu" if self.device.startswith("tpu") else of_many)
 
     def bert_config(self) -> BertConfig:
         """Return the model's configuration."""
@@ -69,23 +102,32 @@ class PlanSettings:
                 f"{config.max_position_embeddings}, the positions of the model"
             )
 
+    def rates(self, tokens: int) -> Device:
+        """Return the device, measured with this number of tokens if --calibrate is given."""
+        device = self.typical()
+        if self.calibrate:
+            from bert_tf.planning.calibration import measure_processor
+
+            config = self.bert_config()
+            device = measure_processor(config, tokens, self.precision, training=not self.serve)
+        return self.linked(device, self.chosen_strategy)
+
 
 def main(settings: PlanSettings) -> None:
     """Print the estimate."""
-    config, length = settings.bert_config(), settings.max_seq_length
-    per_device = settings.global_batch_size // settings.devices
-    if settings.device == "cpu":
-        from bert_tf.planning.calibration import measure_processor
+    for line in (_serving if settings.serve else _training)(settings):
+        print(line)
 
-        device = measure_processor(config, per_device * length, settings.precision)
-        print(
-            f"this processor: {device.flops[settings.precision] / 1e9:,.0f} GFLOP/s in "
-            f"{settings.precision}, {device.bandwidth / 1e9:.1f} GB/s"
-        )
-    else:
-        device = DEVICES[settings.device]
+
+def _training(settings):
+    """Yield the report of a pretraining."""
+    from bert_tf.planning.report import device_line, training_lines
+
+    length = settings.max_seq_length
+    per_device = settings.global_batch_size // settings.devices
+    device = settings.rates(per_device * length)
     sizes = StepSizes(
-        config,
+        settings.bert_config(),
         settings.replica_batch_size or per_device,
         length,
         settings.max_predictions_per_seq or -(-15 * length // 100),
@@ -100,11 +142,36 @@ def main(settings: PlanSettings) -> None:
         sizes = dataclasses.replace(sizes, examples=result.largest_batch)
         training = dataclasses.replace(training, sizes=sizes)
         result = estimate(training)
-    for line in training_lines(training, result):
-        print(line)
+    yield device_line(device, settings.precision, settings.calibrate)
+    yield from training_lines(training, result)
+
+
+def _serving(settings):
+    """Yield the report of a served model."""
+    from bert_tf.planning.report import device_line, serving_lines
+
+    plans = []
+    for texts in TEXTS_PER_REQUEST:
+        device = settings.rates(texts * settings.max_seq_length)
+        plans.append(
+            Serving(
+                settings.bert_config(), settings.max_seq_length, texts, device, settings.precision
+            )
+        )
+    yield device_line(plans[-1].device, settings.precision, settings.calibrate)
+    yield from serving_lines(plans, [estimate_serving(plan) for plan in plans])
+
+
+def _is_finetuning(arguments):
+    return any(re.match(r"--?task(=|$)", argument) for argument in arguments)
 
 
 if __name__ == "__main__":
-    command.run_main(
-        main, PlanSettings, __doc__, imports_tensorflow=lambda settings: settings.device == "cpu"
-    )
+    if _is_finetuning(sys.argv[1:]):
+        # A name, since bert_tf imports nothing from tasks, which read labelled files.
+        sys.argv.append("--dry_run")
+        runpy.run_module("tasks.finetune", run_name="__main__", alter_sys=True)
+    else:
+        command.run_main(
+            main, PlanSettings, __doc__, imports_tensorflow=lambda settings: settings.calibrate
+        )

@@ -3,20 +3,20 @@
     python -m bert_tf.pretrain --shards=SHARDS --model_size=base --output_dir=RUN
 
 Rerun the command to resume after an interruption. --shards=A,B --phase_steps=900000,100000 trains
-on one directory after the other.
+on one directory after the other. With --dry_run the estimate is for --devices of --device.
 """
 
 from bert_tf import command
-from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.pretraining.settings import PretrainCommandSettings
 
 
-def main(settings: PretrainSettings) -> None:
-    """Run pretraining, or one step of it with --dry_run."""
-    from bert_tf.pretraining import recipe
+def main(settings: PretrainCommandSettings) -> None:
+    """Run pretraining, or its dry run."""
+    from bert_tf.pretraining import dry_run, recipe
 
-    run = recipe.dry_run if settings.dry_run else recipe.pretrain
+    run = dry_run.dry_run if settings.dry_run else recipe.pretrain
     run(settings, command.log)
 
 
 if __name__ == "__main__":
-    command.run_main(main, PretrainSettings, __doc__)
+    command.run_main(main, PretrainCommandSettings, __doc__)

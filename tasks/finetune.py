@@ -5,7 +5,8 @@
 
 Rerun the same command to resume after an interruption. With --seeds=1,2,3 or
 --learning_rates=2e-5,5e-5 it runs a sweep: one run per combination, in subdirectories of
---output_dir.
+--output_dir. With --dry_run it checks everything, creates nothing, and prints an estimate for
+--devices of --device. The processor of this machine is measured for it.
 """
 
 from bert_tf import command
@@ -13,11 +14,14 @@ from tasks.sweep_settings import SweepSettings
 
 
 def main(settings: SweepSettings) -> None:
-    """Run one fine-tuning or a sweep."""
+    """Run one fine-tuning, a sweep, or a dry run of them."""
+    from tasks.dry_run import dry_run
     from tasks.finetuning import finetune
     from tasks.sweep import sweep
 
-    if settings.is_sweep:
+    if settings.dry_run:
+        dry_run(settings, command.log)
+    elif settings.is_sweep:
         sweep(settings, command.log)
     else:
         finetune(settings.runs()[""], command.log)

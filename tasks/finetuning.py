@@ -1,6 +1,7 @@
 """Fine-tuning from files: reads data and weights, and trains in a run directory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tasks.distillation import Distillation
 from tasks.loading import model_class
 from tasks.registry import task_class
 from tasks.settings import FinetuneSettings
+from tasks.task_model import TaskModel
 from tasks.teacher import read_teacher
 from tasks.training_run import TrainingRun
 from tasks.training_settings import KEEP_HEAD
@@ -45,12 +47,14 @@ def finetune(
     # First of all, because a multi-worker strategy must be created before TensorFlow runs anything.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        training = _read(settings, log, strategy)
+        training = read(settings, log, strategy)
         run = training.open_run()
-        return training.train(_create_model(settings, training, run), run)
+        return training.train(create_model(settings, training, run), run)
 
 
-def _read(settings, log, strategy):
+def read(
+    settings: FinetuneSettings, log: Callable[[str], None], strategy: tf.distribute.Strategy
+) -> TrainingRun:
     """Read the data; the training file determines the labels, which dev files are checked for."""
     digests = settings.data_hashes()
     kind, options = settings.task_options()
@@ -83,9 +87,9 @@ def _distillation(settings, task, strategy):
     )
 
 
-def _create_model(settings, training, run):
+def create_model(settings: FinetuneSettings, training: TrainingRun, run: Run | None) -> TaskModel:
     """Create the model: of pretrained weights, or of a run, whose checkpoint is restored later."""
-    options = {
+    options: dict[str, Any] = {
         "seed": settings.seed,
         "frozen_layers": settings.frozen_layers,
         "dtype": use_precision(settings.precision),

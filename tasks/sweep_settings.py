@@ -1,4 +1,4 @@
-"""Settings of a sweep: the flags of fine-tuning and lists of seeds and learning rates.
+"""Settings of the command: the flags of fine-tuning, of sweeps and of dry runs.
 
 The module is free of TensorFlow, as tasks/settings.py.
 """
@@ -8,13 +8,14 @@ import os
 
 from bert_tf.command import flag
 from bert_tf.errors import UserError
+from bert_tf.planning.settings import PlannedDevices
 from bert_tf.run import Run
 from tasks.settings import FinetuneSettings
 from tasks.training_settings import format_number
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepSettings(FinetuneSettings):
+class SweepSettings(PlannedDevices, FinetuneSettings):
     """Settings of tasks.finetune: one run, or a sweep over `seeds` and `learning_rates`.
 
     The runs of a sweep are subdirectories of `output_dir`, named after the values that differ.
@@ -26,9 +27,14 @@ class SweepSettings(FinetuneSettings):
     learning_rates: tuple[float, ...] = flag(
         "learning rates of a sweep, each combined with every seed", ()
     )
+    dry_run: bool = flag(
+        "check files, weights and the output directory, create nothing, and print an estimate",
+        False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_planned(self.dry_run, self.strategy, self.global_batch_size)
         for name, of_one, number, expected in (
             ("seeds", "seed", int, "integers"),
             ("learning_rates", "learning_rate", float, "numbers"),

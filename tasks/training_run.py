@@ -122,8 +122,11 @@ class TrainingRun:
         settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
         replicas = strategy.num_replicas_in_sync
         evaluator = Evaluator(task, model.network, strategy, log=log)
-        encoded, *encoded_devs = self._encode(model, evaluator)
-        unlabelled = self._encode_unlabelled(model)
+        encoded, *encoded_devs = [
+            FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
+            for data in self.encode(model)
+        ]
+        unlabelled = self.encode_unlabelled(model)
         num_samples = len(encoded) + sum(map(len, unlabelled))
         steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs
@@ -208,23 +211,20 @@ class TrainingRun:
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
 
-    def _encode(self, model, evaluator):
+    def encode(self, model: TaskModel) -> list[EncodedExamples]:
         """Return the encoded training and dev examples."""
         train, *devs = self.examples
         layout = choose_layout(self.strategy)
         # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
         # Padded batches get one static shape, because they are compiled by XLA.
-        encoded = [
+        return [
             EncodedExamples.encode(
                 examples, model.serving.pipeline, layout, static_shape=layout is to_padded
             )
             for examples in (self.task.select_training_examples(train), *devs)
         ]
-        if self.task.trains_on_vectors:
-            return [FeatureExamples(data, evaluator, self.log) for data in encoded]
-        return encoded
 
-    def _encode_unlabelled(self, model):
+    def encode_unlabelled(self, model: TaskModel) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
         if not self.distillation:
             return []

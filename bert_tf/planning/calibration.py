@@ -1,50 +1,55 @@
 """Measured rates of this machine's processor."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.planning.devices import Device, processor
+from bert_tf.planning.devices import Device, machine_memory, processor
 
 MAX_ROWS = 2048  # Products of more rows reach the same rate.
 ROUNDS = 20
-_COPIED_BYTES = 1 << 28
+_READ_BYTES = 1 << 28
 
 
-def measure_processor(config: BertConfig, tokens: int, precision: str) -> Device:
-    """Measure the matrix products of a feed-forward layer and the speed of copying memory.
+def measure_processor(
+    config: BertConfig, tokens: int, precision: str, training: bool = True
+) -> Device:
+    """Measure the matrix products of a feed-forward layer and the speed of reading memory.
 
     Args:
         config: Model, whose widths the products have.
-        tokens: Tokens per step.
-        precision: "float32", "tf32" or "bfloat16".
+        tokens: Tokens per step or request.
+        precision: "float32", "tf32", "bfloat16" or "int8".
+        training: Measure the products of the backward pass too.
 
     Returns:
-        The processor, with the memory of this machine.
+        The processor with the rate of this precision, and the memory of this machine.
     """
     dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
-    rows = min(tokens, MAX_ROWS)
+    rows = max(1, min(tokens, MAX_ROWS))
     x = tf.ones([rows, config.hidden_size], dtype)
     kernel = tf.ones([config.hidden_size, config.intermediate_size], dtype)
     upstream = tf.ones([rows, config.intermediate_size], dtype)
 
-    def products():
+    def forward():
+        tf.matmul(x, kernel)
+
+    def step():
         # Forward pass, and the gradients of inputs and kernel.
         tf.matmul(x, kernel)
         tf.matmul(upstream, kernel, transpose_b=True)
         tf.matmul(x, upstream, transpose_a=True)
 
-    flops = 3 * 2 * rows * config.hidden_size * config.intermediate_size
-    source = np.ones(_COPIED_BYTES, np.uint8)
-    target = np.empty_like(source)
-    copied = 2 * _COPIED_BYTES / _seconds(lambda: np.copyto(target, source))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return processor(memory, flops / _seconds(products), copied)
+    flops = 2 * rows * config.hidden_size * config.intermediate_size
+    rate = 3 * flops / _seconds(step) if training else flops / _seconds(forward)
+    memory = tf.ones([_READ_BYTES // 4])
+    bandwidth = _READ_BYTES / _seconds(lambda: tf.reduce_sum(memory))
+    # The rate of int8 is derived from that of float32.
+    measured = "float32" if precision == "int8" else precision
+    return processor(machine_memory(), {measured: rate}, bandwidth)
 
 
 def _seconds(function: Callable[[], None]) -> float:

@@ -8,6 +8,7 @@ assumptions: that of A100 for H100 and TPU v4, that of V100 for T4.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 
 _A100, _V100_FLOAT32 = 0.36, 0.80
@@ -76,14 +77,36 @@ PUBLISHED = (
 )
 
 
-def processor(memory: float, flops: float, bandwidth: float) -> Device:
-    """Return the device of this machine's processor, whose rates were measured."""
-    every = ("float32", "tf32", "bfloat16")
-    return Device(
-        memory,
-        dict.fromkeys(every, flops),
-        dict.fromkeys(every, 1.0),
-        bandwidth,
-        link=1e9,
-        is_accelerator=False,
-    )
+# Of MLPerf Training v2.1, closed division, BERT, by NVIDIA: samples per second of one of 8 devices,
+# from train_samples and the times of run_start and run_stop in result_0.txt. A sample has at most
+# 512 tokens, about half of which are padding, which these submissions do not compute.
+MLPERF_TOKENS = 256
+MLPERF = (
+    ("a100", "dgxa100_ngc22.09_pytorch", 2_250_304 / 925.828 / 8),
+    ("h100", "dgxh100_preview", 2_548_054 / 377.392 / 8),
+)
+
+# Rates per core of a processor with AVX-512 and bfloat16, measured on two cores of an AMD EPYC.
+_TYPICAL = {"float32": 90e9, "tf32": 90e9, "bfloat16": 180e9}
+_TYPICAL_BANDWIDTH = 30e9
+# Products in int8 beside those in float32, on a processor with VNNI.
+INT8_SPEEDUP = 2.3
+
+
+def processor(memory: float, flops: Mapping[str, float], bandwidth: float) -> Device:
+    """Return the device of a processor, with the rates of its products by precision."""
+    flops = {**flops, "int8": INT8_SPEEDUP * flops["float32"]} if "float32" in flops else flops
+    efficiency = dict.fromkeys(flops, 1.0)
+    return Device(memory, flops, efficiency, bandwidth, link=1e9, is_accelerator=False)
+
+
+def machine_memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def typical_processor() -> Device:
+    """Return a processor with typical rates, and the cores and the memory of this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    flops = {precision: rate * (cores or 1) for precision, rate in _TYPICAL.items()}
+    return processor(machine_memory(), flops, _TYPICAL_BANDWIDTH)

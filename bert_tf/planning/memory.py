@@ -15,6 +15,8 @@ _FLOAT32 = 4
 # Memory of a process beside its tensors, measured with TensorFlow 2.21 on x86-64: imports and the
 # runtime, and the graph and kernels of each layer.
 PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 900_000_000, 30_000_000
+# Bytes per weight of served models: matrices of the layers, and all others.
+_WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "int8": (1, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,30 +26,61 @@ class StepSizes:
     Attributes:
         config: Model.
         examples: Examples per forward pass.
-        length: Tokens per example.
+        length: Tokens per example, on average if they differ.
         predictions: Masked positions per example; 0 in fine-tuning.
         precision: "float32", "tf32" or "bfloat16".
         gradient_checkpointing: Whether each layer is recomputed in the backward pass.
+        longest: Tokens of the longest example, to which attention pads the others; by default
+            `length`.
+        frozen_layers: Lowest layers that are not trained, nor are the embeddings; `None` if all
+            weights are trained.
     """
 
     config: BertConfig
     examples: int
-    length: int
+    length: float
     predictions: int
     precision: str = "float32"
     gradient_checkpointing: bool = False
+    longest: int | None = None
+    frozen_layers: int | None = None
+
+    @property
+    def attention_length(self) -> float:
+        """Tokens per example in attention."""
+        return self.longest or self.length
+
+    @property
+    def trained_layers(self) -> int:
+        """Layers that have gradients."""
+        return self.config.num_hidden_layers - (self.frozen_layers or 0)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Parameters that have gradients and moments."""
+        count = count_parameters(self.config, bool(self.predictions))
+        if self.frozen_layers is None:
+            return count
+        return count - _embeddings(self.config) - self.frozen_layers * _layer(self.config)
 
 
 def count_parameters(config: BertConfig, has_pretraining_heads: bool = True) -> int:
     """Return the number of parameters of the encoder, with both pretraining heads by default."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    embeddings = (tables + 2) * hidden
-    layer = 4 * (hidden + 1) * hidden + (2 * hidden + 1) * inner + 5 * hidden
+    hidden = config.hidden_size
     pooler = (hidden + 1) * hidden
     heads = (hidden + 3) * hidden + config.vocab_size + 2 * (hidden + 1)
-    encoder = embeddings + config.num_hidden_layers * layer + pooler
+    encoder = _embeddings(config) + config.num_hidden_layers * _layer(config) + pooler
     return encoder + heads * has_pretraining_heads
+
+
+def _embeddings(config):
+    tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    return (tables + 2) * config.hidden_size
+
+
+def _layer(config):
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return 4 * (hidden + 1) * hidden + (2 * hidden + 1) * inner + 5 * hidden
 
 
 def step_memory(sizes: StepSizes) -> dict[str, int]:
@@ -62,16 +95,19 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     """
     config, width = sizes.config, 2 if sizes.precision == "bfloat16" else _FLOAT32
     hidden, inner = config.hidden_size, config.intermediate_size
-    tokens, positions = sizes.examples * sizes.length, sizes.examples * sizes.predictions
+    tokens = round(sizes.examples * sizes.length)
+    positions = sizes.examples * sizes.predictions
     parameters = count_parameters(config, bool(sizes.predictions))
+    trained = sizes.trained_parameters
     table = config.vocab_size * hidden * _FLOAT32
-    probabilities = tokens * sizes.length * config.num_attention_heads * width
+    pairs = round(sizes.examples * sizes.attention_length**2)
+    probabilities = pairs * config.num_attention_heads * width
     # Q, K, V, context, and input and output of both LayerNorms: T x H each; input of GELU: T x F.
     layer = tokens * (8 * hidden + inner) * width
     if sizes.gradient_checkpointing:
-        activations = config.num_hidden_layers * tokens * hidden * width + layer
+        activations = sizes.trained_layers * tokens * hidden * width + layer
     else:
-        activations = config.num_hidden_layers * layer
+        activations = sizes.trained_layers * layer
     activations += tokens * hidden * (2 * _FLOAT32 + width)
     # Scores, probabilities and the gradients of both, or gradients of the feed-forward layer.
     temporary = max(4 * probabilities, 3 * tokens * inner * width)
@@ -82,17 +118,52 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     tied = table if positions else 0
     components = {
         "weights": parameters * _FLOAT32,
-        "AdamW moments": 2 * parameters * _FLOAT32,
+        "AdamW moments": 2 * trained * _FLOAT32,
         "bfloat16 copies of kernels": copies,
         "activations": activations,
         "logits over the vocabulary": logits,
         "temporary tensors of a layer": temporary,
-        "gradients": parameters * _FLOAT32 + 2 * table,
+        # Two more of the word embeddings exist while theirs is summed.
+        "gradients": trained * _FLOAT32 + 2 * table * (sizes.frozen_layers is None),
     }
-    state = 3 * parameters * _FLOAT32 + copies
+    state = (parameters + 2 * trained) * _FLOAT32 + copies
     begin_of_backward = activations + logits + temporary + tied
     components["peak"] = state + max(begin_of_backward, components["gradients"])
     return components
+
+
+def inference_memory(config: BertConfig, tokens: int, pairs: int, precision: str) -> dict[str, int]:
+    """Return the memory of a served model by component.
+
+    Args:
+        config: Model.
+        tokens: Tokens of a request, or of its largest chunk.
+        pairs: Sum over its sequences of the square of the longest length, for attention.
+        precision: "float32", "tf32", "bfloat16" or "int8".
+
+    Returns:
+        Bytes by component; "peak" is their sum.
+    """
+    # A layer's input, its queries, keys, values and context, and the feed-forward activations.
+    width = 2 if precision == "bfloat16" else _FLOAT32
+    activations = tokens * (6 * config.hidden_size + 2 * config.intermediate_size) * width
+    activations += 2 * pairs * config.num_attention_heads * width
+    weights = served_bytes(config, precision)
+    components = {
+        "weights": weights,
+        "weights as they are read": weights,
+        "activations of a layer": activations,
+    }
+    components["peak"] = sum(components.values())
+    return components
+
+
+def served_bytes(config: BertConfig, precision: str, layers_only: bool = False) -> int:
+    """Return the bytes of a served encoder's weights, or of its layers, which a request reads."""
+    matrices, others = _WIDTHS[precision]
+    in_layers = config.num_hidden_layers * _layer(config)
+    rest = count_parameters(config, has_pretraining_heads=False) - in_layers
+    return in_layers * matrices + rest * others * (not layers_only)
 
 
 def process_memory(config: BertConfig) -> int:

@@ -1,11 +1,27 @@
 """Lines of text for estimates."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from bert_tf.planning.devices import Device
+from bert_tf.planning.finetuning import Finetuning, FinetuningEstimate
+from bert_tf.planning.serving import Serving, ServingEstimate
 from bert_tf.planning.training import Estimate, Training, estimate
 
 LONG_LENGTH, SHORT_LENGTH = 512, 128
+
+
+def device_line(device: Device, precision: str, is_measured: bool) -> str:
+    """Return the rates that an estimate is based on."""
+    rate, efficiency = device.flops[precision], device.efficiency[precision]
+    if device.is_accelerator:
+        source = f"peak of the data sheet, of which BERT reaches {efficiency:.0%}"
+    else:
+        source = "measured here" if is_measured else "typical, --calibrate measures it"
+    return (
+        f"device: {rate / 1e9:,.0f} GFLOP/s in {precision} ({source}), "
+        f"{device.bandwidth / 1e9:,.0f} GB/s of memory"
+    )
 
 
 def memory_lines(memory: Mapping[str, int]) -> Iterator[str]:
@@ -21,12 +37,8 @@ def training_lines(training: Training, result: Estimate) -> Iterator[str]:
     sizes, devices = training.sizes, training.devices
     yield f"memory per device, {sizes.examples} examples of {sizes.length} tokens at once:"
     yield from memory_lines(result.memory)
-    total = result.memory["peak"] + result.memory.get("process", 0)
-    verdict = "fits into" if result.fits else "DOES NOT FIT into"
-    yield (
-        f"  {total / 1e9:.1f} GB {verdict} {training.device.memory / 1e9:.0f} GB; the largest "
-        f"batch that fits: {result.largest_batch}"
-    )
+    verdict = _verdict(result, training.device)
+    yield f"{verdict}; the largest batch that fits: {result.largest_batch}"
     yield "time:"
     yield f"  steps             {result.num_steps:,} of {training.global_batch_size} examples"
     yield f"  forward passes    {result.accumulation_steps} per step and device"
@@ -34,11 +46,7 @@ def training_lines(training: Training, result: Estimate) -> Iterator[str]:
     rate = training.global_batch_size * sizes.length / result.step_seconds
     yield f"  tokens per second {rate:,.0f}"
     yield f"  hours             {_hours(result)}; device-hours {_hours(result, devices)}"
-    if devices > 1:
-        yield (
-            f"  gradients         {result.all_reduce_bytes / 1e9:.2f} GB sent per device and step, "
-            f"{result.all_reduce_seconds / result.step_seconds:.1%} of the time"
-        )
+    yield from _traffic(result, devices)
     yield "disk:"
     yield f"  shards            {result.shard_bytes / 1e9:,.1f} GB for all tokens once"
     yield f"  checkpoint        {result.checkpoint_bytes / 1e9:.2f} GB, of which a run keeps two"
@@ -48,16 +56,77 @@ def training_lines(training: Training, result: Estimate) -> Iterator[str]:
         yield from cheaper
 
 
+def finetuning_lines(plan: Finetuning, result: FinetuningEstimate) -> Iterator[str]:
+    """Yield the report of a fine-tuning."""
+    counts = [len(sample) for sample in plan.samples]
+    tokens = sum(map(sum, plan.samples))
+    yield (
+        f"{len(counts):,} samples of {tokens / len(counts):.1f} tokens on average, at most "
+        f"{max(map(sum, plan.samples))}"
+    )
+    yield f"memory per device, {result.most_tokens:,} tokens at once:"
+    yield from memory_lines(result.memory)
+    batch = f"; the largest batch of the longest samples: {result.largest_batch}"
+    yield _verdict(result, plan.device) + batch * (not plan.is_frozen)
+    yield "time:"
+    yield f"  steps             {result.num_steps:,} of {plan.global_batch_size} samples"
+    if plan.is_frozen:
+        yield "  encoder           runs once per sample; the steps after it are not estimated"
+    else:
+        yield f"  tokens per step   {result.tokens_per_step:,.0f}, without padding"
+        yield f"  seconds per step  {result.step_seconds:.3g}"
+    yield f"  evaluations       {_duration(result.evaluation_seconds)}"
+    of_runs = f" of {plan.runs} runs" * (plan.runs > 1)
+    hours = f"{plan.devices * result.seconds / 3600:,.2f}"
+    yield f"  total             {_duration(result.seconds)}{of_runs}; device-hours {hours}"
+    yield from _traffic(result, plan.devices)
+    yield f"disk: {result.checkpoint_bytes / 1e9:.2f} GB per checkpoint, of which a run keeps three"
+
+
+def serving_lines(plans: Sequence[Serving], results: Sequence[ServingEstimate]) -> Iterator[str]:
+    """Yield the report of a served model for several numbers of texts per request."""
+    plan, result = plans[-1], results[-1]
+    yield f"memory per device, {plan.texts} texts of {plan.length:g} tokens per request:"
+    yield from memory_lines(result.memory)
+    yield _verdict(result, plan.device)
+    yield "texts per request   milliseconds   texts per second   reading weights"
+    for plan, result in zip(plans, results, strict=True):
+        yield (
+            f"{plan.texts:17}   {1000 * result.request_seconds:12,.1f}   "
+            f"{result.texts_per_second:16,.1f}   {result.weights_fraction:15.0%}"
+        )
+
+
+def _verdict(result, device):
+    total = result.memory["peak"] + result.memory.get("process", 0)
+    verdict = "fits into" if result.fits else "DOES NOT FIT into"
+    return f"  {total / 1e9:.1f} GB {verdict} {device.memory / 1e9:.0f} GB"
+
+
+def _traffic(result, devices):
+    if devices > 1 and result.step_seconds:
+        yield (
+            f"  gradients         {result.all_reduce_bytes / 1e9:.2f} GB sent per device and step, "
+            f"{result.all_reduce_seconds / result.step_seconds:.1%} of the time"
+        )
+
+
+def _duration(seconds):
+    return f"{seconds:,.0f} s" if seconds < 600 else f"{seconds / 3600:,.2f} hours"
+
+
 def _hours(result, devices=1):
-    return f"{devices * result.seconds / 3600:,.1f}"
+    hours = devices * result.seconds / 3600
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
 def _cheaper(training, result):
     """Yield settings that take at least 3% less time or make the training fit."""
     sizes = training.sizes
     options = {
-        "--precision=bfloat16": {"precision": "bfloat16"},
-        "--precision=tf32": {"precision": "tf32"},
+        f"--precision={precision}": {"precision": precision}
+        for precision in ("bfloat16", "tf32")
+        if precision in training.device.flops
     }
     if sizes.gradient_checkpointing:
         options["no --gradient_checkpointing"] = {"gradient_checkpointing": False}

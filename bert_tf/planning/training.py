@@ -86,56 +86,91 @@ def flops_per_token(config: BertConfig, length: int, predictions: int) -> float:
         length: Tokens per sequence, which attention spans.
         predictions: Masked positions per sequence.
     """
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    weights = layers * (4 * hidden**2 + 2 * hidden * inner)
-    attention = layers * 2 * length * hidden
-    head = predictions / length * (hidden**2 + hidden * config.vocab_size)
-    return 3 * 2 * (weights + attention + head)
+    return 3 * forward_flops(StepSizes(config, 1, length, predictions)) / length
 
 
 def estimate(training: Training) -> Estimate:
-    """Estimate the cost of a training."""
+    """Estimate the cost of a pretraining."""
     sizes, device = training.sizes, training.device
-    config = sizes.config
-    memory = step_memory(sizes)
-    available = device.memory * (USABLE_MEMORY if device.is_accelerator else 1)
-    if not device.is_accelerator:
-        memory["process"] = process_memory(config)
-        available -= memory["process"]
-    parameters = count_parameters(config)
+    memory, available = step_memory(sizes), usable_memory(device, sizes.config)
     per_replica = training.global_batch_size / training.devices
-    accumulation = math.ceil(per_replica / sizes.examples)
-    traffic = 0.0
-    if training.devices > 1:
-        # A ring: each device sends all but one part twice.
-        traffic = 2 * (training.devices - 1) / training.devices * parameters * _FLOAT32
-    reduce_seconds = traffic / device.link
-    seconds = per_replica * example_seconds(sizes, device)
-    seconds += _ACCESSES_OF_UPDATE * parameters * _FLOAT32 / device.bandwidth + reduce_seconds
+    overhead, reduce_seconds, traffic = step_overhead(sizes, training.devices, device)
     examples = training.tokens / sizes.length
     return Estimate(
-        memory=memory,
+        memory=add_process(memory, device, sizes.config),
         fits=memory["peak"] <= available,
         largest_batch=largest_batch(sizes, available),
-        accumulation_steps=accumulation,
+        accumulation_steps=math.ceil(per_replica / sizes.examples),
         num_steps=math.ceil(examples / training.global_batch_size),
-        step_seconds=seconds,
+        step_seconds=per_replica * example_seconds(sizes, device) + overhead,
         all_reduce_seconds=reduce_seconds,
         all_reduce_bytes=traffic,
         shard_bytes=examples * example_bytes(sizes.length, sizes.predictions),
-        checkpoint_bytes=3 * _FLOAT32 * parameters,
+        checkpoint_bytes=checkpoint_bytes(sizes),
     )
+
+
+def usable_memory(device: Device, config: BertConfig) -> float:
+    """Return the bytes that a model's tensors may take of a device."""
+    if device.is_accelerator:
+        return USABLE_MEMORY * device.memory
+    return device.memory - process_memory(config)
+
+
+def add_process(memory: dict[str, int], device: Device, config: BertConfig) -> dict[str, int]:
+    """Return components of memory with "process", if it is in the same memory."""
+    return memory if device.is_accelerator else {**memory, "process": process_memory(config)}
+
+
+def checkpoint_bytes(sizes: StepSizes) -> int:
+    """Return the bytes of weights and moments."""
+    parameters = count_parameters(sizes.config, bool(sizes.predictions))
+    return _FLOAT32 * (parameters + 2 * sizes.trained_parameters)
+
+
+def step_overhead(sizes: StepSizes, devices: int, device: Device) -> tuple[float, float, float]:
+    """Return the part of a step that does not grow with the batch.
+
+    Returns:
+        Seconds of the update and of the sum of gradients, seconds of the latter, and bytes that a
+        device sends.
+    """
+    gradients = sizes.trained_parameters * _FLOAT32
+    # A ring: each device sends all but one part twice.
+    traffic = 2 * (devices - 1) / devices * gradients
+    reduce_seconds = traffic / device.link
+    return (
+        _ACCESSES_OF_UPDATE * gradients / device.bandwidth + reduce_seconds,
+        reduce_seconds,
+        traffic,
+    )
+
+
+def forward_flops(sizes: StepSizes) -> float:
+    """Return the floating-point operations of the matrix products of a forward pass per example."""
+    config, length = sizes.config, sizes.length
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    weights = length * layers * (4 * hidden**2 + 2 * hidden * inner)
+    attention = layers * 2 * sizes.attention_length**2 * hidden
+    head = sizes.predictions * (hidden**2 + hidden * config.vocab_size)
+    return 2 * (weights + attention + head)
+
+
+def forward_seconds(sizes: StepSizes, device: Device) -> float:
+    """Return the time of a forward pass per example on one device."""
+    rate = device.flops[sizes.precision] * device.efficiency[sizes.precision]
+    # Efficiencies contain the arithmetic between the products, the rate of a processor does not.
+    return forward_flops(sizes) / rate * (1 if device.is_accelerator else 1 + ELEMENTWISE)
 
 
 def example_seconds(sizes: StepSizes, device: Device) -> float:
     """Return the time of forward and backward pass per example on one device."""
-    flops = sizes.length * flops_per_token(sizes.config, sizes.length, sizes.predictions)
-    flops *= 4 / 3 if sizes.gradient_checkpointing else 1
-    rate = device.flops[sizes.precision] * device.efficiency[sizes.precision]
-    # Efficiencies contain the arithmetic between the products, the rate of a processor does not.
-    return flops / rate * (1 if device.is_accelerator else 1 + ELEMENTWISE)
+    # The backward pass has twice the products, and a recomputed forward pass once more.
+    backward = 2 + sizes.gradient_checkpointing
+    trained = sizes.trained_layers / sizes.config.num_hidden_layers
+    return forward_seconds(sizes, device) * (1 + backward * trained)
 
 
-def example_bytes(length: int, predictions: int) -> float:
+def example_bytes(length: float, predictions: int) -> float:
     """Return the bytes of an example in shards: varints of 1 to 3 bytes, and float32 weights."""
     return 160 + 4.1 * length + 7.3 * predictions

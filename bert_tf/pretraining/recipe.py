@@ -1,9 +1,8 @@
 """Pretraining recipe, from shards to a run directory."""
 
 import dataclasses
-import json
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,13 +13,13 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat
 from bert_tf.planning.memory import StepSizes, step_memory
-from bert_tf.planning.report import memory_lines
 from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.distribution import (
     check_alike,
     choose_layout,
@@ -35,7 +34,7 @@ from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.name_map import HEADS
-from bert_tf.weights.sources import read_pretrained
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
 
@@ -83,7 +82,7 @@ def _pretrain(settings, log, strategy):
     source = settings.init_from and read_pretrained(settings.init_from)
     manifests = [Manifest.load(directory) for directory in settings.shards]
     vocabulary = manifests[0].vocabulary()
-    config = _config(settings, source, manifests[0], vocabulary)
+    config = config_of(settings, source, manifests[0], vocabulary)
     phases = [PretrainingDataset(directory, vocabulary, config) for directory in settings.shards]
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     for data in (*phases, *([held_out] if held_out else [])):
@@ -259,61 +258,12 @@ class _Phase:
         return self.data.position(self.settings.seed, examples)
 
 
-def dry_run(settings: PretrainSettings, log: Callable[[str], None] = lambda line: None) -> None:
-    """Train a toy model for three steps on the given shards, in a temporary directory.
-
-    It runs every stage, including a resume, and finds the user errors that do not depend on the
-    model size.
-
-    Args:
-        settings: Flags of bert_tf.pretrain.
-        log: Receives one line of progress per call.
-
-    Raises:
-        UserError: As `pretrain`.
-    """
-    manifest = Manifest.load(settings.shards[0])
-    lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
-    with tempfile.TemporaryDirectory() as directory:
-        toy = BertConfig(
-            vocab_size=len(manifest.vocabulary()),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=max(lengths),
-            **_case(manifest),
-        )
-        path = f"{directory}/toy_config.json"
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump(toy.to_dict(), stream)
-        minimum = settings.gradient_accumulation_steps * 2
-        small = dataclasses.replace(
-            settings,
-            model_size=None,
-            init_from=None,
-            config=path,
-            output_dir=f"{directory}/run",
-            phase_steps=("3",) * len(settings.shards),
-            global_batch_size=min(settings.global_batch_size, 4 * minimum),
-            save_every=2,
-            eval_every=None,
-            eval_batches=2,
-            log_every=1,
-            dry_run=False,
-        )
-        pretrain(small, log)
-        pretrain(small, log)  # Resumes a finished run.
-    source = read_pretrained(settings.init_from) if settings.init_from else None
-    config = _config(settings, source, manifest, manifest.vocabulary())
-    log(f"memory of a step of {settings.global_batch_size} examples on one device:")
-    manifests = [Manifest.load(directory) for directory in settings.shards]
-    for line in memory_lines(step_memory(_step_sizes(settings, config, manifests, replicas=1))):
-        log(line)
-    log("dry run: all stages completed; nothing was kept")
-
-
-def _config(settings, source, manifest, vocabulary):
+def config_of(
+    settings: PretrainSettings,
+    source: PretrainedWeights | None,
+    manifest: Manifest,
+    vocabulary: Vocabulary,
+) -> BertConfig:
     """Return the `BertConfig` of the weights, of a file, or of a published size.
 
     Raises:
@@ -331,11 +281,11 @@ def _config(settings, source, manifest, vocabulary):
     if settings.config:
         return BertConfig.load(settings.config)
     return dataclasses.replace(
-        MODEL_SIZES[settings.model_size], vocab_size=len(vocabulary), **_case(manifest)
+        MODEL_SIZES[str(settings.model_size)], vocab_size=len(vocabulary), **case_of(manifest)
     )
 
 
-def _case(manifest):
+def case_of(manifest: Manifest) -> dict[str, Any]:
     """Return the normalization of the shards' text; shards of other programs do not record it."""
     if manifest.tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
@@ -366,11 +316,13 @@ def _plan(settings, config, model, phases, replicas, origin):
         )
         first_step = last_step
     manifests = [data.manifest for data in phases]
-    peak = step_memory(_step_sizes(settings, config, manifests, replicas))["peak"]
+    peak = step_memory(step_sizes(settings, config, manifests, replicas))["peak"]
     yield f"about {peak / 1e9:.1f} GB per replica, excluding TensorFlow itself"
 
 
-def _step_sizes(settings, config, manifests, replicas):
+def step_sizes(
+    settings: PretrainSettings, config: BertConfig, manifests: Sequence[Manifest], replicas: int
+) -> StepSizes:
     """Return the sizes of the largest step on a replica."""
     recorded = [manifest.settings for manifest in manifests]
     return StepSizes(

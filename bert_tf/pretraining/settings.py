@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any
 
 from bert_tf import files
-from bert_tf.command import flag
+from bert_tf.command import check_bounds, flag
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.planning.settings import PlannedDevices
 from bert_tf.run import Run
 from bert_tf.weights import sources
 
@@ -74,7 +75,10 @@ class PretrainSettings:
     )
     save_every: int = flag("steps between checkpoints", 1000)
     log_every: int = flag("steps between progress lines", 100)
-    dry_run: bool = flag("run three steps of a toy model through every stage; keep nothing", False)
+    dry_run: bool = flag(
+        "run three steps of a toy model through every stage, keep nothing, and print an estimate",
+        False,
+    )
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
@@ -140,8 +144,8 @@ class PretrainSettings:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all except `output_dir`."""
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if name != "output_dir"}
+        names = (field.name for field in dataclasses.fields(PretrainSettings))
+        return {name: getattr(self, name) for name in names if name != "output_dir"}
 
     @property
     def phase_ends(self) -> list[int]:
@@ -150,3 +154,21 @@ class PretrainSettings:
         for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
             ends.append(steps + (ends[-1] if ends else 0))
         return ends
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainCommandSettings(PlannedDevices, PretrainSettings):
+    """Flags of bert_tf.pretrain: its settings, and the devices of the estimate of --dry_run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bounds(self)
+        if self.dry_run:
+            parts = self.devices * self.gradient_accumulation_steps
+            if self.global_batch_size % parts:
+                raise UserError(
+                    f"--global_batch_size={self.global_batch_size}: expected a multiple of "
+                    f"--devices={self.devices} * --gradient_accumulation_steps="
+                    f"{self.gradient_accumulation_steps}"
+                )
+        self.check_planned(self.dry_run, self.strategy, self.global_batch_size)

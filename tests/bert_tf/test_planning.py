@@ -11,7 +11,15 @@ from bert_tf.data import tf_examples
 from bert_tf.errors import UserError
 from bert_tf.model.encoder import Encoder
 from bert_tf.planning.calibration import measure_processor
-from bert_tf.planning.devices import DEVICES, PUBLISHED, processor
+from bert_tf.planning.devices import (
+    DEVICES,
+    INT8_SPEEDUP,
+    MLPERF,
+    MLPERF_TOKENS,
+    PUBLISHED,
+    processor,
+)
+from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
 from bert_tf.planning.memory import (
     StepSizes,
     count_parameters,
@@ -19,7 +27,8 @@ from bert_tf.planning.memory import (
     process_memory,
     step_memory,
 )
-from bert_tf.planning.report import training_lines
+from bert_tf.planning.report import finetuning_lines, training_lines
+from bert_tf.planning.serving import Serving, estimate_serving
 from bert_tf.planning.training import (
     Training,
     estimate,
@@ -108,6 +117,12 @@ def test_rates_are_near_the_published_ones(device, precision, length, published)
     assert 1 / example_seconds(sizes, DEVICES[device]) == pytest.approx(published, rel=0.25)
 
 
+@pytest.mark.parametrize(("device", "submission", "published"), MLPERF)
+def test_rates_are_near_those_of_mlperf(device, submission, published):
+    sizes = StepSizes(LARGE, 8, MLPERF_TOKENS, -(-15 * MLPERF_TOKENS // 100), "bfloat16")
+    assert 1 / example_seconds(sizes, DEVICES[device]) == pytest.approx(published, rel=0.25)
+
+
 def test_largest_batch_fits_and_one_more_does_not():
     sizes = sizes_of(6, 256, 1, 128, "float32", False)
     number = largest_batch(sizes, 1e9)
@@ -120,7 +135,7 @@ def test_largest_batch_fits_and_one_more_does_not():
 
 def test_estimate_by_hand():
     """2 devices of 1 TFLOP/s and 1 TB/s, 64 examples of 128 tokens per step."""
-    device = dataclasses.replace(processor(64e9, 1e12, 1e12), link=1e9)
+    device = dataclasses.replace(processor(64e9, {"float32": 1e12}, 1e12), link=1e9)
     sizes = sizes_of(2, 128, 8, 128, "float32", False)
     training = Training(sizes, global_batch_size=64, tokens=128e4, devices=2, device=device)
     result = estimate(training)
@@ -139,6 +154,90 @@ def test_estimate_by_hand():
 def test_flops_by_hand():
     weights, attention, head = 3 * (4 * 64 + 2 * 8 * 16), 3 * 2 * 4 * 8, (64 + 8 * 50) / 4
     assert flops_per_token(TINY, length=4, predictions=1) == 6 * (weights + attention + head)
+
+
+def test_a_frozen_layer_has_no_gradient_and_no_slots():
+    def memory(frozen_layers):
+        sizes = StepSizes(TINY, 2, 4, 0, frozen_layers=frozen_layers)
+        return sizes.trained_parameters, step_memory(sizes)
+
+    layer = 4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8
+    pooler = 64 + 8
+    trained, two_frozen = memory(2)
+    assert trained == layer + pooler
+    assert two_frozen["AdamW moments"] == 2 * 4 * trained
+    assert two_frozen["gradients"] == 4 * trained
+    assert memory(1)[0] - trained == layer
+    assert memory(None)[1]["weights"] == two_frozen["weights"]
+
+
+DEVICE = processor(64e9, {"float32": 1e12}, 1e12)
+
+
+def finetuning(**changes):
+    values = {
+        "config": TINY,
+        "samples": [[4], [6], [8], [10]],
+        "dev_samples": [],
+        "epochs": 3,
+        "global_batch_size": 4,
+        "devices": 1,
+        "device": DEVICE,
+    }
+    return Finetuning(**{**values, **changes})
+
+
+def test_finetuning_by_hand():
+    """28 tokens in one step per epoch; attention pads to 16, and the flat layout to 32 tokens."""
+    result = estimate_finetuning(finetuning())
+    forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8)
+    parameters = count_parameters(TINY, has_pretraining_heads=False)
+    step = 3 * 1.15 * forward / 1e12 + 28 * parameters / 1e12
+    assert result.step_seconds == pytest.approx(step)
+    assert result.num_steps == 3 and result.tokens_per_step == 28 and result.most_tokens == 32
+    assert result.seconds == pytest.approx(3 * step)
+    assert result.memory["AdamW moments"] == 8 * parameters
+    assert "3 of 4 samples" in "\n".join(finetuning_lines(finetuning(), result))
+
+
+def test_finetuning_adds_evaluations_runs_and_padding():
+    result = estimate_finetuning(finetuning())
+    evaluated = estimate_finetuning(finetuning(dev_samples=[[4], [6], [8], [10]]))
+    forward = 1.15 * 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8) / 1e12
+    assert evaluated.seconds - result.seconds == pytest.approx(3 * forward)
+    assert estimate_finetuning(finetuning(runs=5)).seconds == pytest.approx(5 * result.seconds)
+    padded = estimate_finetuning(finetuning(static_length=12))
+    assert padded.most_tokens == 48 and padded.tokens_per_step == 28
+
+
+def test_a_frozen_encoder_runs_once():
+    few, many = (
+        estimate_finetuning(finetuning(is_frozen=True, epochs=epochs)) for epochs in (1, 20)
+    )
+    assert few.seconds == many.seconds > 0
+    assert "encoder           runs once" in "\n".join(
+        finetuning_lines(finetuning(is_frozen=True), few)
+    )
+
+
+def test_tokens_are_rounded_up_as_in_the_layout():
+    from bert_tf.bucketing import round_up_to_bucket
+    from bert_tf.planning import finetuning as module
+
+    for number in (1, 8, 9, 63, 64, 65, 72, 73, 128, 129, 500, 513, 4097):
+        assert module._bucket(number) == int(round_up_to_bucket(number))
+
+
+def test_serving_by_hand():
+    """A request reads the layers once and computes the products of its tokens."""
+    layers = 3 * (4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8)
+    products = 2 * 3 * (2 * 5 * (4 * 64 + 2 * 8 * 16) + 2 * 2 * 5**2 * 8)
+    result = estimate_serving(Serving(TINY, length=5, texts=2, device=DEVICE))
+    assert result.request_seconds == pytest.approx((4 * layers + products) / 1e12)
+    assert result.texts_per_second == pytest.approx(2 / result.request_seconds)
+    int8 = estimate_serving(Serving(TINY, 5, 2, DEVICE, "int8"))
+    assert int8.request_seconds == pytest.approx((layers + products / INT8_SPEEDUP) / 1e12)
+    assert int8.memory["weights"] < result.memory["weights"]
 
 
 def test_bytes_of_an_example_are_those_of_the_writer():
@@ -160,6 +259,8 @@ def test_bytes_of_an_example_are_those_of_the_writer():
 def test_a_processor_is_measured():
     device = measure_processor(TINY, tokens=64, precision="bfloat16")
     assert device.flops["bfloat16"] > 0 and device.bandwidth > 0 and device.memory > 1e9
+    served = measure_processor(TINY, tokens=1, precision="int8", training=False)
+    assert served.flops["int8"] == INT8_SPEEDUP * served.flops["float32"]
 
 
 def settings(**values):
@@ -183,10 +284,39 @@ def test_command_names_what_makes_it_cheaper(capsys):
     assert "DOES NOT FIT into 80 GB" in capsys.readouterr().out
 
 
+def test_a_network_takes_longer_than_a_link_inside_a_machine(capsys):
+    times = []
+    for strategy, gbps in (("mirrored", 25.0), ("multi_worker", 25.0), ("multi_worker", 100.0)):
+        plan.main(settings(devices=8, strategy=strategy, network_gbps=gbps))
+        line = capsys.readouterr().out.partition("seconds per step  ")[2].split()[0]
+        times.append(float(line))
+    parameters = count_parameters(LARGE)
+    sent = 2 * 7 / 8 * 4 * parameters
+    assert times[1] - times[0] == pytest.approx(sent / (25e9 / 8) - sent / 300e9, rel=0.02)
+    assert times[0] < times[2] < times[1]
+
+
+def test_serving_is_planned_without_tokens(capsys):
+    plan.main(settings(tokens=None, serve=True, device="cpu", model_size="base"))
+    lines = capsys.readouterr().out
+    assert "typical, --calibrate measures it" in lines
+    rows = [line.split() for line in lines.splitlines()[-3:]]
+    assert [row[0] for row in rows] == ["1", "16", "64"]
+    assert float(rows[0][1].replace(",", "")) < float(rows[1][1].replace(",", ""))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"config": "x.json"}, "exactly one of them"),
+        ({"serve": True}, "--tokens, --serve: expected exactly one"),
+        ({"tokens": None}, "--tokens, --serve: expected exactly one"),
+        ({"precision": "int8"}, "--precision=int8: expected with --serve"),
+        ({"calibrate": True}, "--calibrate: expected with --device=cpu only"),
+        ({"devices": 2, "strategy": "none"}, "--devices=2: expected 1"),
+        ({"strategy": "tpu"}, "--device=a100: does not fit --strategy=tpu"),
+        ({"device": "tpu-v4", "strategy": "none"}, "--device=tpu-v4: does not fit"),
+        ({"network_gbps": 0.0}, "--network_gbps=0.0"),
         ({"global_batch_size": 10, "devices": 4}, "multiple of --devices=4"),
         ({"tokens": 0.0}, "--tokens=0.0"),
     ],

@@ -366,8 +366,12 @@ def test_a_dry_run_covers_every_stage_and_leaves_nothing(directories, tmp_path, 
         "--model_size=base",
         f"--output_dir={tmp_path / 'run'}",
         "--dry_run",
+        "--device=a100",
     )
     assert done.returncode == 0, done.stderr
     assert "step 6/6" in done.stderr and "eval_perplexity" in done.stderr
-    assert "all stages completed" in done.stderr.splitlines()[-1]
+    assert "all stages completed" in done.stderr
+    # The complete estimate of both phases.
+    assert done.stderr.count("  steps             10 of 256 examples") == 2
+    assert "312,000" not in done.stderr and "19,500 GFLOP/s in float32" in done.stderr
     assert not (tmp_path / "run").exists()
