@@ -61,9 +61,8 @@ class TrainStep:
         more_losses: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
         | None = None,
     ) -> None:
-        self.model, self.optimizer, self.strategy = model, optimizer, strategy
+        self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
         self.more_losses = more_losses or {}
-        self.losses = {**{name: (name, loss) for name, loss in losses.items()}, **self.more_losses}
         self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps = accumulation_steps
         if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
@@ -108,6 +107,11 @@ class TrainStep:
         )
         return logs
 
+    @property
+    def _terms(self):
+        """The terms of the loss, (output name, function) by name."""
+        return {**{name: (name, loss) for name, loss in self.losses.items()}, **self.more_losses}
+
     def _update(self, iterator, is_asked_to_stop):
         """Run one update on all replicas and reduce their results."""
         # Read before the update, which advances the step of the schedule.
@@ -128,7 +132,7 @@ class TrainStep:
         weights = batch[2]
         # Dividing by sums over all replicas makes the loss a mean over the global batch.
         weight_sums = replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self.losses}
+            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
         )
         if self.accumulation_steps == 1:
             sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
@@ -156,7 +160,7 @@ class TrainStep:
             loss = tf.add_n(
                 [
                     mean(name, loss(labels[name], outputs[output]))
-                    for name, (output, loss) in self.losses.items()
+                    for name, (output, loss) in self._terms.items()
                 ]
             )
         gradients = tape.gradient(loss, self.model.trainable_variables)
