@@ -9,6 +9,9 @@ from bert_tf.errors import UserError
 STATE = "checkpoint.json"
 SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 STEP = re.compile(r"step-(\d{8,})")
+# The files of a run and of a checkpoint that are read to resume. Only fine-tuned runs have a task.
+FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
+CHECKPOINT_FILES = (STATE, "variables.index", "variables.data-00000-of-00001")
 _TEMPORARY = r"\.[0-9a-f]{32}"
 _SMALL = r"(checkpoint\.json|\.saving)"
 _CHECKPOINT = rf"({_SMALL}|\.{_SMALL}{_TEMPORARY}|variables\.[^/]*)?"

@@ -13,14 +13,13 @@ import dataclasses
 from bert_tf import command
 from bert_tf.errors import UserError
 from bert_tf.weights import sources
-from tasks import inputs
+from tasks import inputs, output_settings
 from tasks.output_jobs import VectorJob
-from tasks.output_settings import OutputSettings
 from tasks.output_shards import write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtractSettings(OutputSettings):
+class ExtractSettings(output_settings.OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag("run, Hugging Face directory, Google release or keras-nlp preset")

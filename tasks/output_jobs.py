@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import glob
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_tf import files
 from bert_tf.command import import_tensorflow
-from bert_tf.errors import UserError
-from bert_tf.run import Run
-from tasks.output_shards import OutputJob
+from tasks.output_shards import Loaded, OutputJob
 from tasks.readers.tables import read_rows
 from tasks.registry import row_reader
 
-GRAPH = "saved_model.pb"
+if TYPE_CHECKING:
+    from tasks.serving import Serving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunJob(OutputJob):
+class PredictionJob(OutputJob):
+    """Predictions of a task.
+
+    Attributes:
+        task: Values of task.json.
+    """
+
+    name: str = "predictions"
+    task: dict[str, Any]
+
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file of the task."""
+        return row_reader(self.task["kind"])(self.task, path, False)
+
+    def load(self) -> Loaded:
+        """Load the model; see `OutputJob`."""
+        import_tensorflow()
+        from tasks.prediction import predict_batch
+
+        serving = self.serving()
+        reader = serving.task.reader
+        return Loaded(
+            lambda path: reader.iter_examples(path, labelled=False),
+            lambda rows: predict_batch(serving, rows),
+            serving.output_types(),
+        )
+
+    @abc.abstractmethod
+    def serving(self) -> Serving:
+        """Load the model and return its functions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunJob(PredictionJob):
     """Predictions of a run.
 
     Attributes:
@@ -28,7 +61,6 @@ class RunJob(OutputJob):
         checkpoint: Name of a checkpoint directory.
     """
 
-    name: str = "predictions"
     run: str
     checkpoint: str
 
@@ -40,76 +72,33 @@ class RunJob(OutputJob):
         paths = (os.path.join(self.run, name) for name in names)
         return [*weights, *filter(files.exists, paths)]
 
-    def rows(self, path: str) -> Iterable[Any]:
-        """Return the rows of a file of the task."""
-        task = Run.open(self.run).task or {"kind": "pretrained"}
-        return row_reader(task["kind"])(task, path, False)
-
-    def load(self) -> Any:
-        """Load the model; see `OutputJob`."""
-        import_tensorflow()
+    def serving(self) -> Serving:
+        """Load the checkpoint; see `PredictionJob`."""
         from tasks.loading import load_model
-        from tasks.prediction import predict_batch
 
-        model = load_model(self.run, checkpoint=self.checkpoint)
-        reader = model.task.reader
-        return (
-            lambda path: reader.iter_examples(path, labelled=False),
-            lambda rows: predict_batch(model, rows),
-        )
+        return load_model(self.run, checkpoint=self.checkpoint).serving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SavedModelJob(OutputJob):
-    """Responses of a published model. The rows have the inputs of its signature as columns.
+class PublishedJob(PredictionJob):
+    """Predictions of a published SavedModel.
 
     Attributes:
-        directory_of_model: Directory of one version.
+        version: Directory of one version.
     """
 
-    name: str = "predictions"
-    directory_of_model: str
+    version: str
 
     @property
     def model_files(self) -> list[str]:
         """All files of the SavedModel."""
-        return _all_files(self.directory_of_model)
+        return _all_files(self.version)
 
-    def rows(self, path: str) -> Iterable[Any]:
-        """Return the rows of a file, without columns."""
-        return read_rows(path, ())
+    def serving(self) -> Serving:
+        """Load the SavedModel; see `PredictionJob`."""
+        from tasks.serving import PublishedModel
 
-    def load(self) -> Any:
-        """Load the model; see `OutputJob`."""
-        import_tensorflow()
-        import tensorflow as tf
-        import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
-
-        from tasks.examples import as_tensor
-        from tasks.prediction import jsonable
-
-        try:
-            loaded = tf.saved_model.load(self.directory_of_model)
-            signature = loaded.signatures["serving_default"]
-        except (OSError, KeyError, tf.errors.OpError) as error:
-            raise UserError(f"{self.directory_of_model}: not a published model: {error}") from None
-        specs = signature.structured_input_signature[1]
-        lists = [name for name, spec in specs.items() if spec.shape.rank == 2]
-
-        def outputs(rows):
-            columns = {
-                name: as_tensor([row.values[name] for row in rows], spec.shape.rank)
-                for name, spec in specs.items()
-            }
-            # Kept, since the signature does not keep the variables alive.
-            assert loaded is not None
-            found = {name: jsonable(values) for name, values in signature(**columns).items()}
-            return [
-                dict(zip(sorted(found), values, strict=True))
-                for values in zip(*(found[name] for name in sorted(found)), strict=True)
-            ]
-
-        return lambda path: read_rows(path, sorted(specs), lists=lists), outputs
+        return PublishedModel(self.version)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +137,7 @@ class VectorJob(OutputJob):
         """Return the rows of a file."""
         return read_rows(path, self.columns, self.unescape_html)
 
-    def load(self) -> Any:
+    def load(self) -> Loaded:
         """Load the encoder; see `OutputJob`."""
         import_tensorflow()
         from bert_tf.weights.sources import read_pretrained
@@ -161,22 +150,13 @@ class VectorJob(OutputJob):
             self.max_seq_length,
             len(self.columns),
         )
-        return self.rows, lambda rows: row_outputs(embedder, rows, self.columns, self.per_token)
-
-
-def published_version(path: str) -> str | None:
-    """Return the directory of the SavedModel at a path, or of its newest version.
-
-    Args:
-        path: Directory of one version, or of versions. For any other the result is `None`.
-    """
-    if files.is_remote(path) or not os.path.isdir(path):
-        return None
-    if files.exists(os.path.join(path, GRAPH)):
-        return path
-    found = [name for name in os.listdir(path) if name.isdigit()]
-    found = [name for name in found if files.exists(os.path.join(path, name, GRAPH))]
-    return os.path.join(path, max(found, key=int)) if found else None
+        return Loaded(
+            self.rows,
+            lambda rows: row_outputs(embedder, rows, self.columns, self.per_token),
+            {"tokens": ("string", 1), "vectors": ("float32", 2)}
+            if self.per_token
+            else {"vector": ("float32", 1)},
+        )
 
 
 def _all_files(directory):

@@ -7,7 +7,6 @@ DIR/manifest.json                        settings, model, input and the entries 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,8 +14,10 @@ from typing import Any, TypedDict
 
 from bert_tf import files
 from bert_tf.config import read_json_object
+from bert_tf.data import entries, plans
 from bert_tf.errors import UserError
 from bert_tf.ownership import MARKER
+from bert_tf.strict_json import field
 
 NAME = "manifest.json"
 
@@ -54,23 +55,18 @@ class OutputManifest:
     def __init__(
         self, directory: str, name: str, file_format: str, num_shards: int, plan: Mapping[str, Any]
     ) -> None:
-        self.directory, self.num_shards, self.plan = directory, num_shards, dict(plan)
-        self._name, self._file_format = name, file_format
-
-    @property
-    def plan_sha256(self) -> str:
-        """SHA-256 of the plan, which identifies the entry files."""
-        return hashlib.sha256(json.dumps(self.plan, sort_keys=True).encode()).hexdigest()
+        self.directory, self.plan = directory, dict(plan)
+        self.shard_names = [
+            f"{name}-{number:05d}-of-{num_shards:05d}.{file_format}" for number in range(num_shards)
+        ]
 
     def shard_path(self, number: int) -> str:
         """Return the path of a shard."""
-        name = f"{self._name}-{number:05d}-of-{self.num_shards:05d}.{self._file_format}"
-        return os.path.join(self.directory, name)
+        return os.path.join(self.directory, self.shard_names[number])
 
-    def save_entry(self, number: int, entry: OutputEntry) -> None:
+    def save_entry(self, entry: OutputEntry) -> None:
         """Write the entry file of a complete shard atomically."""
-        values = {**entry, "plan": self.plan_sha256}
-        files.atomic_write_text(self._entry_path(number), json.dumps(values))
+        entries.save(self.directory, entry, plans.digest(self.plan))
 
     def finished(self) -> dict[int, OutputEntry]:
         """Return the entries of complete shards, and remove temporary files of killed processes.
@@ -80,26 +76,32 @@ class OutputManifest:
         """
         names = set(files.listdir(self.directory))
         if NAME not in names:
-            if names - {MARKER}:
+            others = (name for name in names - {MARKER} if not files.is_temporary(name))
+            if any(others):
                 raise UserError(f"{self.directory}: contains other files; name a new --output_dir")
+            entries.remove_temporary(self.directory)
             return {}
-        for name in filter(files.is_temporary, names):
-            files.remove(os.path.join(self.directory, name))
-        on_disk = read_json_object(os.path.join(self.directory, NAME))
-        self._check_plan(on_disk.get("plan"))
-        known = {entry["file"]: entry for entry in on_disk.get("shards", [])}
-        found = {}
-        for number in range(self.num_shards):
-            path = self.shard_path(number)
-            entry = known.get(os.path.basename(path)) or self._saved_entry(number, names)
-            # Comparing sizes is enough: shards are renamed only when complete.
-            if entry and files.size(path) == entry["bytes"]:
-                found[number] = entry
+        on_disk = self._read()
+        before, now = on_disk["plan"], self.plan
+        plans.check_same_settings(self.directory, before["settings"], now["settings"])
+        for name, what in (("model", "the model"), ("input", "--input: the rows")):
+            if before[name] != now[name]:
+                raise UserError(
+                    f"{what}: not the same as when {self.directory} was created; name a new "
+                    "--output_dir"
+                )
+        entries.remove_temporary(self.directory)
+        found = entries.finished(
+            self.directory, self.shard_names, on_disk["shards"], plans.digest(before), _check_entry
+        )
+        # Complete shards remain usable with other versions, but cannot be mixed with new ones.
+        if len(found) < len(self.shard_names):
+            plans.check_same_versions(self.directory, before["versions"], now["versions"])
         return found
 
     def save(self, finished: Mapping[int, OutputEntry]) -> None:
         """Write the manifest atomically. A complete one replaces the entry files."""
-        is_complete = len(finished) == self.num_shards
+        is_complete = len(finished) == len(self.shard_names)
         shards = [finished[number] for number in sorted(finished)]
         values = {
             "complete": is_complete,
@@ -111,40 +113,27 @@ class OutputManifest:
         text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(os.path.join(self.directory, NAME), text)
         if is_complete:
-            for number in range(self.num_shards):
-                if files.exists(self._entry_path(number)):
-                    files.remove(self._entry_path(number))
+            entries.remove_all(self.directory, self.shard_names)
 
-    def _entry_path(self, number):
-        directory, name = os.path.split(self.shard_path(number))
-        return os.path.join(directory, f".{os.path.splitext(name)[0]}.json")
-
-    def _saved_entry(self, number, names):
-        path = self._entry_path(number)
-        if os.path.basename(path) not in names:
-            return None
+    def _read(self):
+        path = os.path.join(self.directory, NAME)
         try:
             values = read_json_object(path)
-        except UserError:
-            return None
-        return values if values.pop("plan", None) == self.plan_sha256 else None
+            plan = field(values, "plan", dict, path)
+            for name in ("settings", "versions"):
+                field(plan, name, dict, path)
+            for name in ("model", "input"):
+                field(plan, name, list, path)
+            for entry in field(values, "shards", list, path):
+                _check_entry(entry, path)
+        except UserError as error:
+            raise UserError(f"{error}; name a new --output_dir") from None
+        return values
 
-    def _check_plan(self, before):
-        if not isinstance(before, dict) or not isinstance(before.get("settings"), dict):
-            raise UserError(f"{self.directory}/{NAME}: damaged; name a new --output_dir")
-        for name, value in self.plan["settings"].items():
-            if before["settings"].get(name) != value:
-                raise UserError(
-                    f"--{name}: was {before['settings'].get(name)!r} when {self.directory} was "
-                    f"created, is now {value!r}; pass the old value, or name a new --output_dir"
-                )
-        for name, what in (
-            ("model", "the model"),
-            ("input", "--input: the rows"),
-            ("versions", "the versions of the packages"),
-        ):
-            if before.get(name) != self.plan[name]:
-                raise UserError(
-                    f"{what}: not the same as when {self.directory} was created; name a new "
-                    "--output_dir"
-                )
+
+def _check_entry(entry, location):
+    field(entry, "file", str, location)
+    field(entry, "sha256", str, location)
+    for name in ("rows", "bad_rows", "bytes"):
+        entries.check_size(entry, name, location)
+    return entry

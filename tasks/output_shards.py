@@ -12,10 +12,10 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_tf import files
-from bert_tf.data import shard_jobs
+from bert_tf.data import entries, shard_jobs
 from bert_tf.errors import UserError
 from bert_tf.ownership import sole_writer
 from bert_tf.progress import Progress
@@ -26,7 +26,20 @@ from tasks.readers.parquet import write_parquet
 from tasks.readers.rows import BadRow
 
 Span = tuple[str, int, int]  # File, first row and number of rows.
-Rows = Callable[[str], Iterable[Any]]
+
+
+class Loaded(NamedTuple):
+    """A loaded model, as its worker uses it.
+
+    Attributes:
+        rows: Function that reads the rows of a file.
+        outputs: Function that returns the output of each row of a batch, as JSON types by name.
+        types: Name of the TensorFlow dtype, and number of list levels, by name of the output.
+    """
+
+    rows: Callable[[str], Iterable[Any]]
+    outputs: Callable[[list], Iterable[dict[str, Any]]]
+    types: dict[str, tuple[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +68,8 @@ class OutputJob(abc.ABC):
         """Return the rows of a file, some of them `BadRow`s, without importing TensorFlow."""
 
     @abc.abstractmethod
-    def load(self) -> tuple[Rows, Callable[[list], Iterable[dict[str, Any]]]]:
-        """Load the model.
-
-        Returns:
-            Function that reads the rows of a file, and function that returns the output of each
-            row of a batch as a dict of JSON types.
-        """
+    def load(self) -> Loaded:
+        """Load the model."""
 
     @property
     def directory(self) -> str:
@@ -71,18 +79,18 @@ class OutputJob(abc.ABC):
 
     def open(self) -> Callable[[int, Sequence[Span]], OutputEntry]:
         """Load the model and return the function that writes a shard."""
-        rows, outputs = self.load()
-        return lambda number, spans: self._write(number, spans, rows, outputs)
+        loaded = self.load()
+        return lambda number, spans: self._write(number, spans, loaded)
 
-    def _write(self, number, spans, rows, outputs):
+    def _write(self, number, spans, loaded):
         assert self.manifest is not None
         path, count, bad = self.manifest.shard_path(number), 0, 0
 
         def lines() -> Iterator[dict[str, Any]]:
             nonlocal count, bad
-            for batch in _batches(_rows_of(spans, rows), self.batch_size):
+            for batch in _batches(_rows_of(spans, loaded.rows), self.batch_size):
                 good = [row for row in batch if not isinstance(row, BadRow)]
-                found = iter(outputs(good) if good else ())
+                found = iter(loaded.outputs(good) if good else ())
                 for row in batch:
                     is_bad = isinstance(row, BadRow)
                     output = {"error": row.message} if is_bad else next(found)
@@ -91,7 +99,7 @@ class OutputJob(abc.ABC):
 
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":
-                write_parquet(stream, path, lines())
+                write_parquet(stream, path, lines(), loaded.types)
             else:
                 for line in lines():
                     stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
@@ -102,7 +110,7 @@ class OutputJob(abc.ABC):
             "bytes": files.stamp(path)[0],
             "sha256": files.sha256(path),
         }
-        self.manifest.save_entry(number, entry)
+        self.manifest.save_entry(entry)
         return entry
 
 
@@ -167,6 +175,8 @@ def write_output_shards(
     assert directory is not None
     paths = settings.input_files(pattern)
     log(f"counting the rows of {len(paths)} files")
+    # Workers read the rows again, so files must not change until the end.
+    stamps = [files.stamp(path) for path in paths]
     counts = [(path, sum(1 for _ in job.rows(path))) for path in paths]
     total = sum(count for _, count in counts)
     if settings.num_shards > total:
@@ -187,7 +197,7 @@ def write_output_shards(
         finished = manifest.finished()
         missing = [number for number in range(settings.num_shards) if number not in finished]
         if finished:
-            log(f"{directory}: {len(finished)}/{settings.num_shards} shards were complete")
+            log(f"{directory}: resuming: {len(finished)}/{settings.num_shards} shards complete")
         manifest.save(finished)
         if missing:
             tasks = ((number, spans(counts, number, settings.num_shards)) for number in missing)
@@ -198,7 +208,14 @@ def write_output_shards(
             ):
                 for entry in make(tasks):
                     progress.update(progress.done + entry["rows"])
+            for path, stamp in zip(paths, stamps, strict=True):
+                if files.stamp(path) != stamp:
+                    raise UserError(
+                        f"{path}: was changed while it was read; name a new --output_dir, since "
+                        f"shards in {directory} may contain the old or the new rows"
+                    )
             finished = manifest.finished()
+            entries.check_all(directory, finished, settings.num_shards)
             manifest.save(finished)
     return _num_rows(finished), sum(entry["bad_rows"] for entry in finished.values())
 

@@ -18,16 +18,15 @@ import os
 
 from bert_tf import command
 from bert_tf.errors import UserError
-from bert_tf.run import Run
-from tasks import inputs
-from tasks.output_jobs import RunJob, SavedModelJob, published_version
-from tasks.output_settings import OutputSettings
+from tasks import inputs, output_settings
+from tasks.output_jobs import PublishedJob, RunJob
 from tasks.output_shards import OutputJob, write_output_shards
+from tasks.published import published_task, published_version
 from tasks.readers.glue import check_submission
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictSettings(OutputSettings):
+class PredictSettings(output_settings.OutputSettings):
     """Settings of tasks.predict."""
 
     run: str = command.flag("run directory; with --output_dir also a published model")
@@ -67,7 +66,12 @@ class PredictSettings(OutputSettings):
         Raises:
             UserError: If they cannot be used.
         """
-        if self.output_dir and published_version(self.run):
+        version = published_version(self.run) if self.output_dir else None
+        if version and self.input:
+            if self.checkpoint:
+                raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
+            for path in self.input_files(self.input):
+                inputs.check_rows(published_task(version), path, labelled=False, first_only=True)
             return
         run = inputs.check_run(self.run, self.checkpoint)
         if run and self.input and self.output_dir:
@@ -113,16 +117,21 @@ def _log_rows(path, count, bad):
 
 
 def _predict_shards(settings):
-    assert settings.input and settings.output_dir
     common = {"batch_size": settings.batch_size, "file_format": settings.file_format}
     if version := published_version(settings.run):
-        job: OutputJob = SavedModelJob(directory_of_model=version, **common)
+        job: OutputJob = PublishedJob(version=version, task=published_task(version), **common)
     else:
-        checkpoints = Run.open(settings.run).checkpoints
-        name = settings.checkpoint or os.path.basename(
-            checkpoints.path(checkpoints.best_or_latest_step())
+        command.import_tensorflow()
+        from tasks.run_checkpoint import RunCheckpoint
+
+        source = RunCheckpoint.open(settings.run, settings.checkpoint)
+        _check_tuned(source)
+        job = RunJob(
+            run=settings.run,
+            checkpoint=os.path.basename(source.path),
+            task=source.run.task or {"kind": "pretrained"},
+            **common,
         )
-        job = RunJob(run=settings.run, checkpoint=name, **common)
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
 
@@ -131,12 +140,15 @@ def _load(settings):
     from tasks.loading import load_model
 
     model = load_model(settings.run, checkpoint=settings.checkpoint)
-    assert model.source is not None  # Of a run.
-    if untuned := model.source.untuned:
-        if not model.task.predicts_untuned:
-            raise UserError(untuned)
-        command.log(f"warning: {untuned}")
+    _check_tuned(model.source)
     return model
+
+
+def _check_tuned(source):
+    if source.untuned:
+        if not source.task.predicts_untuned:
+            raise UserError(source.untuned)
+        command.log(f"warning: {source.untuned}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tasks.readers.glue import GLUE, check_submission, submission_lines
 from tasks.readers.rows import BadRow
 
 if TYPE_CHECKING:
+    from tasks.serving import Serving
     from tasks.task_model import TaskModel
 
 _Row = TypeVar("_Row")
@@ -101,7 +102,7 @@ def _predictions_of(model, path, batch_size, log):
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
         for batch in in_batches(rows(), batch_size):
             # Bad rows are not in the batch of the model; the iterator skips them.
-            predictions = iter(predict_batch(model, batch))
+            predictions = iter(predict_batch(model.serving, batch))
             for row in batch:
                 yield row, None if isinstance(row, BadRow) else next(predictions)
             progress.update(progress.done + len(batch))
@@ -114,18 +115,16 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def predict_batch(model: TaskModel, rows: Iterable[Any]) -> list[dict[str, Any]]:
+def predict_batch(serving: Serving, rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the prediction per good row as a dict of JSON types, without padding."""
     good = [row for row in rows if not isinstance(row, BadRow)]
     if not good:
         return []
     # The served signature, so that predictions are those of the exported model.
-    columns = {name: [row.texts[name] for row in good] for name in model.task.input_names}
+    columns = {name: [row.texts[name] for row in good] for name in serving.task.input_names}
     return [
         prediction if row.id is None else {"id": row.id, **prediction}
-        for row, prediction in zip(
-            good, model.serving.predict_rows(columns, len(good)), strict=True
-        )
+        for row, prediction in zip(good, serving.predict_rows(columns, len(good)), strict=True)
     ]
 
 

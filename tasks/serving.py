@@ -5,30 +5,40 @@ Shape suffixes: N rows, L tokens of a sequence.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
 
+from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.text.packing import Packed
 from tasks.examples import Examples
 from tasks.pipeline import Pipeline
 from tasks.prediction import jsonable
+from tasks.published import published_task
+from tasks.registry import task_from_dict
+from tasks.task import Task
 
 ROWS_PER_CALL = 1024  # Bounds memory.
 
 
-class ServingFunctions:
-    """The signatures of a pipeline, called with Python strings.
+class Serving(abc.ABC):
+    """The signatures of a task, called with Python strings.
 
-    Args:
-        pipeline: The pipeline.
+    Attributes:
+        task: The task.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline, self.task = pipeline, pipeline.task
+    task: Task
+
+    @property
+    @abc.abstractmethod
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """Functions of string tensors by position, by name of the signature."""
 
     def call(
         self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
@@ -44,7 +54,7 @@ class ServingFunctions:
             `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
             with "" and -1.
         """
-        function = self.pipeline.signatures[signature]
+        function = self.signatures[signature]
         parts = [
             {name: _with_str(values.numpy()) for name, values in function(*texts.values()).items()}
             for texts in Examples(dict(columns), []).slices(batch_size)
@@ -65,6 +75,30 @@ class ServingFunctions:
             for row in rows
         ]
 
+    def output_types(self) -> dict[str, tuple[str, int]]:
+        """Return the name of the dtype and the number of list levels per predicted output."""
+        function = self.signatures["serving_default"].get_concrete_function()
+        return {
+            name: (spec.dtype.name, spec.shape.rank - 1)
+            for name, spec in function.structured_outputs.items()
+        }
+
+
+class ServingFunctions(Serving):
+    """The signatures of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline, self.task = pipeline, pipeline.task
+
+    @property
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """See `Serving`."""
+        return self.pipeline.signatures
+
     def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
         """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
         entries = self.pipeline.vocabulary.entries
@@ -82,6 +116,38 @@ class ServingFunctions:
     def _attention(self, inputs: dict[str, tf.Tensor]) -> Any:
         outputs = self.pipeline.model.encoder(inputs, output_hidden_states=True)
         return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+
+
+class PublishedModel(Serving):
+    """The default signature of a published version.
+
+    Args:
+        version: Directory of the version.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+
+    def __init__(self, version: str) -> None:
+        self.task = task_from_dict(published_task(version))
+        try:
+            # Kept, since a signature does not keep the variables of its model alive.
+            self._model = tf.saved_model.load(version)
+            served = self._model.signatures["serving_default"]
+        except (OSError, KeyError, tf.errors.OpError) as error:
+            raise UserError(f"{version}: not a published model: {error}") from None
+        names, specs = self.task.input_names, served.structured_input_signature[1]
+
+        @tf.function(input_signature=[specs[name] for name in names], autograph=False)
+        def by_position(*texts):
+            return served(**dict(zip(names, texts, strict=True)))
+
+        self._signatures = {"serving_default": by_position}
+
+    @property
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """See `Serving`."""
+        return self._signatures
 
 
 def _with_str(values):

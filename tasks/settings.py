@@ -216,6 +216,8 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         self._check_output()
 
     def _check_output(self):
+        if self.strategy == "multi_worker":
+            return  # Workers may see the run's files late; they check it when all see the same.
         if Run.check_resume(self.output_dir, self.recorded(), self._dataset.kind) is None:
             config = sources.check(self.init_from)
             if config is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from bert_tf import checkpoints, plotting
+from bert_tf import checkpoints, plotting, run_directory
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.run import Run
@@ -22,6 +22,7 @@ from bert_tf.train.distribution import (
 )
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
+from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
 from tasks import fitting, plots
 from tasks.distillation import Distillation
@@ -66,6 +67,7 @@ class TrainingRun:
     distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
+        self.log_wait = self.log
         if not is_chief(self.strategy):
             self.log = lambda line: None
         replicas = self.strategy.num_replicas_in_sync
@@ -93,7 +95,7 @@ class TrainingRun:
             if self.distillation:
                 self.distillation.check(self.task, None)
             return None
-        run = Run.open(self.output_dir, is_writer=is_chief(self.strategy))
+        run = open_run(self.strategy, self.output_dir, self.log_wait)
         run.check_resumable(self.recorded, self.task.to_dict(), self.task.tunable_fields)
         if run.train.get("data") != self.digests:
             raise UserError(
@@ -141,8 +143,9 @@ class TrainingRun:
             optimizer.build(model.network.trainable_variables)
 
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
-            best = from_chief(strategy, run.checkpoints.best_or_latest_step)
-            newest = run.checkpoints.steps()[-1]
+            checkpoints = run.checkpoints
+            best = from_chief(strategy, checkpoints.best_or_latest_step)
+            newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
@@ -195,6 +198,7 @@ class TrainingRun:
             evaluate if encoded_devs else None,
             steps_per_epoch,
             patience=settings.patience,
+            log_wait=self.log_wait,
         ).train()
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
         if encoded_devs:
@@ -230,15 +234,13 @@ class TrainingRun:
     def _create_run(self, model, encoded):
         """Initialize the head from the training examples, and create the run directory."""
         fitting.init_head(model, encoded)
-        chief = is_chief(self.strategy)
         entries = {"settings": self.recorded, "data": self.digests, **model.record}
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
-        if chief:
+        if is_chief(self.strategy):
             task = self.task.to_dict()
             Run.create(self.output_dir, model.config, model.vocabulary, entries, task)
-        barrier(self.strategy)
-        return Run.open(self.output_dir, is_writer=chief)
+        return open_run(self.strategy, self.output_dir, self.log_wait)
 
     def _is_finished(self, run, num_train_steps):
         """Whether the run is trained and evaluated, and its task is tuned."""
@@ -251,9 +253,8 @@ class TrainingRun:
     def _finish(self, run, evaluator, devs, best):
         """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
         task, name, log = self.task, self.names[1], self.log
-        metrics = run.checkpoints.info(best)["metrics"]
         if task.tunable_fields:
-            _load(run, best, evaluator.model)
+            self._load(run, best, evaluator.model)
             outputs = [evaluator.outputs(dev) for dev in devs]
             warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
             task = task.postprocessor.tune(devs[0], outputs[0])
@@ -280,6 +281,10 @@ class TrainingRun:
             for line in warnings:
                 log(f"warning: {name}: {line}")
             run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
+        elif is_chief(self.strategy):
+            metrics = run.checkpoints.info(best)["metrics"]
+        else:
+            return  # The others log nothing, and may see the file as it was before its evaluation.
         warning = task.postprocessor.warning(
             {metric.removeprefix("dev_"): value for metric, value in metrics.items()}
         )
@@ -296,23 +301,23 @@ class TrainingRun:
             return
         found = {}
         for dev in devs:
-            _load(run, best, evaluator.model)
+            self._load(run, best, evaluator.model)
             outputs = evaluator.outputs(dev)
             if is_chief(self.strategy):
                 found = task_at(run, best).postprocessor.plots(dev, outputs)
         if is_chief(self.strategy):
             self.log(f"plots: {plots.write(run, found)}")
 
-
-def _load(run, step, model):
-    """Load a checkpoint; after training, the model holds the weights of the last step."""
-    directory = run.checkpoints.path(step)
-    checkpoints.assign(
-        checkpoints.model_variables(model),
-        checkpoints.read(directory),
-        directory,
-        ignore=checkpoints.OPTIMIZER_STATE,
-    )
+    def _load(self, run, step, model):
+        """Load a checkpoint; after training, the model holds the weights of the last step."""
+        directory, names = run.checkpoints.path(step), run_directory.CHECKPOINT_FILES
+        wait_for_files(self.strategy, directory, names, self.log_wait)
+        checkpoints.assign(
+            checkpoints.model_variables(model),
+            checkpoints.read(directory),
+            directory,
+            ignore=checkpoints.OPTIMIZER_STATE,
+        )
 
 
 def _by_dev(results):

@@ -18,7 +18,7 @@ from tests.test_docs import PAGES, command_lines, read
 # make demo runs the demo; tests/test_migration_docs.py runs the migration pages; the references
 # have one example per command; other pages have commands of make and pytest.
 LEFT_OUT = {"docs/demo.md", "docs/commands.md"}
-NOT_RUN = ("--url=", "--grpc=", "--help", " pytest ", "...")
+NOT_RUN = ("--url=", "--grpc=", "--help", " pytest ", "--dask_address=", "--beam_args=", "...")
 WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
 WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
 WORDS |= {"--model_size=base": "--config=config.json", "--model_size=mini": "--config=config.json"}

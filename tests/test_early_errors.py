@@ -62,6 +62,9 @@ def directory(tmp_path_factory, config, vocabulary):
         broken = directory / f"broken_{name}"
         Run.create(broken, config, vocabulary, {}).checkpoints.save(0, {"a": 1.0})
         (broken / name).write_text(text)
+    (directory / "published" / "1" / "assets.extra").mkdir(parents=True)
+    (directory / "published" / "1" / "saved_model.pb").write_bytes(b"")
+    shutil.copy(run.file("task.json"), directory / "published" / "1" / "assets.extra")
     np.save(directory / "v.npy", np.zeros((9, 12), np.float32))
     (directory / "shards").mkdir()
     (directory / "shards" / "manifest.json").write_text('{"settings"')
@@ -84,6 +87,8 @@ LIKE_RUN = {
 }
 PREDICT = {"run": "{}/run", "input": "{}/dev.csv", "output": "{}/answers.jsonl"}
 EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.npy"}
+SHARDS = {"run": "{}/run", "input": "{}/dev.csv", "output_dir": "{}/shards_of_rows"}
+VECTORS = {"model": "{}/weights", "input": "{}/dev.csv", "output_dir": "{}/shards_of_rows"}
 SEARCH = {"model": "{}/weights", "input": "{}/dev.csv", "vectors": "{}/v.npy", "query": "a"}
 ATTENTION = {"run": "{}/weights", "text": "a", "output": "{}/x.png"}
 PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
@@ -115,6 +120,14 @@ CASES = [
     ("tasks.predict", {**PREDICT, "checkpoint": "step-3"}, "expected one of step-00000003"),
     ("tasks.predict", {**PREDICT, "input": "{}/other.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a GLUE submission"),
+    ("tasks.predict", {**SHARDS, "input": "{}/other*.csv"}, "other.csv:2: no column 'text'"),
+    ("tasks.predict", {**SHARDS, "input": "{}/absent*.csv"}, "absent*.csv: no such file"),
+    ("tasks.predict", {**SHARDS, "output": "{}/out.jsonl"}, "expected --output or --output_dir"),
+    ("tasks.predict", {**SHARDS, "runner": "dask"}, "--runner=dask and --dask_address"),
+    ("tasks.predict", {**PREDICT, "num_workers": 2}, "--num_workers: requires --output_dir"),
+    ("tasks.predict", {**SHARDS, "run": "{}/published", "checkpoint": "best"}, "expected a run"),
+    ("tasks.extract", {**VECTORS, "text_column": "body"}, "no column 'body'"),
+    ("tasks.extract", {**VECTORS, "num_shards": 0}, "--num_shards=0: expected an integer"),
     ("tasks.extract", {**EXTRACT, "text_column": "body"}, "no column 'body'"),
     ("tasks.extract", {**EXTRACT, "input": "{}/late.csv"}, "late.csv:4: expected 2 fields"),
     ("tasks.extract", {**EXTRACT, "model": "{}/no_model"}, "no model found"),

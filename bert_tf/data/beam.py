@@ -8,7 +8,10 @@ import contextlib
 import io
 import logging
 import shlex
-from collections.abc import Iterator
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -46,8 +49,9 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
-    # Beam logs every failure four times; it is raised as well.
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    # They log every failure, Beam four times; it is raised as well.
+    for name in ("apache_beam", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def make(tasks):
         try:
@@ -74,14 +78,23 @@ def _last_line(error):
     return lines[-1].strip()
 
 
+_lock = threading.Lock()
+_opened: dict[str, Callable[..., Any]] = {}  # By command, what its job opened in this process.
+
+
 class _WriteShard(beam.DoFn):
-    """Write one shard per element. The job is opened once per worker."""
+    """Write one shard per element. The job is opened once per process."""
 
     def __init__(self, job):
-        self._job = job
+        self._job, self._key = job, uuid.uuid4().hex
 
     def setup(self):
-        self._write = self._job.open()
+        # Some runners call this for each bundle, and in several threads.
+        with _lock:
+            if self._key not in _opened:
+                _opened.clear()
+                _opened[self._key] = self._job.open()
+            self._write = _opened[self._key]
 
     def process(self, task):
         self._write(*task)

@@ -6,8 +6,8 @@ SHARDS/.examples-00007-of-00064.json         its entry
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from bert_tf import files
 from bert_tf.config import read_json_object
@@ -15,6 +15,8 @@ from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 
 MAX_NAME_LENGTH = 255
+
+_Entry = TypeVar("_Entry", bound=Mapping[str, Any])
 
 
 class ShardEntry(TypedDict):
@@ -44,23 +46,82 @@ def shard_name(number: int, num_shards: int) -> str:
     return f"examples-{number:05d}-of-{num_shards:05d}.tfrecord"
 
 
-def entry_name(number: int, num_shards: int) -> str:
-    """Return the file name of a shard's entry."""
-    return f".{shard_name(number, num_shards).removesuffix('.tfrecord')}.json"
+def entry_name(shard: str) -> str:
+    """Return the file name of the entry of a shard, from that of the shard."""
+    return f".{os.path.splitext(shard)[0]}.json"
 
 
-def save(path: str, entry: ShardEntry, plan_sha256: str) -> None:
-    """Write an entry file atomically.
+def save(directory: str, entry: Mapping[str, Any], plan_sha256: str) -> None:
+    """Write the entry file of a complete shard atomically.
 
     Args:
-        path: The entry file.
-        entry: The entry.
+        directory: Directory of the shard.
+        entry: The entry, with the name of the shard as "file".
         plan_sha256: Digest of the plan in the manifest.
     """
+    path = os.path.join(directory, entry_name(entry["file"]))
     files.atomic_write_text(path, json.dumps({**entry, "plan": plan_sha256}))
 
 
-def load(path: str, plan_sha256: str) -> ShardEntry | None:
+def finished(
+    directory: str,
+    shards: Sequence[str],
+    recorded: Iterable[_Entry],
+    plan_sha256: str,
+    check: Callable[[Any, str], _Entry],
+) -> dict[int, _Entry]:
+    """Return the entries of complete shards by number, and remove unusable entry files.
+
+    Args:
+        directory: Directory of the shards.
+        shards: File names of all shards.
+        recorded: Entries in the manifest, which is saved when a command starts. Workers write
+            entry files after their shards.
+        plan_sha256: Digest of the plan in the manifest.
+        check: Function that checks and returns an entry; see `check_entry`.
+    """
+    names, found = set(files.listdir(directory)), {}
+    known = {entry["file"]: entry for entry in recorded}
+    for number, name in enumerate(shards):
+        own = entry_name(name)
+        if own in names:
+            entry = _load(os.path.join(directory, own), plan_sha256, check)
+            if entry is None:
+                files.remove(os.path.join(directory, own))
+            else:
+                known[name] = entry
+        # Comparing sizes is enough here: shards are renamed only when complete.
+        if name in known and files.size(os.path.join(directory, name)) == known[name]["bytes"]:
+            found[number] = known[name]
+    return found
+
+
+def check_all(directory: str, finished: Mapping[int, Any], num_shards: int) -> None:
+    """Check that the workers wrote all shards; a runner that lost them may end without an error.
+
+    Raises:
+        UserError: If a shard is missing.
+    """
+    if len(finished) < num_shards:
+        raise UserError(
+            f"{directory}: {len(finished)}/{num_shards} shards complete, but the workers were "
+            "lost; rerun the command to resume"
+        )
+
+
+def remove_all(directory: str, shards: Iterable[str]) -> None:
+    """Remove the entry files of shards whose entries are in a complete manifest."""
+    for name in sorted(set(map(entry_name, shards)).intersection(files.listdir(directory))):
+        files.remove(os.path.join(directory, name))
+
+
+def remove_temporary(directory: str) -> None:
+    """Remove temporary files of killed processes."""
+    for name in filter(files.is_temporary, files.listdir(directory)):
+        files.remove(os.path.join(directory, name))
+
+
+def _load(path, plan_sha256, check):
     """Return the entry in an entry file, or `None` if it is damaged or of another plan."""
     try:
         values = read_json_object(path)
@@ -70,7 +131,7 @@ def load(path: str, plan_sha256: str) -> ShardEntry | None:
         return None
 
 
-def check(entry: Any, location: str) -> ShardEntry:
+def check_entry(entry: Any, location: str) -> ShardEntry:
     """Check and return the manifest entry of a shard.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
 from bert_tf.config import read_json_object
-from bert_tf.data import entries
+from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
@@ -144,13 +144,12 @@ class Manifest:
         Args:
             finished: Entries of all shards by shard number.
         """
-        numbers = range(self.settings["num_shards"])
-        self._values |= {"complete": True, "shards": [finished[number] for number in numbers]}
+        names = self.shard_names
+        shards = [finished[number] for number in range(len(names))]
+        self._values |= {"complete": True, "shards": shards}
         if not Manifest.load(self.directory).is_complete:
             self.save()
-        own = {entries.entry_name(number, len(numbers)) for number in numbers}
-        for name in sorted(own.intersection(files.listdir(self.directory))):
-            files.remove(self.path(name))
+        entries.remove_all(self.directory, names)
 
     def save(self) -> None:
         """Write manifest.json atomically."""
@@ -160,6 +159,12 @@ class Manifest:
     def path(self, name: str) -> str:
         """Return the path of a file in the directory."""
         return os.path.join(self.directory, name)
+
+    @property
+    def shard_names(self) -> list[str]:
+        """File names of all shards."""
+        num_shards = self.settings["num_shards"]
+        return [entries.shard_name(number, num_shards) for number in range(num_shards)]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -228,8 +233,7 @@ class Manifest:
     def plan_sha256(self) -> str:
         """SHA-256 of all that determines the shards' content. It identifies entry files."""
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
-        plan = json.dumps([self._values[name] for name in names], sort_keys=True)
-        return hashlib.sha256(plan.encode()).hexdigest()
+        return plans.digest([self._values[name] for name in names])
 
     def check_same_plan(self, planned: "Manifest") -> None:
         """Check that this manifest, from disk, has the settings and the text of a planned one.
@@ -237,13 +241,7 @@ class Manifest:
         Raises:
             UserError: If they differ. The message names the first difference.
         """
-        before, now = self.settings, planned.settings
-        for name in sorted(set(before) | set(now)):
-            if before.get(name) != now.get(name):
-                raise UserError(
-                    f"--{name}: was {before.get(name)!r} when {self.directory} was created, is now "
-                    f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"
-                )
+        plans.check_same_settings(self.directory, self.settings, planned.settings)
         for name, what in (
             ("vocabulary", "--vocab: the vocabulary"),
             ("tokenizer", "--do_lower_case, --strip_accents: the tokenizer"),
@@ -262,12 +260,7 @@ class Manifest:
             UserError: If they differ. The message names the first package.
         """
         before, now = self._values["versions"], planned._values["versions"]
-        for name in now:
-            if before.get(name) != now[name]:
-                raise UserError(
-                    f"{self.directory}: created with {name} {before.get(name)}, now {now[name]}, "
-                    "which may write other shards; install the former, or name a new --output_dir"
-                )
+        plans.check_same_versions(self.directory, before, now)
 
     def check_complete(self) -> None:
         """Raise `UserError` if shards are missing."""
@@ -351,4 +344,4 @@ def _check(values, path):
     if is_complete and not shards:
         raise UserError(f"{path}: shards is empty")
     for number, entry in enumerate(shards):
-        entries.check(entry, f"{path}: shards[{number}]")
+        entries.check_entry(entry, f"{path}: shards[{number}]")

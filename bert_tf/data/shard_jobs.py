@@ -14,7 +14,7 @@ _DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
 class ShardJob(Protocol):
-    """What workers do. The object is pickled and sent to each of them."""
+    """Job of the workers. The object is pickled and sent to each of them."""
 
     @property
     def directory(self) -> str:
@@ -64,7 +64,9 @@ class RunnerSettings:
         """Options of Apache Beam, with those of a Dask cluster."""
         if self.runner != "dask":
             return self.beam_args
-        return f"--runner={_DASK_RUNNER} --dask_client_address={self.dask_address} {self.beam_args}"
+        # One shard per task of Dask; by default, a single one would get all shards.
+        address = f"--dask_client_address={self.dask_address}"
+        return f"--runner={_DASK_RUNNER} {address} --dask_partition_size=1 {self.beam_args}"
 
 
 def run(

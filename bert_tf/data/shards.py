@@ -126,8 +126,7 @@ class ShardWriter:
         finally:
             if files.exists(temporary):
                 files.remove(temporary)
-        own = entries.entry_name(number, settings.num_shards)
-        entries.save(os.path.join(settings.output_dir, own), entry, self.plan_sha256)
+        entries.save(settings.output_dir, entry, self.plan_sha256)
         return entry
 
     def _examples(self, instances, ids, number, begin):

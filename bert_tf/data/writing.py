@@ -86,7 +86,9 @@ def write_shards(
                     f"{path}: was changed while it was read; name a new --output_dir, since shards "
                     f"in {directory} may contain the old or the new text"
                 )
-        manifest.complete(finished_entries(manifest))
+        finished = finished_entries(manifest)
+        entries.check_all(directory, finished, settings.num_shards)
+        manifest.complete(finished)
     log(_summary(manifest))
     return manifest
 
@@ -128,32 +130,17 @@ def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
     Raises:
         UserError: If the directory contains shards of other settings, text or versions.
     """
-    names = set(files.listdir(manifest.directory))
-    for name in names:
-        if files.is_temporary(name):
-            files.remove(manifest.path(name))
-    if NAME not in names:
+    directory, shards = manifest.directory, manifest.shard_names
+    entries.remove_temporary(directory)
+    if not files.exists(manifest.path(NAME)):
         return {}
-    on_disk = Manifest.load(manifest.directory)
+    on_disk = Manifest.load(directory)
     on_disk.check_same_plan(manifest)
-    # Entries come from the manifest, which is saved when a command starts, and from entry files,
-    # which workers write after their shards.
-    known = {entry["file"]: entry for entry in on_disk.shards}
-    num_shards, finished = manifest.settings["num_shards"], {}
-    for number in range(num_shards):
-        name = entries.shard_name(number, num_shards)
-        own = entries.entry_name(number, num_shards)
-        if own in names:
-            entry = entries.load(manifest.path(own), on_disk.plan_sha256)
-            if entry is None:
-                files.remove(manifest.path(own))
-            else:
-                known[name] = entry
-        # Comparing sizes is enough here: shards are renamed only when complete.
-        if name in known and files.size(manifest.path(name)) == known[name]["bytes"]:
-            finished[number] = known[name]
+    finished = entries.finished(
+        directory, shards, on_disk.shards, on_disk.plan_sha256, entries.check_entry
+    )
     # Complete shards remain usable with other package versions, but cannot be mixed with new ones.
-    if len(finished) < num_shards:
+    if len(finished) < len(shards):
         on_disk.check_same_versions(manifest)
     return finished
 

@@ -22,7 +22,6 @@ from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batc
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
 from bert_tf.train.distribution import (
-    barrier,
     check_alike,
     choose_layout,
     from_chief,
@@ -33,6 +32,7 @@ from bert_tf.train.distribution import (
 )
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
+from bert_tf.train.shared_files import open_run
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import read_pretrained
@@ -68,7 +68,7 @@ def pretrain(
 
 def _pretrain(settings, log, strategy):
     """Pretrain; the caller holds the lock of the run directory."""
-    chief = is_chief(strategy)
+    chief, log_wait = is_chief(strategy), log
     if not chief:
         log = _silent
 
@@ -95,7 +95,7 @@ def _pretrain(settings, log, strategy):
     check_alike(strategy, [settings.recorded(), digests])
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
-        run = Run.open(settings.output_dir, is_writer=chief)
+        run = open_run(strategy, settings.output_dir, log_wait)
         run.check_resumable(settings.recorded(), None)
         if run.train.get("data") != digests:
             raise UserError(
@@ -103,7 +103,7 @@ def _pretrain(settings, log, strategy):
                 "new --output_dir"
             )
         if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
-            newest = run.checkpoints.steps()[-1]
+            newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do")
             return run
         for line in run.changes():
@@ -131,9 +131,9 @@ def _pretrain(settings, log, strategy):
         train["origin"] = _origin(source)
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
-        barrier(strategy)
-        run = Run.open(settings.output_dir, is_writer=chief)
-    elif line := _change_steps(run, settings, num_train_steps):
+        run = open_run(strategy, settings.output_dir, log_wait)
+    # The others need no record of the change and do not look for the step: they could see another.
+    elif chief and (line := _change_steps(run, settings, num_train_steps)):
         log(line)
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         log(line)
@@ -177,6 +177,7 @@ def _pretrain(settings, log, strategy):
             ),
             describe_position=phase.describe_position,
             steps_per_execution=settings.steps_per_execution,
+            log_wait=log_wait,
         ).train()
         first_step = last_step
     log(f"finished: {run.path}")

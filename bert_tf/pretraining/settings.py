@@ -134,7 +134,8 @@ class PretrainSettings:
             BertConfig.load(self.config)
         if self.init_from:
             sources.check(self.init_from)
-        if not self.dry_run:
+        # Workers may see the run's files late; they check it when all see the same.
+        if not self.dry_run and self.strategy != "multi_worker":
             Run.check_resume(self.output_dir, self.recorded())
 
     def recorded(self) -> dict[str, Any]:

@@ -250,4 +250,11 @@ def distribute(
 
 def gather(strategy: tf.distribute.Strategy, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Concatenate per-replica results along axis 0, in replica order, as numpy arrays."""
-    return {name: strategy.gather(value, axis=0).numpy() for name, value in values.items()}
+    # Outside of a tf.function, every gather of several processes would trace a function of its own.
+    function = _gather if is_multi_worker(strategy) else _gather.python_function
+    return {name: value.numpy() for name, value in function(strategy, dict(values)).items()}
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _gather(strategy, values):
+    return {name: strategy.gather(value, axis=0) for name, value in values.items()}

@@ -10,19 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_tf.checkpoints import model_variables
+from bert_tf import run_directory
+from bert_tf.checkpoints import assign, model_variables, read
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import DivergenceError, UserError
 from bert_tf.progress import Progress
 from bert_tf.run import Run
 from bert_tf.train.distribution import (
-    barrier,
     distribute,
     from_chief,
     is_chief,
     is_multi_worker,
     lost_worker,
 )
+from bert_tf.train.shared_files import wait_for_files
 from bert_tf.train.signals import Interrupted, defer_signals
 from bert_tf.train.step import COUNTS, TrainStep
 
@@ -53,6 +54,7 @@ class TrainingLoop:
         steps_per_execution: Steps per tf.function call, fewer if something is due earlier.
         patience: Evaluations without improvement before stopping. `Run.is_finished` recognizes
             such a run afterwards. `None` for no early stopping.
+        log_wait: Receives lines on files that this worker waits for, also if `log` is silent.
     """
 
     run: Run
@@ -70,6 +72,7 @@ class TrainingLoop:
     describe_position: Callable[[int], str] | None = None
     steps_per_execution: int = 1
     patience: int | None = None
+    log_wait: Callable[[str], None] = lambda line: None
 
     def train(self) -> None:
         """Train to the last step, from the latest checkpoint if there is one.
@@ -137,22 +140,21 @@ class TrainingLoop:
     def _restore(self, variables):
         """Restore the latest checkpoint; return its step, or `None` if there is none.
 
-        The chief goes first and sets damaged checkpoints aside. All workers have to agree.
+        The chief sets damaged checkpoints aside and selects the step, which the others read.
         """
-        strategy, step = self.step.strategy, None
-        # The others wait until the chief has renamed damaged checkpoints, and then list the
-        # directory.
-        for is_turn in (is_chief(strategy), not is_chief(strategy)):
-            if is_turn:
-                step = self.run.checkpoints.restore_latest(variables, self.log)
-            barrier(strategy)
-        number = -1 if step is None else step
-        if from_chief(strategy, lambda: number) != number:
-            raise UserError(
-                f"{self.run.checkpoints.directory}: this worker restored "
-                f"{'nothing' if step is None else f'step {step}'}, worker 0 another step; expected "
-                "one directory for all workers, on shared storage"
-            )
+        strategy, checkpoints = self.step.strategy, self.run.checkpoints
+
+        def restore():
+            step = checkpoints.restore_latest(variables, self.log)
+            return -1 if step is None else step
+
+        step = from_chief(strategy, restore)
+        if step < 0:
+            return None
+        directory = checkpoints.path(step)
+        wait_for_files(strategy, directory, run_directory.CHECKPOINT_FILES, self.log_wait)
+        if not is_chief(strategy):
+            assign(variables, read(directory), where=directory)
         return step
 
     def _asked(self, logs, signum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -56,26 +56,31 @@ def _as_text(value):
     return str(value) if is_number else value
 
 
-def write_parquet(stream: Any, path: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows of JSON types as a Parquet file, numbers with a fraction as float32.
+def write_parquet(
+    stream: Any,
+    path: str,
+    rows: Iterable[dict[str, Any]],
+    types: Mapping[str, tuple[str, int]],
+) -> None:
+    """Write rows of JSON types as a Parquet file.
 
     Args:
         stream: Binary stream that receives the file.
         path: Its path, for messages.
         rows: The rows, all of which are kept in memory. A column that a row lacks is null.
+        types: Name of the type, such as "float32", and number of list levels by column, so that
+            all files of a directory have one schema. Other columns, such as "row", are strings.
     """
     pyarrow = import_pyarrow(path)
 
     rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    fields = [pyarrow.field(field.name, _as_float32(field.type)) for field in table.schema]
-    pyarrow.parquet.write_table(table.cast(pyarrow.schema(fields)), stream)
-
-
-def _as_float32(data_type):
-    import pyarrow
-
-    if pyarrow.types.is_list(data_type):
-        return pyarrow.list_(_as_float32(data_type.value_type))
-    return pyarrow.float32() if pyarrow.types.is_float64(data_type) else data_type
+    keys = dict.fromkeys(name for row in rows for name in row if name not in types)
+    fields = []
+    for name in dict.fromkeys((*keys, *types, "error")):
+        type_name, levels = types.get(name, ("string", 0))
+        data_type = pyarrow.type_for_alias(type_name)
+        for _ in range(levels):
+            data_type = pyarrow.list_(data_type)
+        fields.append(pyarrow.field(name, data_type))
+    table = pyarrow.Table.from_pylist(rows, pyarrow.schema(fields))
+    pyarrow.parquet.write_table(table, stream)

@@ -102,7 +102,7 @@ def test_input_pipelines_do_not_use_from_generator(shards):
 
 def test_a_block_mixes_shards(shards):
     data = data_of(shards)
-    _, order = data._block(data.position(5, 0), epoch=0, number=0)
+    order = data._order(5, epoch=0, block=0, size=len(data))
     owner = np.searchsorted(np.cumsum(data._counts), order, side="right")
     assert len(set(owner[:30])) == 3
 

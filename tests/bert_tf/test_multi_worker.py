@@ -1,4 +1,4 @@
-"""Two worker processes on loopback: equal to one process, stopped together, loss reported."""
+"""Worker processes on loopback: equal to one process, stopped together, loss reported."""
 
 import json
 import pathlib
@@ -9,90 +9,64 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.checkpoints import read
 from bert_tf.errors import UserError
-from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.run import Run
 from bert_tf.train.distribution import names_lost_worker
-from tests.corpus import config_of, write_shards
-from tests.workers import finish, start, supervise
-
-FLAGS = {
-    "global_batch_size": 12,
-    "num_train_steps": 10,
-    "learning_rate": 1e-2,  # Some gradient norms exceed 1 and are clipped.
-    "warmup_steps": 2,
-    "log_every": 1,
-    "save_every": 4,
-}
+from tests.corpus import write_shards
+from tests.workers import (
+    assert_lost,
+    assert_rejected,
+    finish,
+    last_weights,
+    make_flags,
+    start,
+    supervise,
+    wait_for_line,
+    with_dropout,
+)
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    # Wide enough for compiled kernels.
-    config = config_of(hidden_size=MIN_WIDTH, num_hidden_layers=2, num_attention_heads=2)
-    for name, rate in (("config", 0.0), ("dropout", 0.1)):
-        values = config.to_dict()
-        values |= {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
-        (directory / f"{name}.json").write_text(json.dumps(values))
-    small = config_of(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    (directory / "small.json").write_text(json.dumps(small.to_dict()))
-    shards = write_shards(directory / "train")
-    held_out = write_shards(directory / "held_out", seed=1)
-    return {
-        **FLAGS,
-        "shards": shards,
-        "eval_shards": held_out,
-        "config": directory / "config.json",
-    }
+    return make_flags(tmp_path_factory.mktemp("data"))
 
 
-def start_workers(flags, output_dir, module="bert_tf.pretrain", of_others=None):
-    """Start two processes of one pretraining run, the chief first."""
-    return start(module, {**flags, "output_dir": output_dir}, of_others=of_others)
-
-
-def last_weights(path):
-    run = Run.open(path)
-    return read(run.checkpoints.path(run.checkpoints.steps()[-1]))
+def start_workers(flags, output_dir, module="bert_tf.pretrain", count=2, of_others=None):
+    """Start the processes of one pretraining run, the chief first."""
+    return start(module, {**flags, "output_dir": output_dir}, count, of_others)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [False, True])
-def test_two_workers_equal_one_process(flags, tmp_path, run_command, recompute):
+@pytest.mark.parametrize(("count", "recompute"), [(2, False), (2, True), (4, False)])
+def test_workers_equal_one_process(flags, tmp_path, run_command, count, recompute):
     """Recompute layers in the backward pass of the workers, but not in the single process."""
-    of_two = {**flags, "gradient_checkpointing": recompute}
-    chief, other = finish(start_workers(of_two, tmp_path / "two"))
-    assert "step 10/10" in chief and other == ""  # Only one worker logs.
+    of_several = {**flags, "gradient_checkpointing": recompute}
+    chief, *others = finish(start_workers(of_several, tmp_path / "several", count=count))
+    assert "step 10/10" in chief and not any(others)  # Only one worker logs.
+    assert f"on {count} replicas" in chief
     arguments = {**flags, "output_dir": tmp_path / "one"}
     done = run_command(
         "bert_tf.pretrain", *(f"--{name}={value}" for name, value in arguments.items())
     )
     assert done.returncode == 0, done.stderr
-    one, two = (last_weights(tmp_path / name) for name in ("one", "two"))
-    assert set(one) == set(two)
+    one, several = (last_weights(tmp_path / name) for name in ("one", "several"))
+    assert set(one) == set(several)
     # Adam divides by small numbers: a difference of 1.3e-5 was measured on one CPU type.
     for name in one:
-        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5, err_msg=name)
-    lines = [Run.open(tmp_path / name).metrics() for name in ("one", "two")]
+        np.testing.assert_allclose(several[name], one[name], rtol=0, atol=2e-5, err_msg=name)
+    lines = [Run.open(tmp_path / name).metrics() for name in ("one", "several")]
     for first, second in zip(*lines, strict=True):
         for name in set(first) - {"tokens_per_second"}:
             assert first[name] == pytest.approx(second[name], rel=1e-4), name
     assert max(line.get("gradient_norm", 0.0) for line in lines[0]) > 1.0
 
 
-def wait_for_step(process, step):
-    assert any(line.startswith(f"step {step}/") for line in process.stderr)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_signal_makes_both_workers_save_the_same_step_and_they_resume(flags, tmp_path, which):
-    flags = {**flags, "config": flags["config"].with_name("dropout.json"), "num_train_steps": 400}
-    del flags["eval_shards"]
+    flags = with_dropout(flags)
     processes = start_workers(flags, tmp_path / "stopped")
-    wait_for_step(processes[0], 7)
+    wait_for_line(processes[0], "step 7/")
     processes[which].send_signal(signal.SIGTERM)
     outputs = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [143, 143]
@@ -111,8 +85,7 @@ def test_a_signal_makes_both_workers_save_the_same_step_and_they_resume(flags, t
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_killed_worker_is_restarted_by_a_supervisor(flags, tmp_path, which):
     """Check that the run ends as without the kill, whichever worker was killed."""
-    flags = {**flags, "config": flags["config"].with_name("dropout.json"), "num_train_steps": 400}
-    del flags["eval_shards"]
+    flags = with_dropout(flags)
     killed = {**flags, "output_dir": tmp_path / "killed"}
     statuses = supervise("bert_tf.pretrain", killed, which, "step 7/")
     assert statuses[which][0] == -signal.SIGKILL and statuses[1 - which][0] == 2, statuses
@@ -158,15 +131,6 @@ def test_errors_of_a_lost_worker_are_distinguished_from_others(monkeypatch, text
         train(lost)
 
 
-def assert_lost(process, which, timeout=60):
-    """Assert that a process ends within a minute with one line that names the lost worker."""
-    output = process.communicate(timeout=timeout)[1]
-    assert process.returncode == 2, output
-    *steps, line = output.splitlines()
-    assert f"another worker is lost (worker {which}, " in line, output
-    assert "Traceback" not in output and not [step for step in steps if "rror" in step]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
@@ -174,7 +138,7 @@ def test_a_lost_worker_is_reported_by_the_other(flags, tmp_path, which, signum):
     flags = {**flags, "num_train_steps": 50000, "save_every": 5}
     processes = start_workers(flags, tmp_path / "run")
     try:
-        wait_for_step(processes[0], 7)
+        wait_for_line(processes[0], "step 7/")
         processes[which].send_signal(signum)
         assert_lost(processes[1 - which], which)
     finally:
@@ -188,7 +152,7 @@ def test_a_worker_lost_during_a_save_is_reported_at_the_evaluation(flags, tmp_pa
     monkeypatch.setenv("PAUSES", json.dumps({"0": {"save": [0, 15]}}))
     flags = {**flags, "eval_every": 4}
     processes = start_workers(flags, tmp_path / "run", "tests.paused")
-    wait_for_step(processes[0], 4)
+    wait_for_line(processes[0], "step 4/")
     processes[1].kill()
     assert_lost(processes[0], 1)
     processes[1].communicate()
@@ -216,12 +180,19 @@ def test_only_the_chief_reads_which_checkpoint_is_best(flags, tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_worker_with_other_flags_is_reported(flags, tmp_path):
     """Check flags that would make all workers wait forever, each at another step."""
-    processes = start_workers(flags, tmp_path / "run", of_others={"learning_rate": 1e-3})
-    output = processes[1].communicate(timeout=120)[1]
-    assert processes[1].returncode == 2, output
-    (line,) = output.splitlines()
-    assert line.startswith("this worker's flags or data differ from those of worker 0")
-    assert_lost(processes[0], 1)
+    assert_rejected(*start_workers(flags, tmp_path / "run", of_others={"learning_rate": 1e-3}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_data_is_reported(flags, tmp_path):
+    """Name the same directory of shards in both working directories."""
+    directories = [tmp_path / name for name in ("of_chief", "of_other")]
+    for seed, directory in enumerate(directories):
+        directory.mkdir()
+        write_shards(directory / "train", seed=seed)
+    flags = {**flags, "shards": "train/shards", "output_dir": tmp_path / "run"}
+    assert_rejected(*start("bert_tf.pretrain", flags, directories=directories))
     assert not (tmp_path / "run").exists()
 
 

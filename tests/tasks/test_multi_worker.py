@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from bert_tf.checkpoints import read
 from bert_tf.run import Run
 from tests import small
-from tests.workers import finish, start
+from tests.workers import assert_rejected, finish, start, wait_for_line
 
 
 @pytest.fixture
@@ -45,6 +46,41 @@ def test_two_workers_equal_one_process_and_resume_together(flags, tmp_path, run_
 
     again = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
     assert "finished at step 8, nothing to do" in again[0] and again[1] == ""
+
+
+@pytest.mark.slow
+def test_a_worker_waits_for_files_that_it_sees_late(flags, tmp_path):
+    """Give the worker another name of the run, which exists once it waits for it."""
+    view = tmp_path / "view"
+    flags = {**flags, "output_dir": tmp_path / "two", "calibrate": True}
+    processes = start("tasks.finetune", flags, of_others={"output_dir": view})
+    assert str(view) in wait_for_line(processes[1], "worker 1: waiting for ")
+    view.symlink_to(tmp_path / "two")
+    chief, _ = finish(processes)
+    assert "tuned on dev: " in chief
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differs", ["flags", "data"])
+def test_a_worker_with_other_flags_or_data_is_reported(flags, complaints, tmp_path, differs):
+    """Name the same training file in both working directories."""
+    flags, of_others = {**flags, "train": "train.csv", "output_dir": tmp_path / "run"}, {}
+    directories = [tmp_path / name for name in ("of_chief", "of_other")]
+    for directory in directories:
+        directory.mkdir()
+        shutil.copy(complaints["train"], directory)
+    if differs == "flags":
+        of_others["learning_rate"] = 1e-4
+    else:
+        with open(directories[1] / "train.csv", "a") as rows:
+            rows.write(rows_of(complaints["train"])[-1])
+    processes = start("tasks.finetune", flags, of_others=of_others, directories=directories)
+    assert_rejected(*processes)
+    assert not (tmp_path / "run").exists()
+
+
+def rows_of(path):
+    return path.read_text().splitlines(keepends=True)
 
 
 @pytest.mark.slow

@@ -203,8 +203,8 @@ def test_more_texts_than_inputs_are_rejected():
 def test_text_and_files_exclude_each_other(tmp_path):
     path = str(small.write_rows(tmp_path / "in.csv", [("a", "")]))
     for given, message in (
-        ({"text": ("a",), "input": path}, "--text: expected without --input and --output"),
-        ({"input": path}, "expected --input and --output, or --text"),
+        ({"text": ("a",), "input": path}, "--text: expected without --input, --output and"),
+        ({"input": path}, "expected --input and --output or --output_dir, or --text"),
     ):
         with pytest.raises(UserError, match=message):
             PredictSettings("run", **given)
