@@ -46,6 +46,7 @@ DATASETS = {  # Recipe, training rows of which every n-th is used, test rows, me
     "hate_speech": (HATE, ("hate_speech/train.csv", 8), "hate_speech/dev.csv", "macro_f1"),
 }
 MINI_EPOCHS = 20  # Random weights learn more slowly.
+LONG = 12  # Epochs of the labelled third that have the steps of all rows of banking77.
 SECONDS_PER_MODEL = 5.0
 
 
@@ -56,7 +57,8 @@ def runs():
         for data in DATASETS:
             for source in ("labels", "teacher"):
                 named[f"{data}-three_layers-{source}-{seed}"] = (data, "three_layers", seed, source)
-    named["banking77-three_layers-unlabelled-1"] = ("banking77", "three_layers", 1, "unlabelled")
+    for source in ("unlabelled", "long_labels", "long_teacher"):
+        named[f"banking77-three_layers-{source}-1"] = ("banking77", "three_layers", 1, source)
     for source in ("labels", "teacher"):
         named[f"banking77-mini-{source}-1"] = ("banking77", "mini", 1, source)
     return named
@@ -68,7 +70,9 @@ def train(name, data, directory):
     recipe, (train_file, step), test_file, metric = DATASETS[dataset]
     labelled, unlabelled = divided(data / train_file, step, directory)
     changes = {"epochs": MINI_EPOCHS} if weights == "mini" else {}
-    if source != "labels":
+    if source.startswith("long"):
+        changes["epochs"] = LONG
+    if source not in ("labels", "long_labels"):
         changes["teacher"] = str(directory / f"{dataset}-teacher")
     if source == "unlabelled":
         changes["unlabelled"] = (str(unlabelled),)
