@@ -16,6 +16,7 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import choose_layout, make_strategy
+from tasks import autoencoder  # noqa: F401  Registers the class of a model.
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
