@@ -170,7 +170,9 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
     """Train a teacher, and a student of its outputs alone, with and without labels."""
     _, x, y = CASES[name]
     teacher = create(name, huggingface_dir, seed=3).train(
-        *(x, y), output_dir=tmp_path / "teacher", **{**SETTINGS, "learning_rate": 1e-2}
+        *(x, y),
+        output_dir=tmp_path / "teacher",
+        **{**SETTINGS, "epochs": 20, "learning_rate": 1e-2},
     )
     untaught = create(name, huggingface_dir).train(
         *(x, y), output_dir=tmp_path / "untaught", **SETTINGS
