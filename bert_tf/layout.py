@@ -69,6 +69,25 @@ def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
     )
 
 
+def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
+    """Convert a single sequence to the flat layout, without padding.
+
+    The static shape of row_splits is `(2,)`, so that a graph can be made for one sequence.
+
+    Args:
+        packed: One packed sequence.
+
+    Returns:
+        Dict as of `to_flat`; T is the number of tokens.
+    """
+    input_ids = packed.input_ids.flat_values
+    return {
+        "input_ids": input_ids,
+        "segment_ids": packed.segment_ids.flat_values,
+        "row_splits": tf.stack([0, tf.size(input_ids)]),
+    }
+
+
 def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Convert the padded layout to the flat one.
 

@@ -92,7 +92,7 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)
-    return type(pipeline)(pipeline.task, pipeline.tokenizer, network)
+    return type(pipeline)(pipeline.task, pipeline.tokenizer, network, encoder.short_tokens)
 
 
 def _variables(function):

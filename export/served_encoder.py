@@ -18,8 +18,9 @@ from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
 from export.served_products import Dense, product
 
-# One text needs no padding to a bucket. Its branch pays up to here (benchmarks/README.md).
-SINGLE_TEXT_TOKENS = 64
+# Up to this many tokens, the branch for one text pays (benchmarks/README.md). In float32, oneDNN
+# has one packed form for 8 to about 80 rows.
+SHORT_TOKENS = {"float32": 64, "bfloat16": 128, "int8": 128}
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
 # fewer than 8 rows: if a text of 5 tokens came first, all longer ones would pack weights in each
 # call, which doubles their time. So there are at least 8 rows.
@@ -38,11 +39,16 @@ class ServedEncoder:
         precision: "float32"; "bfloat16" for matrix products in bfloat16; or "int8" for products of
             8-bit integers, with a scale per column of the weights and per call of the inputs.
         is_packed: Whether products are packed, which int8 requires; see `has_packed_products`.
+
+    Attributes:
+        short_tokens: Up to this many tokens, a single sequence should be passed as `one_sequence`,
+            whose static shape chooses another form of the graph. 0 if there is no such form.
     """
 
     def __init__(self, encoder: Encoder, precision: str, is_packed: bool) -> None:
         self.config, self.embeddings = encoder.config, encoder.embeddings
         self.precision, self.is_packed = precision, is_packed
+        self.short_tokens = SHORT_TOKENS[precision] if is_packed else 0
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
         self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.
@@ -62,31 +68,22 @@ class ServedEncoder:
         """Run the encoder; see `Encoder`. Outputs are float32, without attention probabilities."""
         inputs = with_defaults(inputs)
         options = {"output_hidden_states": output_hidden_states, "pooled_only": pooled_only}
-        if not self.is_packed:
-            return self._texts(inputs, options)
-        splits = inputs["row_splits"]
-        is_short_text = (tf.size(splits) == 2) & (splits[-1] <= SINGLE_TEXT_TOKENS)
-        return tf.cond(
-            is_short_text,
-            lambda: self._short_text(inputs, options),
-            lambda: self._texts(inputs, options),
-        )
-
-    def _texts(self, inputs, options):
-        """Encode any number of texts of any length."""
+        if self.short_tokens and inputs["row_splits"].shape == [2]:
+            return self._short_text(inputs, options)
         return self._encoded(inputs, FlatLayout(inputs), is_short=False, **options)
 
     def _short_text(self, inputs, options):
-        """Encode the tokens of one text, without the padding up to the bucket size."""
-        count, size = inputs["row_splits"][-1], tf.size(inputs["input_ids"])
-        rows = tf.minimum(tf.maximum(count, MIN_ROWS), size)
-        tokens = {name: inputs[name][:rows] for name in ("input_ids", "segment_ids")}
+        """Encode the tokens of one text, without padding beyond MIN_ROWS."""
+        count = tf.size(inputs["input_ids"])
+        rows = tf.maximum(count, MIN_ROWS)
+        tokens = {
+            name: tf.pad(inputs[name], [[0, rows - count]]) for name in ("input_ids", "segment_ids")
+        }
         outputs = self._encoded(tokens, _OneTextLayout(count, rows), is_short=True, **options)
-        padding = [[0, size - rows], [0, 0]]
         return {
             name: output
             if name == "pooled"
-            else tf.nest.map_structure(lambda hidden_TH: tf.pad(hidden_TH, padding), output)
+            else tf.nest.map_structure(lambda hidden_TH: hidden_TH[:count], output)
             for name, output in outputs.items()
         }
 
@@ -171,7 +168,7 @@ class _Branch:
 
     Args:
         layout: Layout of the tokens.
-        is_short: Whether there are at most `SINGLE_TEXT_TOKENS` tokens, of one sequence.
+        is_short: Whether there is one sequence of at most `SHORT_TOKENS`.
         is_packed: Whether products are packed.
         config: Configuration of the encoder.
         dtype: dtype of the products.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from bert_tf.layout import MASKED_SCORE, to_flat
+from bert_tf.layout import MASKED_SCORE, one_sequence, to_flat
 from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
@@ -30,6 +30,7 @@ def run_in_chunks(
     function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]],
     packed: Packed,
     vocabulary: Vocabulary,
+    short_tokens: int = 0,
 ) -> dict[str, tf.Tensor]:
     """Apply a function to all sequences, in chunks of at most TOKENS_PER_CHUNK tokens.
 
@@ -38,6 +39,8 @@ def run_in_chunks(
             token, by name.
         packed: W sequences.
         vocabulary: Vocabulary of the ids.
+        short_tokens: Up to this many tokens, a single sequence has a branch of its own, in which
+            the function receives `one_sequence`.
 
     Returns:
         Outputs `(W, ...)` by name; outputs per token are padded with MASKED_SCORE.
@@ -47,8 +50,15 @@ def run_in_chunks(
         of_chunk = [tf.gather(ragged, row_r) for ragged in (packed.input_ids, packed.segment_ids)]
         return function(to_flat(Packed(*of_chunk), vocabulary))
 
-    size_W = tf.maximum(packed.input_ids.row_lengths(), MIN_TOKENS)
-    return _run_in_chunks(of_rows, size_W, TOKENS_PER_CHUNK, lambda name, dtype: MASKED_SCORE)
+    def in_chunks():
+        size_W = tf.maximum(packed.input_ids.row_lengths(), MIN_TOKENS)
+        return _run_in_chunks(of_rows, size_W, TOKENS_PER_CHUNK, lambda name, dtype: MASKED_SCORE)
+
+    if not short_tokens:
+        return in_chunks()
+    ids = packed.input_ids
+    is_short = (ids.nrows() == 1) & (tf.size(ids.flat_values) <= short_tokens)
+    return tf.cond(is_short, lambda: function(one_sequence(packed)), in_chunks)
 
 
 def run_texts_in_chunks(

@@ -45,6 +45,8 @@ class Pipeline(tf.Module):
         task: The task.
         tokenizer: Tokenizer of the model's vocabulary.
         model: The Keras model of the task.
+        short_tokens: Up to this many tokens, a single sequence has a branch of its own; see
+            `tasks.chunking.run_in_chunks`. 0 for none.
 
     Attributes:
         token_functions: By signature, the function from the encoder's inputs of W windows, in
@@ -57,10 +59,11 @@ class Pipeline(tf.Module):
         task: Task,
         tokenizer: Tokenizer,
         model: tf.keras.Model,
+        short_tokens: int = 0,
     ) -> None:
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
-        self.vocabulary = tokenizer.vocabulary
+        self.vocabulary, self.short_tokens = tokenizer.vocabulary, short_tokens
         self.token_functions = self._make_token_functions()
         self._encode = self._traced(
             lambda **texts: self._windows(**_limited(texts)), task.input_names
@@ -203,7 +206,8 @@ class Pipeline(tf.Module):
         return {"choice": on_grid(outputs["choice"], _choice_grid(windows, texts))}
 
     def _run_in_chunks(self, name, packed):
-        return run_in_chunks(self.token_functions[name], packed, self.vocabulary)
+        function = self.token_functions[name]
+        return run_in_chunks(function, packed, self.vocabulary, self.short_tokens)
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import to_flat
+from bert_tf.layout import one_sequence, to_flat
 from export import served_encoder, served_products
-from export.served_encoder import SINGLE_TEXT_TOKENS, ServedEncoder
+from export.served_encoder import SHORT_TOKENS, ServedEncoder
 from export.served_products import INT8_PRODUCT, Dense, has_packed_products, product
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
@@ -22,8 +22,8 @@ from tests.bert_tf.test_layout import random_texts
 LENGTHS = {
     "a single token": [1],
     "a short text": [7],
-    "the longest text of the short branch": [SINGLE_TEXT_TOKENS],
-    "a long text": [SINGLE_TEXT_TOKENS + 1],
+    "the longest short text": [SHORT_TOKENS["float32"]],
+    "a long text": [SHORT_TOKENS["float32"] + 1],
     "texts": [5, 1, 16, 3, 9],
 }
 
@@ -46,14 +46,18 @@ def is_packed(request):
 def outputs_of(encoder, vocabulary, **options):
     """Return the outputs for each of LENGTHS, in a graph like the served one, without padding."""
 
-    specs = dict.fromkeys(
-        ("input_ids", "segment_ids", "row_splits"), tf.TensorSpec([None], tf.int32)
-    )
-    traced = tf.function(lambda inputs: encoder(inputs, **options), input_signature=[specs])
+    def traced(num_splits):
+        specs = dict.fromkeys(("input_ids", "segment_ids"), tf.TensorSpec([None], tf.int32))
+        specs["row_splits"] = tf.TensorSpec([num_splits], tf.int32)
+        return tf.function(lambda inputs: encoder(inputs, **options), input_signature=[specs])
+
+    short, others = traced(2), traced(None)
     found = {}
     for of_case, lengths in LENGTHS.items():
-        inputs = to_flat(random_texts(lengths, encoder.config), vocabulary)
-        outputs = traced(inputs)
+        packed = random_texts(lengths, encoder.config)
+        is_short = len(lengths) == 1 and lengths[0] <= getattr(encoder, "short_tokens", 0)
+        inputs = one_sequence(packed) if is_short else to_flat(packed, vocabulary)
+        outputs = (short if is_short else others)(inputs)
         outputs.pop("attentions", None)
         for name in outputs.keys() - {"pooled"}:
             for hidden_TH in tf.nest.flatten(outputs[name]):
@@ -101,7 +105,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
-        name: len(lengths) == 1 and lengths[0] <= SINGLE_TEXT_TOKENS
+        name: len(lengths) == 1 and lengths[0] <= SHORT_TOKENS["float32"]
         for name, lengths in LENGTHS.items()
     }
 
@@ -185,11 +189,12 @@ sizes = {"vocab_size": 30, "hidden_size": 768, "num_attention_heads": 12}
 config = BertConfig(num_hidden_layers=1, **sizes)
 encoder = make_encoder(config, small.random_weights(config, scale=0.1))
 served = ServedEncoder(encoder, "float32", True)
-specs = dict.fromkeys(("input_ids", "segment_ids", "row_splits"), tf.TensorSpec([None], tf.int32))
+specs = dict.fromkeys(("input_ids", "segment_ids"), tf.TensorSpec([None], tf.int32))
+specs["row_splits"] = tf.TensorSpec([2], tf.int32)
 encode = tf.function(lambda inputs: served(inputs), input_signature=[specs])
 for count in map(int, sys.argv[1:]):
     print("tokens", count, flush=True)
-    ids = np.ones(max(count, 8), np.int32)
+    ids = np.ones(count, np.int32)
     encode({"input_ids": ids, "segment_ids": 0 * ids, "row_splits": np.array([0, count], np.int32)})
 """
 
@@ -200,7 +205,7 @@ def test_a_short_first_text_does_not_make_later_ones_pack_weights_again():
         pytest.skip("this TensorFlow has no packed products")
     if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text():
         pytest.skip("the packed forms of processors without AVX-512 are not known")
-    counts = ["1", "20", "1", "20", str(SINGLE_TEXT_TOKENS)]
+    counts = ["1", "20", "1", "20", str(SHORT_TOKENS["float32"])]
     done = subprocess.run(
         [sys.executable, "-c", REQUESTS, *counts],
         env={**os.environ, "ONEDNN_VERBOSE": "1"},

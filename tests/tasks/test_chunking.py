@@ -35,6 +35,22 @@ def run(lengths, names):
     return {name: values.numpy() for name, values in traced().items()}
 
 
+@pytest.mark.parametrize("lengths", [[3], [4], [1, 1], []])
+def test_a_single_short_sequence_has_a_branch_of_its_own(lengths):
+    def function(inputs):
+        sum_B = sums(inputs)["sum"]
+        return {"sum": -sum_B if inputs["row_splits"].shape == [2] else sum_B}
+
+    @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)], autograph=False)
+    def run_with_branch(ids):
+        packed = Packed(ids, tf.ones_like(ids))
+        return chunking.run_in_chunks(function, packed, {"[PAD]": 0}, short_tokens=3)
+
+    actual = run_with_branch(packed_of(lengths).input_ids)["sum"]
+    expected = run(lengths, ["sum"])["sum"] * (-1 if lengths == [3] else 1)
+    np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize("lengths", [[], [8], [3, 8, 1, 1, 8], [2] * 33])
 def test_chunks_have_the_outputs_of_the_complete_batch(lengths, monkeypatch):
     expected = run(lengths, ["sum"])["sum"]
