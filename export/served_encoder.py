@@ -1,8 +1,8 @@
 """Encoder of the served graph: the trained layers, with matrix products that suit a CPU.
 
-The trained Keras layers compute the same, but they serve training as well. Here a single short
-text, the most frequent request, has a branch of its own without gathers and conditionals, and the
-weights of matrix products are packed.
+The trained Keras layers compute the same, but they serve training as well. Here the weights of
+matrix products are packed. In float32 a single short text, the most frequent request, has a graph
+of its own, since packed products are slow for many tokens.
 
 Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden size, F outputs of
 a product, N heads, D head size.
@@ -18,9 +18,10 @@ from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
 from export.served_products import Dense, product
 
-# Up to this many tokens, the branch for one text pays (benchmarks/README.md). In float32, oneDNN
-# has one packed form for 8 to about 80 rows.
-SHORT_TOKENS = {"float32": 64, "bfloat16": 128, "int8": 128}
+# In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
+# suits all texts; a branch for short ones would save them 3 to 5% of the time, but hold a second
+# packed copy of all weights (benchmarks/README.md).
+SHORT_TOKENS = 64
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
 # fewer than 8 rows: if a text of 5 tokens came first, all longer ones would pack weights in each
 # call, which doubles their time. So there are at least 8 rows.
@@ -48,7 +49,7 @@ class ServedEncoder:
     def __init__(self, encoder: Encoder, precision: str, is_packed: bool) -> None:
         self.config, self.embeddings = encoder.config, encoder.embeddings
         self.precision, self.is_packed = precision, is_packed
-        self.short_tokens = SHORT_TOKENS[precision] if is_packed else 0
+        self.short_tokens = SHORT_TOKENS if is_packed and precision == "float32" else 0
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
         self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.

@@ -22,8 +22,8 @@ from tests.bert_tf.test_layout import random_texts
 LENGTHS = {
     "a single token": [1],
     "a short text": [7],
-    "the longest short text": [SHORT_TOKENS["float32"]],
-    "a long text": [SHORT_TOKENS["float32"] + 1],
+    "the longest short text": [SHORT_TOKENS],
+    "a long text": [SHORT_TOKENS + 1],
     "texts": [5, 1, 16, 3, 9],
 }
 
@@ -105,7 +105,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
-        name: len(lengths) == 1 and lengths[0] <= SHORT_TOKENS["float32"]
+        name: len(lengths) == 1 and lengths[0] <= SHORT_TOKENS
         for name, lengths in LENGTHS.items()
     }
 
@@ -205,7 +205,7 @@ def test_a_short_first_text_does_not_make_later_ones_pack_weights_again():
         pytest.skip("this TensorFlow has no packed products")
     if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text():
         pytest.skip("the packed forms of processors without AVX-512 are not known")
-    counts = ["1", "20", "1", "20", str(SHORT_TOKENS["float32"])]
+    counts = ["1", "20", "1", "20", str(SHORT_TOKENS)]
     done = subprocess.run(
         [sys.executable, "-c", REQUESTS, *counts],
         env={**os.environ, "ONEDNN_VERBOSE": "1"},
