@@ -55,12 +55,11 @@ def runs():
     named = {f"{data}-teacher": (data, "pretrained", 1, "labels") for data in DATASETS}
     for seed in SEEDS:
         for data in DATASETS:
-            for source in ("labels", "teacher"):
-                named[f"{data}-three_layers-{source}-{seed}"] = (data, "three_layers", seed, source)
+            for weights in ("three_layers", "mini"):
+                for source in ("labels", "teacher"):
+                    named[f"{data}-{weights}-{source}-{seed}"] = (data, weights, seed, source)
     for source in ("unlabelled", "long_labels", "long_teacher"):
         named[f"banking77-three_layers-{source}-1"] = ("banking77", "three_layers", 1, source)
-    for source in ("labels", "teacher"):
-        named[f"banking77-mini-{source}-1"] = ("banking77", "mini", 1, source)
     return named
 
 

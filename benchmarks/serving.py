@@ -24,9 +24,9 @@ PyTorch's dynamic quantization; for the others see serving_conversions.py.
 Every backend, kind of text and round has a separate process; the backends alternate. Metrics are
 medians of the rounds. A process receives one text (cold start: time since the start of the
 process, of which imports are a part that a server without Python does not have), then eight, then
-up to five of other lengths. Then it receives all texts twice for each batch size and order. Only
-the second pass counts, since a running server has seen the shapes before. Batch sizes above the
-number of texts are skipped. Prints Markdown tables; writes serving.jsonl, one line per measurement,
+up to five of other lengths. Then it receives all texts twice for each batch size. Only the second
+pass counts, since a running server has seen the shapes before. Batch sizes above the number of
+texts are skipped. Prints Markdown tables; writes serving.jsonl, one line per measurement,
 and serving.png to OUT.
 """
 

@@ -74,23 +74,19 @@ def _times(prediction, plan):
     # The difference between the two times is the cost of a new length.
     new_length, again = (np.median(_timed(prediction, new)) for _ in range(2))
 
-    order = sorted(range(len(texts)), key=lengths.__getitem__)
-    by_length = [texts[position] for position in order]
     passes = []
     for batch in plan["batches"]:
-        for name, chosen in (("arrival", texts), ("sorted", by_length)):
-            requests = requests_of(chosen, batch)
-            _timed(prediction, requests)  # A running server has seen the shapes before.
-            seconds = np.array(_timed(prediction, requests))
-            passes.append(
-                {
-                    "batch": batch,
-                    "order": name,
-                    "texts_per_second": len(texts) / seconds.sum(),
-                    "p50_ms": 1000 * np.percentile(seconds, 50),
-                    "p99_ms": 1000 * np.percentile(seconds, 99),
-                }
-            )
+        requests = requests_of(texts, batch)
+        _timed(prediction, requests)  # A running server has seen the shapes before.
+        seconds = np.array(_timed(prediction, requests))
+        passes.append(
+            {
+                "batch": batch,
+                "texts_per_second": len(texts) / seconds.sum(),
+                "p50_ms": 1000 * np.percentile(seconds, 50),
+                "p99_ms": 1000 * np.percentile(seconds, 99),
+            }
+        )
     process = {
         "new_length_ms": 1000 * new_length,
         "again_ms": 1000 * again,

@@ -9,27 +9,17 @@ def throughput_table(lines, backends):
     header = [
         "texts",
         "batch",
-        "order",
         *(f"{backend}, texts/s" for backend in backends),
         *(f"{first} / {other}" for other in others),
     ]
     rows = []
-    for kind, batch, order in _distinct(lines, "texts", "batch", "order"):
+    for kind, batch in _distinct(lines, "texts", "batch"):
         rates = [
-            _median(
-                lines, "texts_per_second", backend=backend, texts=kind, batch=batch, order=order
-            )
+            _median(lines, "texts_per_second", backend=backend, texts=kind, batch=batch)
             for backend in backends
         ]
-        rows.append(
-            [
-                kind,
-                batch,
-                order,
-                *map(_number, rates),
-                *(f"{rates[0] / rate:.2f}" for rate in rates[1:]),
-            ]
-        )
+        ratios = (f"{rates[0] / rate:.2f}" for rate in rates[1:])
+        rows.append([kind, batch, *map(_number, rates), *ratios])
     return _table(header, rows)
 
 
@@ -39,7 +29,7 @@ def latency_table(lines, backends):
     header = ["texts", "backend", "p50 ms, batch 1", "p99 ms", *of_process.values()]
     rows = []
     for kind, backend in _processes(lines, backends):
-        alone = {"backend": backend, "texts": kind, "batch": 1, "order": "arrival"}
+        alone = {"backend": backend, "texts": kind, "batch": 1}
         metrics = [_median(lines, name, **alone) for name in ("p50_ms", "p99_ms")]
         metrics += [_median(lines, name, backend=backend, texts=kind) for name in of_process]
         rows.append([kind, backend, *map(_number, metrics)])
@@ -91,20 +81,16 @@ def draw(lines, backends, title, path):
         batches = [batch for (batch,) in _distinct(of_kind, "batch")]
         for number, backend in enumerate(backends):
             positions = [group + (number + 0.5) * width - 0.4 for group in range(len(batches))]
-            for order in ("arrival", "sorted"):
-                rates = [
-                    _median(of_kind, "texts_per_second", backend=backend, batch=batch, order=order)
-                    for batch in batches
-                ]
-                if order == "arrival":
-                    panel.bar(positions, rates, width, label=backend)
-                else:
-                    panel.plot(positions, rates, "k_", markersize=9)
+            rates = [
+                _median(of_kind, "texts_per_second", backend=backend, batch=batch)
+                for batch in batches
+            ]
+            panel.bar(positions, rates, width, label=backend)
         panel.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
         panel.set_title(f"{kind} texts")
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
-    panels[0][0].set_ylabel("texts per second (black: sorted by length)")
+    panels[0][0].set_ylabel("texts per second")
     figure.suptitle(title)
     bars = panels[0][0].get_legend_handles_labels()
     figure.legend(*bars, loc="outside lower center", ncols=len(backends))

@@ -17,7 +17,6 @@ from tasks import fitting
 from tasks.distillation import Distillation
 from tasks.examples import Examples
 from tasks.rows import examples_of, inputs_of, is_token_ids
-from tasks.run_checkpoint import RunCheckpoint
 from tasks.settings import task_defaults
 from tasks.teacher import read_teacher
 from tasks.training_run import TrainingRun
@@ -120,8 +119,8 @@ def train(
             model.preprocessor.task = task
             if chosen.frozen_layers not in (None, model.frozen_layers):
                 model.freeze(chosen.frozen_layers)
-            training.train(model, run)
-    source = RunCheckpoint.open(output_dir)
+            run = training.train(model, run)
+            source = training.open_best(run)
     source.assign(source.read(), model.network)
     model.preprocessor.task, model.source = source.task, source
 

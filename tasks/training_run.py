@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from tasks import fitting, plots
 from tasks.distillation import Distillation
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
+from tasks.run_checkpoint import RunCheckpoint
 from tasks.training_settings import TrainingSettings
 from tasks.tuning import task_at
 
@@ -210,6 +212,12 @@ class TrainingRun:
         barrier(strategy)
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
+
+    def open_best(self, run: Run) -> RunCheckpoint:
+        """Open the best checkpoint, the same one in all workers, once each of them sees it."""
+        best = run.checkpoints.path(from_chief(self.strategy, run.checkpoints.best_or_latest_step))
+        wait_for_files(self.strategy, best, run_directory.CHECKPOINT_FILES, self.log_wait)
+        return RunCheckpoint.open(run.path, os.path.basename(best))
 
     def encode(self, model: TaskModel) -> list[EncodedExamples]:
         """Return the encoded training and dev examples."""

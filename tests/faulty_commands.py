@@ -74,6 +74,14 @@ WRITERS = {
         "rows.csv",
         "output",
     ),
+    "predict_shards": Writer(
+        "tasks.predict",
+        "--run={inputs}/run --input={inputs}/rows.csv --num_shards=4 --num_workers=1 "
+        "--output_dir={output}",
+        "predictions",
+        "run",
+        "output_dir",
+    ),
     "extract": Writer(
         "tasks.extract",
         "--model={inputs}/huggingface --input={inputs}/rows.jsonl --max_seq_length=12 "
@@ -190,6 +198,7 @@ def content(name, out):
         return each[0] if each else {}
     found = _hashes(output, "*.tfrecord") | _hashes(output, "checkpoints/*/variables.data*")
     found |= _hashes(output, "vocab.txt") | _hashes(output, "config.json")
+    found |= _hashes(output, "predictions-*")
     if (output / "metrics.jsonl").exists():
         lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
         found["losses"] = [(line["step"], line["loss"]) for line in lines if "loss" in line]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bert_tf import files
 from bert_tf.config import BertConfig
 from bert_tf.data import masking, pieces, tf_examples
 from bert_tf.data.manifest import Manifest
@@ -233,20 +234,25 @@ class PretrainingDataset:
 
     def _read_block(self, epoch, pieces_of_block, order_N):
         """Read a block. Return record, epoch, shard and index in the shard, each `(N,)`."""
+        # Complete shards first, since a single dataset reads many files several times as fast.
+        is_part = tf.gather(self._pieces.is_part, pieces_of_block)
+        order = tf.argsort(tf.cast(is_part, tf.int32), stable=True)
+        pieces_of_block = tf.gather(pieces_of_block, order)
         shards, firsts, expected, is_part = (
             tf.gather(column, pieces_of_block) for column in self._pieces
         )
         offsets = tf.numpy_function(self._find, [shards, firsts, is_part], tf.int64)
-        paths = tf.gather(self._paths, shards)
-        rows = tf.range(tf.size(shards))
-        sources = (rows, paths, tf.ensure_shape(offsets, [None]), expected, is_part)
-        records = tf.data.Dataset.from_tensor_slices(sources).flat_map(_piece)
-        records_N, rows_N = records.batch(tf.int64.max).get_single_element()
-        counts = tf.math.bincount(rows_N, minlength=tf.size(shards), dtype=tf.int64)
-        first = tf.argmax(counts != expected)
-        message = [paths[first], ": ", tf.strings.as_string(counts[first])]
-        message += [" records; the manifest has ", tf.strings.as_string(expected[first])]
-        with tf.control_dependencies([_require(tf.reduce_all(counts == expected), message)]):
+        sources = (tf.gather(self._paths, shards), tf.ensure_shape(offsets, [None]), expected)
+        num_shards = tf.size(shards) - tf.math.count_nonzero(is_part, dtype=tf.int32)
+        parts = tf.data.Dataset.from_tensor_slices(tuple(column[num_shards:] for column in sources))
+        # Complete shards are read to their end, which shows surplus records.
+        records = tf.data.TFRecordDataset(sources[0][:num_shards]).concatenate(
+            parts.flat_map(_part)
+        )
+        records_N = records.batch(tf.int64.max).get_single_element()
+        missing = tf.reduce_sum(expected) - tf.size(records_N, tf.int64)
+        checked = tf.numpy_function(self._check_count, [missing, shards], [])
+        with tf.control_dependencies([checked]):
             records_N = tf.identity(records_N)
         columns = (
             records_N,
@@ -271,6 +277,21 @@ class PretrainingDataset:
                 self._offsets[shard] = found
             offsets[row] = self._offsets[shard][firsts[row] // self._piece_records]
         return offsets
+
+    def _check_count(self, missing, shards):
+        """Raise an error that names the first shard with another number of records, if any.
+
+        Sizes are compared too, since one shard may have records that another one lacks.
+        """
+        for shard in shards:
+            path, entry = self._paths[shard], self.manifest.shards[shard]
+            if not missing and files.stamp(path)[0] == entry["bytes"]:
+                continue
+            count, _ = pieces.record_offsets(path, self._piece_records)
+            if count != entry["records"]:
+                raise ValueError(
+                    f"<<{path}: {count} records; the manifest has {entry['records']}>>"
+                )
 
     def _checks(self, examples, shard_B, number_B):
         """Return assertions that fail if an id, position or label is out of range.
@@ -298,17 +319,15 @@ def bad_record(error: tf.errors.OpError) -> UserError | None:
     return UserError(found[1]) if found else None
 
 
-def _piece(row, path, offset, expected, is_part):
-    """Return a dataset of the records of a piece, each with `row`."""
+def _part(path, offset, expected):
+    """Return a dataset of the records of a part of a shard."""
     records = tf.data.experimental.from_variant(
         tf.raw_ops.TFRecordDatasetV2(
             filenames=[path], compression_type="", buffer_size=READ_BYTES, byte_offsets=[offset]
         ),
         tf.TensorSpec([], tf.string),
     )
-    # A complete shard is read to its end, which shows surplus records.
-    records = records.take(tf.where(is_part, expected, -1))
-    return tf.data.Dataset.zip(records, tf.data.Dataset.from_tensors(row).repeat())
+    return records.take(expected)
 
 
 def _require(condition, message):

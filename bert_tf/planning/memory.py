@@ -132,14 +132,17 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     return components
 
 
-def inference_memory(config: BertConfig, tokens: int, pairs: int, precision: str) -> dict[str, int]:
-    """Return the memory of a served model by component.
+def inference_memory(
+    config: BertConfig, tokens: int, pairs: int, precision: str, is_packed: bool = False
+) -> dict[str, int]:
+    """Return the memory of a model that only predicts, by component.
 
     Args:
         config: Model.
         tokens: Tokens of a request, or of its largest chunk.
         pairs: Sum over its sequences of the square of the longest length, for attention.
         precision: "float32", "tf32", "bfloat16" or "int8".
+        is_packed: Whether products have a packed copy of the weights.
 
     Returns:
         Bytes by component; "peak" is their sum.
@@ -148,12 +151,12 @@ def inference_memory(config: BertConfig, tokens: int, pairs: int, precision: str
     width = 2 if precision == "bfloat16" else _FLOAT32
     activations = tokens * (6 * config.hidden_size + 2 * config.intermediate_size) * width
     activations += 2 * pairs * config.num_attention_heads * width
-    weights = served_bytes(config, precision)
     components = {
-        "weights": weights,
-        "weights as they are read": weights,
+        "weights": served_bytes(config, precision),
         "activations of a layer": activations,
     }
+    if is_packed:
+        components["packed weights"] = served_bytes(config, precision, layers_only=True)
     components["peak"] = sum(components.values())
     return components
 

@@ -8,6 +8,9 @@ from bert_tf.planning.memory import StepSizes, inference_memory, served_bytes
 from bert_tf.planning.training import add_process, forward_flops, usable_memory
 
 TOKENS_PER_CHUNK = 2**14  # Larger requests run in chunks (tasks/chunking.py).
+SHORT_TOKENS = (
+    64  # In float32 only one text of so many tokens is packed (export/served_encoder.py).
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ def estimate_serving(serving: Serving) -> ServingEstimate:
         round(texts * serving.length),
         round(texts * serving.length**2),
         serving.precision,
+        is_packed=_is_packed(serving),
     )
     return ServingEstimate(
         memory=add_process(memory, device, config),
@@ -69,3 +73,10 @@ def estimate_serving(serving: Serving) -> ServingEstimate:
         texts_per_second=serving.texts / seconds,
         weights_fraction=reading / seconds,
     )
+
+
+def _is_packed(serving):
+    if serving.device.is_accelerator:
+        return False
+    is_short = serving.texts == 1 and serving.length <= SHORT_TOKENS
+    return serving.precision in ("bfloat16", "int8") or is_short

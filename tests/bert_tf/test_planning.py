@@ -240,6 +240,28 @@ def test_serving_by_hand():
     assert int8.memory["weights"] < result.memory["weights"]
 
 
+@pytest.mark.parametrize(
+    ("length", "texts", "precision", "width"),
+    [
+        (64, 1, "float32", 4),
+        (65, 1, "float32", None),
+        (5, 2, "float32", None),
+        (5, 2, "bfloat16", 2),
+        (65, 1, "int8", 1),
+    ],
+)
+def test_packed_weights_are_counted_on_processors(length, texts, precision, width):
+    layers = 3 * (4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8)
+    on_processor = processor(64e9, dict.fromkeys(("float32", "bfloat16"), 1e12), 1e12)
+    memory = estimate_serving(Serving(TINY, length, texts, on_processor, precision)).memory
+    assert memory.get("packed weights") == (width and width * layers)
+    assert memory["peak"] == sum(memory.values()) - memory["peak"] - memory["process"]
+    if width:
+        on_accelerator = dataclasses.replace(on_processor, is_accelerator=True)
+        other = estimate_serving(Serving(TINY, length, texts, on_accelerator, precision)).memory
+        assert "packed weights" not in other
+
+
 def test_bytes_of_an_example_are_those_of_the_writer():
     draws = np.random.default_rng(0)
     ids = draws.integers(1000, 30_522, (50, 128))

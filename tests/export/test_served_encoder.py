@@ -105,8 +105,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
-        name: len(lengths) == 1 and lengths[0] <= SHORT_TOKENS
-        for name, lengths in LENGTHS.items()
+        name: len(lengths) == 1 and lengths[0] <= SHORT_TOKENS for name, lengths in LENGTHS.items()
     }
 
 
