@@ -32,6 +32,7 @@ POINTS = (
     (6, 256, 8, 128, "float32", False),
     (6, 256, 32, 128, "float32", False),
     (6, 256, 8, 512, "float32", False),
+    (6, 384, 8, 128, "float32", False),
     (6, 512, 16, 128, "float32", False),
     (6, 512, 16, 128, "bfloat16", False),
     (6, 512, 16, 128, "float32", True),
@@ -42,6 +43,14 @@ POINTS = (
     (24, 1024, 2, 128, "float32", False),
 )
 
+# The same; the fixed cost of a step was fitted to these.
+FEW_TOKENS = (
+    (2, 128, 1, 16, "float32", False),
+    (6, 384, 1, 16, "float32", False),
+    (6, 384, 4, 32, "float32", False),
+    (12, 768, 1, 16, "float32", False),
+    (6, 384, 1, 16, "bfloat16", False),
+)
 # Recipe, steps, precision.
 FINETUNING = (
     ("banking77", 40, "float32"),
@@ -64,6 +73,7 @@ SERVING = (
 )
 HEADERS = {
     "pretraining": ("layers, hidden size", "examples", "tokens"),
+    "few_tokens": ("layers, hidden size", "examples", "tokens"),
     "finetuning": ("recipe", "tokens per step"),
     "serving": ("texts per request", "tokens per text"),
 }
@@ -157,12 +167,13 @@ def main():
     parser.add_argument("--models", type=pathlib.Path, help="directory of served models")
     parser.add_argument("--only", help="points with this value, such as banking77 or bfloat16")
     options = parser.parse_args()
-    if options.part != "pretraining" and not options.data:
+    if options.part in ("finetuning", "serving") and not options.data:
         parser.error("--data: required")
     if options.part == "serving" and not options.models:
         parser.error("--models: required")
     points, function, further = {
         "pretraining": (POINTS, compare, ()),
+        "few_tokens": (FEW_TOKENS, compare, ()),
         "finetuning": (FINETUNING, compare_finetuning, (options.data,)),
         "serving": (SERVING, compare_serving, (options.data, options.models)),
     }[options.part]

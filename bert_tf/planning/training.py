@@ -16,8 +16,12 @@ from bert_tf.planning.memory import (
 _FLOAT32 = 4
 # Memory that the runtime, its libraries and fragmentation take of an accelerator.
 USABLE_MEMORY = 0.92
-# An update reads weight, gradient and both moments, and writes all but the gradient.
-_ACCESSES_OF_UPDATE = 7
+# An update reads weight, gradient and both moments, and writes all but the gradient. Before, the
+# gradient is read for its norm, and read and written to be clipped.
+_ACCESSES_OF_UPDATE = 10
+# On a processor: operations of a step, and of a layer, that take as long for few tokens as for
+# many. Fitted to steps of 16 and 128 tokens (benchmarks/planner.py, --part=few_tokens).
+STEP_SECONDS, LAYER_SECONDS = 5e-3, 0.6e-3
 # The arithmetic between the products of a step, as a fraction of their time (docs/performance.md).
 ELEMENTWISE = 0.15
 
@@ -132,18 +136,17 @@ def step_overhead(sizes: StepSizes, devices: int, device: Device) -> tuple[float
     """Return the part of a step that does not grow with the batch.
 
     Returns:
-        Seconds of the update and of the sum of gradients, seconds of the latter, and bytes that a
-        device sends.
+        Seconds of all but the products, seconds of the sum of gradients, and bytes that a device
+        sends.
     """
     gradients = sizes.trained_parameters * _FLOAT32
     # A ring: each device sends all but one part twice.
     traffic = 2 * (devices - 1) / devices * gradients
     reduce_seconds = traffic / device.link
-    return (
-        _ACCESSES_OF_UPDATE * gradients / device.bandwidth + reduce_seconds,
-        reduce_seconds,
-        traffic,
-    )
+    seconds = _ACCESSES_OF_UPDATE * gradients / device.bandwidth + reduce_seconds
+    if not device.is_accelerator:
+        seconds += STEP_SECONDS + LAYER_SECONDS * sizes.config.num_hidden_layers
+    return seconds, reduce_seconds, traffic
 
 
 def forward_flops(sizes: StepSizes) -> float:

@@ -145,7 +145,8 @@ def test_estimate_by_hand():
     assert result.all_reduce_bytes == 4 * parameters
     assert result.checkpoint_bytes == 12 * parameters
     products = 32 * 128 * flops_per_token(sizes.config, 128, 20) / 1e12 * 1.15
-    expected = products + 28 * parameters / 1e12 + 4 * parameters / 1e9
+    fixed = 5e-3 + 2 * 0.6e-3
+    expected = products + fixed + 40 * parameters / 1e12 + 4 * parameters / 1e9
     assert result.step_seconds == pytest.approx(expected)
     lines = "\n".join(training_lines(training, result))
     assert "157 of 64 examples" in lines and "fits into 64 GB" in lines
@@ -192,11 +193,14 @@ def test_finetuning_by_hand():
     result = estimate_finetuning(finetuning())
     forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8)
     parameters = count_parameters(TINY, has_pretraining_heads=False)
-    step = 3 * 1.15 * forward / 1e12 + 28 * parameters / 1e12
+    fixed = 40 * parameters / 1e12 + 5e-3 + 3 * 0.6e-3
+    step = 1.55 * 3 * 1.15 * forward / 1e12 + fixed
     assert result.step_seconds == pytest.approx(step)
     assert result.num_steps == 3 and result.tokens_per_step == 28 and result.most_tokens == 32
     assert result.seconds == pytest.approx(3 * step)
     assert result.memory["AdamW moments"] == 8 * parameters
+    tensors = result.memory["activations"] + result.memory["temporary tensors of a layer"]
+    assert result.memory["heap of batches of other shapes"] == 2 * tensors
     assert "3 of 4 samples" in "\n".join(finetuning_lines(finetuning(), result))
 
 
