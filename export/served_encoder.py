@@ -19,7 +19,7 @@ from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
 from export.served_products import Dense, product
 
 # In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
-# suits all texts; a branch for short ones would save them 3 to 5% of the time, but hold a second
+# suits all texts; a branch for short ones would save them 3 to 8% of the time, but hold a second
 # packed copy of all weights (benchmarks/README.md).
 SHORT_TOKENS = 64
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for

@@ -23,10 +23,10 @@ from bert_tf.planning.training import (
 )
 
 EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/evaluation.py.
-# On a processor, steps with batches of other shapes take longer than a repeated step, and more
-# memory. Fitted to the recipes banking77 and arc of benchmarks/planner.py, --part=finetuning: the
-# factor of the products, and the memory beside activations and temporary tensors, of their size.
-PRODUCTS_FACTOR, HEAP_FACTOR = 1.55, 2
+# On a processor, steps with batches of other shapes take longer than a repeated step, and as much
+# memory again as activations and temporary tensors. The factors of the products are fitted to the
+# recipes banking77 and arc of benchmarks/planner.py, --part=finetuning.
+PRODUCTS_FACTOR = {"float32": 1.55, "tf32": 1.55, "bfloat16": 1.15}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
             max(sizes.examples * example_seconds(sizes, plan.device) for sizes in step)
             for step in batches
         ]
-        factor = 1 if plan.device.is_accelerator else PRODUCTS_FACTOR
+        factor = 1 if plan.device.is_accelerator else PRODUCTS_FACTOR[plan.precision]
         step_seconds = factor * float(np.mean(products)) + overhead
         evaluation *= plan.epochs
         seconds = plan.epochs * steps * step_seconds + evaluation
@@ -187,8 +187,7 @@ def _step_memory(plan, sizes):
     memory = step_memory(sizes)
     if plan.device.is_accelerator:
         return memory
-    tensors = memory["activations"] + memory["temporary tensors of a layer"]
-    heap = HEAP_FACTOR * tensors
+    heap = memory["activations"] + memory["temporary tensors of a layer"]
     return {**memory, "heap of batches of other shapes": heap, "peak": memory["peak"] + heap}
 
 
