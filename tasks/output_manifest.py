@@ -68,17 +68,21 @@ class OutputManifest:
         """Write the entry file of a complete shard atomically."""
         entries.save(self.directory, entry, plans.digest(self.plan))
 
+    def check_directory(self) -> None:
+        """Raise `UserError` if the directory contains files, but no manifest."""
+        names = set(files.listdir(self.directory))
+        others = (name for name in names - {MARKER} if not files.is_temporary(name))
+        if NAME not in names and any(others):
+            raise UserError(f"{self.directory}: contains other files; name a new --output_dir")
+
     def finished(self) -> dict[int, OutputEntry]:
         """Return the entries of complete shards, and remove temporary files of killed processes.
 
         Raises:
             UserError: If the directory contains other files, or shards of another plan.
         """
-        names = set(files.listdir(self.directory))
-        if NAME not in names:
-            others = (name for name in names - {MARKER} if not files.is_temporary(name))
-            if any(others):
-                raise UserError(f"{self.directory}: contains other files; name a new --output_dir")
+        self.check_directory()
+        if not files.exists(os.path.join(self.directory, NAME)):
             entries.remove_temporary(self.directory)
             return {}
         on_disk = self._read()

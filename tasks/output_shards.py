@@ -193,6 +193,7 @@ def write_output_shards(
         "versions": versions(("bert_tf", "tensorflow", "tensorflow-text")),
     }
     manifest = OutputManifest(directory, job.name, job.file_format, settings.num_shards, plan)
+    manifest.check_directory()
     with sole_writer(directory):
         finished = manifest.finished()
         missing = [number for number in range(settings.num_shards) if number not in finished]

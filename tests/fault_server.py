@@ -6,6 +6,7 @@ command in its own process group and is answered by its pid; the command prints 
 """
 
 import json
+import multiprocessing.util
 import os
 import runpy
 import sys
@@ -38,6 +39,8 @@ def start(module, arguments, output):
     except BaseException:
         traceback.print_exc()
         status = 1
+    # As at the end of a process; os._exit skips it, and semaphores would be reported as leaked.
+    multiprocessing.util._exit_function()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status or 0)

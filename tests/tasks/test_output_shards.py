@@ -254,6 +254,14 @@ def test_a_damaged_manifest_and_files_of_others_are_reported(texts, in_process, 
         write(texts)
 
 
+def test_nothing_is_left_in_a_directory_of_others(texts):
+    (texts / "out").mkdir()
+    (texts / "out" / "notes.txt").write_text("theirs")
+    with pytest.raises(UserError, match="contains other files"):
+        write(texts)
+    assert [path.name for path in (texts / "out").iterdir()] == ["notes.txt"]
+
+
 def test_rows_that_change_meanwhile_are_detected(texts, in_process, monkeypatch):
     outputs = text_lengths._outputs
 
