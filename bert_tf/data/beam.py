@@ -4,7 +4,6 @@ Workers read the input and write the shards themselves, so all of them need acce
 output paths.
 """
 
-import concurrent.futures
 import contextlib
 import io
 import logging
@@ -18,15 +17,11 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
-from bert_tf import files
-from bert_tf.data import entries
 from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
 
 # Runs in this process. Beam's default runner would download a program first.
 DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-# Runners report no progress. New entry files in the directory show it.
-SECONDS_BETWEEN_LISTINGS = 2.0
 
 
 @contextlib.contextmanager
@@ -39,8 +34,8 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
         flag: The flag that selects the runner, for error messages.
 
     Yields:
-        Function that writes the shards of an iterable of tasks, and yields the entry of each when
-        it appears in the directory.
+        Function that writes the shards of an iterable of tasks. It returns an empty iterator when
+        all are complete.
 
     Raises:
         UserError: If `beam_args` is invalid or a task fails.
@@ -58,29 +53,19 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     for name in ("apache_beam", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    def write(tasks, done):
+    def make(tasks):
         try:
             with beam.Pipeline(runner=runner, options=options) as pipeline:
                 (
                     pipeline
-                    | "Tasks" >> beam.Create(tasks)
+                    | "Tasks" >> beam.Create(list(tasks))
                     | "Spread" >> beam.Reshuffle()
                     | "Write" >> beam.ParDo(_WriteShard(job))
                 )
-            done.set_result(None)
-        except BaseException as error:  # Raised again in the thread that waits.
-            done.set_exception(error)
-
-    def make(tasks):
-        known, done = set(files.listdir(job.directory)), concurrent.futures.Future()
-        # A daemon, since Beam does not end when this command is interrupted.
-        threading.Thread(target=write, args=(list(tasks), done), daemon=True).start()
-        while not done.done():
-            concurrent.futures.wait([done], SECONDS_BETWEEN_LISTINGS)
-            yield from entries.appeared(job.directory, known)
-        if error := done.exception():
+        except Exception as error:
             # Each runner wraps the exception of a worker in its own way.
             raise UserError(f"{flag}: {_last_line(error)}; rerun the command to resume") from error
+        yield from ()
 
     yield make
 

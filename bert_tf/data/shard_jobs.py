@@ -81,7 +81,7 @@ def run(
 
     Returns:
         Context manager of the function that writes the shards of an iterable of tasks. It yields
-        the entries of the shards, in order of completion.
+        what the job returns, in order of completion; on Beam it yields nothing.
 
     Raises:
         UserError: If Apache Beam or Dask is not installed.
