@@ -207,8 +207,7 @@ def write_output_shards(
                 shard_jobs.run(settings, job, len(missing)) as make,
                 Progress(log, "rows", total, _num_rows(finished)) as progress,
             ):
-                for entry in make(tasks):
-                    progress.update(progress.done + entry["rows"])
+                make(tasks, lambda entry: progress.update(progress.done + entry["rows"]))
             for path, stamp in zip(paths, stamps, strict=True):
                 if files.stamp(path) != stamp:
                     raise UserError(

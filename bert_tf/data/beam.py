@@ -17,11 +17,14 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
-from bert_tf.data.shard_jobs import Make, ShardJob
+from bert_tf import files
+from bert_tf.data import entries
+from bert_tf.data.shard_jobs import Make, OnEntry, ShardJob
 from bert_tf.errors import UserError
 
 # Runs in this process. Beam's default runner would download a program first.
 DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+SECONDS_BETWEEN_LISTINGS = 2.0
 
 
 @contextlib.contextmanager
@@ -34,8 +37,7 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
         flag: The flag that selects the runner, for error messages.
 
     Yields:
-        Function that writes the shards of an iterable of tasks. It returns an empty iterator when
-        all are complete.
+        Function that writes the shards of an iterable of tasks.
 
     Raises:
         UserError: If `beam_args` is invalid or a task fails.
@@ -53,9 +55,12 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
     for name in ("apache_beam", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    def make(tasks):
+    def make(tasks, on_entry):
         try:
-            with beam.Pipeline(runner=runner, options=options) as pipeline:
+            with (
+                _entries_passed_to(on_entry, job.directory),
+                beam.Pipeline(runner=runner, options=options) as pipeline,
+            ):
                 (
                     pipeline
                     | "Tasks" >> beam.Create(list(tasks))
@@ -63,17 +68,51 @@ def run_on_beam(job: ShardJob, beam_args: str, flag: str) -> Iterator[Make]:
                     | "Write" >> beam.ParDo(_WriteShard(job))
                 )
         except Exception as error:
-            # Each runner wraps the exception of a worker in its own way.
-            raise UserError(f"{flag}: {_last_line(error)}; rerun the command to resume") from error
-        yield from ()
+            # Each runner wraps the exception of a worker, or of a signal, in its own way.
+            cause = _innermost(error)
+            if isinstance(cause, (KeyboardInterrupt, SystemExit)):
+                raise cause from None
+            raise UserError(f"{flag}: {_last_line(cause)}; rerun the command to resume") from error
 
     yield make
 
 
-def _last_line(error):
-    """Return the last nonblank line of the innermost cause: the error of the worker."""
+@contextlib.contextmanager
+def _entries_passed_to(on_entry: OnEntry, directory: str) -> Iterator[None]:
+    """Pass the entries of shards that appear in the directory during the block to `on_entry`.
+
+    Runners of Beam report no progress. The pipeline stays in the main thread, which receives the
+    signals.
+    """
+    known, ended = set(files.listdir(directory)), threading.Event()
+
+    def list_directory():
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(SECONDS_BETWEEN_LISTINGS)
+            # The shards are listed again at the end, where errors are raised.
+            with contextlib.suppress(UserError, OSError):
+                for entry in entries.appeared(directory, known):
+                    on_entry(entry)
+
+    thread = threading.Thread(target=list_directory, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _innermost(error):
+    """Return the innermost cause of an exception: the error of the worker."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__
+    return error
+
+
+def _last_line(error):
+    """Return the last nonblank line of an error."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
     return lines[-1].strip()
 

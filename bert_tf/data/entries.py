@@ -6,7 +6,7 @@ SHARDS/.examples-00007-of-00064.json         its entry
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, TypeVar
 
 from bert_tf import files
@@ -94,6 +94,20 @@ def finished(
         if name in known and files.size(os.path.join(directory, name)) == known[name]["bytes"]:
             found[number] = known[name]
     return found
+
+
+def appeared(directory: str, known: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the entries whose files are new in a directory.
+
+    Args:
+        directory: Directory of the shards.
+        known: Names of files that are not new. Those of the yielded entries are added.
+    """
+    for name in files.listdir(directory):
+        is_entry = name.startswith(".") and name.endswith(".json") and not files.is_temporary(name)
+        if is_entry and name not in known:
+            known.add(name)
+            yield read_json_object(os.path.join(directory, name))
 
 
 def check_all(directory: str, finished: Mapping[int, Any], num_shards: int) -> None:

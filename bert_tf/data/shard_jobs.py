@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from bert_tf.command import flag
 from bert_tf.errors import UserError
 
-Make = Callable[[Iterable[tuple]], Iterator[Any]]
+OnEntry = Callable[[Mapping[str, Any]], None]
+Make = Callable[[Iterable[tuple], OnEntry], None]
 _DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
@@ -21,7 +22,9 @@ class ShardJob(Protocol):
         """Directory of the shards."""
 
     def open(self) -> Callable[..., Any]:
-        """Return the function that writes the shard of a task, called with its values.
+        """Return the function that writes the shard of a task, and its entry file.
+
+        It is called with the values of the task and returns the entry.
 
         A worker calls this once. TensorFlow is imported here.
         """
@@ -80,8 +83,8 @@ def run(
         num_tasks: Number of shards to write.
 
     Returns:
-        Context manager of the function that writes the shards of an iterable of tasks. It yields
-        what the job returns, in order of completion; on Beam it yields nothing.
+        Context manager of the function that writes the shards of an iterable of tasks. It passes
+        the entry of each to its second argument, in order of completion.
 
     Raises:
         UserError: If Apache Beam or Dask is not installed.

@@ -21,8 +21,7 @@ def run_local(job: ShardJob, num_workers: int) -> Iterator[Make]:
         num_workers: Number of processes, which share the processors.
 
     Yields:
-        Function that writes the shards of an iterable of tasks. It yields the results in order of
-        completion.
+        Function that writes the shards of an iterable of tasks.
 
     Raises:
         UserError: If a worker was killed, or from a worker.
@@ -37,7 +36,12 @@ def run_local(job: ShardJob, num_workers: int) -> Iterator[Make]:
         # Wait for all workers, so that an error in their setup is raised before any task.
         for started in [pool.submit(_check_started) for _ in range(num_workers)]:
             started.result()
-        yield lambda tasks: _made(pool, tasks, at_once=2 * num_workers)
+
+        def make(tasks, on_entry):
+            for entry in _made(pool, tasks, at_once=2 * num_workers):
+                on_entry(entry)
+
+        yield make
     except concurrent.futures.BrokenExecutor:
         raise UserError(
             f"{job.directory}: a worker process was killed (if out of memory, use "
@@ -51,7 +55,7 @@ def run_local(job: ShardJob, num_workers: int) -> Iterator[Make]:
 
 
 def _made(pool, tasks, at_once):
-    """Yield the results of tasks. Few are queued, since each lists all its documents."""
+    """Yield the entries of tasks. Few are queued, since each lists all its documents."""
     waiting = set()
     for task in tasks:
         waiting.add(pool.submit(_work, *task))

@@ -103,8 +103,7 @@ def _make(arguments, index, missing, log):
             log(f"workers ready after {time.monotonic() - began:.1f} s")
             done = settings.num_shards - len(missing)
             with Progress(log, "shards", settings.num_shards, done) as progress:
-                for _ in make(tasks):
-                    progress.update(progress.done + 1)
+                make(tasks, lambda entry: progress.update(progress.done + 1))
     except (KeyboardInterrupt, SystemExit):
         log(
             f"stopped: complete shards remain in {settings.output_dir}; rerun the command to resume"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Tokenizer, Vocabulary
-from bert_tf.data import documents, masking, sharding, shards, tf_examples, writing
+from bert_tf import Tokenizer, Vocabulary, files
+from bert_tf.data import documents, entries, masking, sharding, shards, tf_examples, writing
 from bert_tf.data.inspection import read_shard
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import Manifest
@@ -230,3 +230,11 @@ def test_running_text_is_split_into_sentences():
         "我！",
         " Why?",
     ]
+
+
+def test_entries_appear_once(tmp_path):
+    for name in ("examples-00000-of-00002.tfrecord", "examples-00001-of-00002.tfrecord"):
+        known = set(files.listdir(tmp_path))
+        entries.save(str(tmp_path), {"file": name, "records": 3}, "plan")
+        assert [entry["file"] for entry in entries.appeared(str(tmp_path), known)] == [name]
+        assert not list(entries.appeared(str(tmp_path), known))

@@ -199,10 +199,9 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
     def run(settings, arguments, num_tasks):
-        def make(tasks):
+        def make(tasks, on_entry):
             write_here(settings, arguments.plan_sha256)
             pathlib.Path(corpus["input"]).write_text("other text")
-            yield from tasks
 
         yield make
 

@@ -7,9 +7,10 @@ import itertools
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
-from bert_tf import UserError
+from bert_tf import UserError, progress
 from bert_tf.data import shard_jobs
 from tasks.output_manifest import OutputManifest
 from tasks.output_settings import OutputSettings
@@ -45,10 +46,10 @@ def in_process(monkeypatch):
     def run(settings, job, num_tasks):
         write = job.open()
 
-        def make(tasks):
+        def make(tasks, on_entry):
             for number, of_shard in tasks:
                 numbers.append(number)
-                yield write(number, of_shard)
+                on_entry(write(number, of_shard))
 
         yield make
 
@@ -91,6 +92,32 @@ def test_two_workers_beam_and_this_process_write_the_same_bytes(texts, in_proces
         *(f"lengths-0000{number}-of-00003.jsonl" for number in range(3)),
         "manifest.json",
     ]
+
+
+@pytest.mark.parametrize("runner", ["local", "beam"])
+def test_progress_counts_the_rows_of_each_shard_once(texts, monkeypatch, runner):
+    if runner == "beam":
+        pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    logged = []
+    write(texts, log=logged.append, runner=runner)
+    counted = [int(line.split("/11 rows")[0]) for line in logged if "/11 rows  " in line]
+    assert len(counted) == 3 and counted[-1] == 11
+    assert {3, 4} >= set(np.diff([0, *counted]))
+
+
+@pytest.mark.parametrize("signal_error", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_signal_that_beam_wraps_ends_the_command_as_elsewhere(texts, monkeypatch, signal_error):
+    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+
+    @contextlib.contextmanager
+    def pipeline(**options):
+        raise RuntimeError("bundle failed") from signal_error
+        yield
+
+    monkeypatch.setattr("apache_beam.Pipeline", pipeline)
+    with pytest.raises(type(signal_error)):
+        write(texts, runner="beam")
 
 
 def test_rows_have_their_file_and_line_and_stay_in_order(texts, in_process):
@@ -277,9 +304,10 @@ def test_rows_that_change_meanwhile_are_detected(texts, in_process, monkeypatch)
 
 
 def test_a_runner_that_loses_its_workers_is_reported(texts, monkeypatch):
-    monkeypatch.setattr(
-        shard_jobs, "run", lambda *arguments: contextlib.nullcontext(lambda tasks: iter(()))
-    )
+    def make(tasks, on_entry):
+        pass
+
+    monkeypatch.setattr(shard_jobs, "run", lambda *arguments: contextlib.nullcontext(make))
     with pytest.raises(UserError, match="out: 0/3 shards complete, but the workers were lost"):
         write(texts)
 
