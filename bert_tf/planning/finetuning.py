@@ -24,8 +24,9 @@ from bert_tf.planning.training import (
 
 EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/evaluation.py.
 # On a processor, steps with batches of other shapes take longer than a repeated step, and as much
-# memory again as activations and temporary tensors. The factors of the products are fitted to the
-# recipes banking77 and arc of benchmarks/planner.py, --part=finetuning.
+# memory again as activations and temporary tensors. The factors of the products are fitted to
+# recipes of benchmarks/planner.py, --part=finetuning: float32 to banking77 and arc, bfloat16 to
+# banking77. There is none for TF32, which processors lack; it is that of float32.
 PRODUCTS_FACTOR = {"float32": 1.55, "tf32": 1.55, "bfloat16": 1.15}
 
 
@@ -107,6 +108,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
         ]
         for of_step in _split(order, plan.global_batch_size)
     ]
+    memory_of = step_memory if plan.device.is_accelerator else _memory_on_processor
     largest = max((sizes for step in batches for sizes in step), key=_tokens)
     devs = [_sizes(plan, part) for part in _split(plan.dev_samples, EVALUATION_BATCH)]
     evaluation = sum(_forward(sizes, plan.device) for sizes in devs) / plan.devices
@@ -116,7 +118,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
         step_seconds, traffic, reducing = 0.0, 0.0, 0.0
         seconds = forward / plan.devices + evaluation
     else:
-        memory = _step_memory(plan, largest)
+        memory = memory_of(largest)
         overhead, reducing, traffic = step_overhead(largest, plan.devices, plan.device)
         # Replicas wait for the slowest one.
         products = [
@@ -131,10 +133,11 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
     longest = plan.static_length or max(max(sample) for sample in plan.samples)
     windows = math.ceil(np.mean([len(sample) for sample in plan.samples]))
     of_longest = dataclasses.replace(largest, examples=1, length=longest, longest=longest)
+    most = 0 if plan.is_frozen else largest_batch(of_longest, available, memory_of) // windows
     return FinetuningEstimate(
         memory=add_process(memory, plan.device, plan.config),
         fits=memory["peak"] <= available,
-        largest_batch=0 if plan.is_frozen else largest_batch(of_longest, available) // windows,
+        largest_batch=most,
         num_steps=steps * plan.epochs,
         tokens_per_step=sum(map(sum, plan.samples)) / steps,
         most_tokens=round(_tokens(largest)),
@@ -183,10 +186,8 @@ def _forward(sizes, device):
     return sizes.examples * forward_seconds(sizes, device)
 
 
-def _step_memory(plan, sizes):
+def _memory_on_processor(sizes):
     memory = step_memory(sizes)
-    if plan.device.is_accelerator:
-        return memory
     heap = memory["activations"] + memory["temporary tensors of a layer"]
     return {**memory, "heap of batches of other shapes": heap, "peak": memory["peak"] + heap}
 

@@ -8,6 +8,7 @@ length, R masked positions, V vocabulary size.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from bert_tf.config import BertConfig
 
@@ -174,16 +175,26 @@ def process_memory(config: BertConfig) -> int:
     return PROCESS_BYTES + PROCESS_BYTES_PER_LAYER * config.num_hidden_layers
 
 
-def largest_batch(sizes: StepSizes, memory_bytes: float) -> int:
-    """Return the most examples per forward pass whose peak fits into the memory, or 0."""
+def largest_batch(
+    sizes: StepSizes,
+    memory_bytes: float,
+    memory_of: Callable[[StepSizes], dict[str, int]] = step_memory,
+) -> int:
+    """Return the most examples per forward pass whose peak fits into the memory, or 0.
+
+    Args:
+        sizes: Sizes of a step with any number of examples.
+        memory_bytes: Usable memory.
+        memory_of: Function that returns the memory of a step, with its "peak".
+    """
+
+    def fits(examples):
+        return memory_of(dataclasses.replace(sizes, examples=examples))["peak"] <= memory_bytes
+
     few, many = 0, 1
-    while _peak(sizes, many) <= memory_bytes:
+    while fits(many):
         few, many = many, 2 * many
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (middle, many) if _peak(sizes, middle) <= memory_bytes else (few, middle)
+        few, many = (middle, many) if fits(middle) else (few, middle)
     return few
-
-
-def _peak(sizes, examples):
-    return step_memory(dataclasses.replace(sizes, examples=examples))["peak"]

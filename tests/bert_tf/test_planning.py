@@ -25,6 +25,7 @@ from bert_tf.planning.memory import (
     count_parameters,
     largest_batch,
     process_memory,
+    process_memory,
     step_memory,
 )
 from bert_tf.planning.report import finetuning_lines, training_lines
@@ -212,6 +213,17 @@ def test_finetuning_adds_evaluations_runs_and_padding():
     assert estimate_finetuning(finetuning(runs=5)).seconds == pytest.approx(5 * result.seconds)
     padded = estimate_finetuning(finetuning(static_length=12))
     assert padded.most_tokens == 48 and padded.tokens_per_step == 28
+
+
+def test_largest_batch_of_finetuning_fits_and_one_more_does_not():
+    device = dataclasses.replace(DEVICE, memory=process_memory(TINY) + 1e7)
+    plan = {"device": device, "static_length": 16}
+    number = estimate_finetuning(finetuning(**plan)).largest_batch
+    assert number > 1
+    for more, fits in ((0, True), (1, False)):
+        samples, size = [[16]] * (number + more), number + more
+        result = estimate_finetuning(finetuning(samples=samples, global_batch_size=size, **plan))
+        assert result.fits is fits
 
 
 def test_a_frozen_encoder_runs_once():
