@@ -25,7 +25,6 @@ from bert_tf.planning.memory import (
     count_parameters,
     largest_batch,
     process_memory,
-    process_memory,
     step_memory,
 )
 from bert_tf.planning.report import finetuning_lines, training_lines
