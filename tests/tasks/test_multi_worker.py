@@ -24,8 +24,16 @@ def flags(huggingface_dir, complaints, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_workers_equal_one_process_and_resume_together(flags, tmp_path, run_command):
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_two_workers_equal_one_process_and_resume_together(
+    flags, tmp_path, run_command, has_teacher
+):
     """Use 27 rows in batches of 8 and 9 dev rows, so that the last batches are partial."""
+    if has_teacher:
+        teacher = {**flags, "output_dir": tmp_path / "teacher", "seed": 5}
+        done = run_command("tasks.finetune", *(f"--{name}={v}" for name, v in teacher.items()))
+        assert done.returncode == 0, done.stderr
+        flags = {**flags, "teacher": tmp_path / "teacher"}
     chief, other = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
     assert "step 8/8" in chief and "on 2 replicas" in chief and other == ""
     arguments = {**flags, "output_dir": tmp_path / "one"}
@@ -46,6 +54,31 @@ def test_two_workers_equal_one_process_and_resume_together(flags, tmp_path, run_
 
     again = finish(start("tasks.finetune", {**flags, "output_dir": tmp_path / "two"}))
     assert "finished at step 8, nothing to do" in again[0] and again[1] == ""
+
+
+@pytest.mark.slow
+def test_train_from_python_ends_with_the_best_weights_in_each_worker(flags, tmp_path):
+    """Show the second worker no checkpoints until it waits for the best one."""
+    run, view = tmp_path / "run", tmp_path / "view"
+    names = ("init_from", "train", "dev")
+    flags = {**{name: flags[name] for name in names}, "output_dir": run}
+    weights = [tmp_path / f"{index}.npz" for index in range(2)]
+    flags["weights"] = weights[0]
+    of_other = {"output_dir": view, "weights": weights[1]}
+    processes = start("tests.tasks.train_runner", flags, of_others=of_other)
+    assert f"{view}/checkpoints " in wait_for_line(processes[1], "worker 1: waiting for ")
+    view.mkdir()
+    for name in ("config.json", "task.json", "train.json", "vocab.txt"):
+        (view / name).symlink_to(run / name)
+    (view / "checkpoints").mkdir()
+    assert f"{view}/checkpoints/step-" in wait_for_line(processes[1], "worker 1: waiting for ")
+    (view / "checkpoints").rmdir()
+    (view / "checkpoints").symlink_to(run / "checkpoints")
+    finish(processes)
+    chief, other = (np.load(path) for path in weights)
+    assert len(chief.files) == len(other.files) > 20
+    for name in chief.files:
+        np.testing.assert_array_equal(other[name], chief[name], err_msg=name)
 
 
 @pytest.mark.slow
