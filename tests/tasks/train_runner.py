@@ -12,21 +12,19 @@ def main(arguments):
     from tasks import TextClassifier
 
     parser = argparse.ArgumentParser()
-    for name in ("strategy", "init_from", "train", "dev", "output_dir", "weights"):
+    for name in ("strategy", "init_from", "train", "output_dir", "weights"):
         parser.add_argument(f"--{name}", required=True)
     flags = parser.parse_args(arguments)
-    rows = {}
-    for name in ("train", "dev"):
-        with open(getattr(flags, name)) as file:
-            _, *lines = csv.reader(file)
-        rows[name] = tuple(zip(*lines, strict=True))
+    with open(flags.train) as file:
+        _, *rows = csv.reader(file)
+    texts, labels = map(list, zip(*rows, strict=True))
     with make_strategy(flags.strategy).scope():
         model = TextClassifier.from_pretrained(
-            flags.init_from, labels=sorted(set(rows["train"][1])), max_seq_length=12
+            flags.init_from, labels=sorted(set(labels)), max_seq_length=12
         )
     model.train(
-        *map(list, rows["train"]),
-        dev=tuple(map(list, rows["dev"])),
+        texts,
+        labels,
         output_dir=flags.output_dir,
         global_batch_size=8,
         epochs=2,
