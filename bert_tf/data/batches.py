@@ -105,13 +105,16 @@ class PretrainingDataset:
     def __len__(self) -> int:
         return self.manifest.num_examples
 
-    def verify(self) -> None:
+    def verify(self, log: Callable[[str], None] = lambda line: None) -> None:
         """Verify the SHA-256 of all shards.
+
+        Args:
+            log: Receives lines of progress.
 
         Raises:
             UserError: If a shard is missing or was altered. The message names the first one.
         """
-        self.manifest.check_files()
+        self.manifest.check_files(log)
 
     def position(self, seed: int, num_examples: int) -> DataPosition:
         """Return the position after `num_examples` examples from the start of training."""

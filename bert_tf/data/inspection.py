@@ -120,7 +120,7 @@ def inspect(
     Raises:
         UserError: If a shard or the vocabulary does not match the manifest.
     """
-    manifest.check_files()
+    manifest.check_files(log)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise UserError(
             f"--vocab: not the vocabulary of {manifest.directory} ({len(vocabulary)} entries; "

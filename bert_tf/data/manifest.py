@@ -9,7 +9,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
@@ -17,6 +17,7 @@ from bert_tf.config import read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
+from bert_tf.progress import Progress
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.versions import versions
@@ -270,11 +271,11 @@ class Manifest:
                 "missing shards"
             )
 
-    def check_files(self, hashes: bool = True) -> None:
-        """Check that all shards are as they were written.
+    def check_files(self, log: Callable[[str], None] = lambda line: None) -> None:
+        """Check that all shards are as they were written, by their sizes and SHA-256.
 
         Args:
-            hashes: Whether to verify the SHA-256 of each shard, which reads all of it.
+            log: Receives lines of progress, since all bytes are read.
 
         Raises:
             UserError: If a shard is missing, truncated, altered or not in the manifest. The
@@ -294,13 +295,17 @@ class Manifest:
             raise UserError(
                 f"{self.path(min(extra))}: is not in {NAME}; remove it from the directory"
             )
-        if hashes:
-            self._check_hashes()
+        self._check_hashes(log)
 
-    def _check_hashes(self):
+    def _check_hashes(self, log):
         # Threads help, since hashlib releases the global interpreter lock.
         paths = [self.path(entry["file"]) for entry in self.shards]
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        megabytes = sum(entry["bytes"] for entry in self.shards) / 1e6
+        with (
+            Progress(log, "MB", round(megabytes)) as progress,
+            concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads,
+        ):
+            done = 0
             for entry, path, found in zip(
                 self.shards, paths, threads.map(files.sha256, paths), strict=True
             ):
@@ -309,6 +314,8 @@ class Manifest:
                         f"{path}: content was altered (expected SHA-256 "
                         f"{entry['sha256'][:12]}..., received {found[:12]}...); {_REMEDY}"
                     )
+                done += entry["bytes"]
+                progress.update(round(done / 1e6))
 
 
 def _identity(vocabulary):

@@ -86,7 +86,7 @@ def _pretrain(settings, log, strategy):
     phases = [PretrainingDataset(directory, vocabulary, config) for directory in settings.shards]
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     for data in (*phases, *([held_out] if held_out else [])):
-        data.verify()
+        data.verify(log)
     num_train_steps = settings.phase_ends[-1]
 
     # An existing run is resumed only with the settings and shards that it was started with.

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from bert_tf import UserError, Vocabulary
+from bert_tf import UserError, Vocabulary, files, progress
 from bert_tf.data import documents, shard_jobs, sharding, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
@@ -29,6 +29,7 @@ from tests.corpus import (
     write_command,
     write_corpus,
     write_here,
+    write_shards,
 )
 
 
@@ -194,6 +195,17 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     (tmp_path / "shards" / "manifest.json").unlink()
     with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
+
+
+def test_verification_of_shards_shows_its_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    manifest, lines = Manifest.load(write_shards(tmp_path)), []
+    for entry in manifest.shards:  # As if they were large.
+        path = manifest.path(entry["file"])
+        os.truncate(path, 2_000_000)
+        entry |= {"bytes": 2_000_000, "sha256": files.sha256(path)}
+    manifest.check_files(lines.append)
+    assert [line.split("  ")[0] for line in lines] == ["2/6 MB", "4/6 MB", "6/6 MB"]
 
 
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
