@@ -24,10 +24,9 @@ from bert_tf.planning.training import (
 
 EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/evaluation.py.
 # On a processor, steps with batches of other shapes take longer than a repeated step, and as much
-# memory again as activations and temporary tensors. The factors of the products are fitted to
-# recipes of benchmarks/planner.py, --part=finetuning: float32 to banking77 and arc, bfloat16 to
-# banking77. There is none for TF32, which processors lack; it is that of float32.
-PRODUCTS_FACTOR = {"float32": 1.55, "tf32": 1.55, "bfloat16": 1.15}
+# memory again as activations and temporary tensors. The factor is fitted to the recipes of
+# benchmarks/planner.py, --part=finetuning.
+SHAPES_FACTOR = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +124,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
             max(sizes.examples * example_seconds(sizes, plan.device) for sizes in step)
             for step in batches
         ]
-        factor = 1 if plan.device.is_accelerator else PRODUCTS_FACTOR[plan.precision]
+        factor = 1 if plan.device.is_accelerator else SHAPES_FACTOR
         step_seconds = factor * float(np.mean(products)) + overhead
         evaluation *= plan.epochs
         seconds = plan.epochs * steps * step_seconds + evaluation

@@ -22,8 +22,9 @@ _ACCESSES_OF_UPDATE = 10
 # On a processor: operations of a step, and of a layer, that take as long for few tokens as for
 # many. Fitted to steps of 16 and 128 tokens (benchmarks/planner.py, --part=few_tokens).
 STEP_SECONDS, LAYER_SECONDS = 5e-3, 0.6e-3
-# The arithmetic between the products of a step, as a fraction of their time (docs/performance.md).
-ELEMENTWISE = 0.15
+# The arithmetic between the products of a forward pass on a processor: how often as many values of
+# float32 could be read from memory. Fitted to the steps of benchmarks/planner.py.
+_ACCESSES_OF_ACTIVATION, _ACCESSES_OF_SCORE, _ACCESSES_OF_LOGIT = 2, 8, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +163,20 @@ def forward_flops(sizes: StepSizes) -> float:
 def forward_seconds(sizes: StepSizes, device: Device) -> float:
     """Return the time of a forward pass per example on one device."""
     rate = device.flops[sizes.precision] * device.efficiency[sizes.precision]
+    seconds = forward_flops(sizes) / rate
     # Efficiencies contain the arithmetic between the products, the rate of a processor does not.
-    return forward_flops(sizes) / rate * (1 if device.is_accelerator else 1 + ELEMENTWISE)
+    return seconds + (0 if device.is_accelerator else _elementwise_seconds(sizes, device))
+
+
+def _elementwise_seconds(sizes, device):
+    config, layers = sizes.config, sizes.config.num_hidden_layers
+    # As in `step_memory`, with the output of GELU.
+    activations = layers * sizes.length * (8 * config.hidden_size + 2 * config.intermediate_size)
+    scores = layers * sizes.attention_length**2 * config.num_attention_heads
+    logits = sizes.predictions * config.vocab_size
+    accesses = _ACCESSES_OF_ACTIVATION * activations
+    accesses += _ACCESSES_OF_SCORE * scores + _ACCESSES_OF_LOGIT * logits
+    return _FLOAT32 * accesses / device.bandwidth
 
 
 def example_seconds(sizes: StepSizes, device: Device) -> float:

@@ -133,6 +133,11 @@ def test_largest_batch_fits_and_one_more_does_not():
     assert largest_batch(sizes, 1e6) == 0
 
 
+def elementwise(activations, scores, logits=0):
+    """Return the seconds between the products of a forward pass, at 1 TB/s."""
+    return 4 * (2 * activations + 8 * scores + 10 * logits) / 1e12
+
+
 def test_estimate_by_hand():
     """2 devices of 1 TFLOP/s and 1 TB/s, 64 examples of 128 tokens per step."""
     device = dataclasses.replace(processor(64e9, {"float32": 1e12}, 1e12), link=1e9)
@@ -144,9 +149,11 @@ def test_estimate_by_hand():
     assert result.accumulation_steps == 4
     assert result.all_reduce_bytes == 4 * parameters
     assert result.checkpoint_bytes == 12 * parameters
-    products = 32 * 128 * flops_per_token(sizes.config, 128, 20) / 1e12 * 1.15
+    products = 32 * 128 * flops_per_token(sizes.config, 128, 20) / 1e12
+    activations, scores, logits = 2 * 128 * (8 * 128 + 2 * 512), 2 * 128**2 * 2, 20 * 30_522
+    between = 32 * 3 * elementwise(activations, scores, logits)
     fixed = 5e-3 + 2 * 0.6e-3
-    expected = products + fixed + 40 * parameters / 1e12 + 4 * parameters / 1e9
+    expected = products + between + fixed + 40 * parameters / 1e12 + 4 * parameters / 1e9
     assert result.step_seconds == pytest.approx(expected)
     lines = "\n".join(training_lines(training, result))
     assert "157 of 64 examples" in lines and "fits into 64 GB" in lines
@@ -191,10 +198,11 @@ def finetuning(**changes):
 def test_finetuning_by_hand():
     """28 tokens in one step per epoch; attention pads to 16, and the flat layout to 32 tokens."""
     result = estimate_finetuning(finetuning())
-    forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8)
+    forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8) / 1e12
+    forward += elementwise(3 * 32 * (8 * 8 + 2 * 16), 3 * 4 * 16**2 * 2)
     parameters = count_parameters(TINY, has_pretraining_heads=False)
     fixed = 40 * parameters / 1e12 + 5e-3 + 3 * 0.6e-3
-    step = 1.55 * 3 * 1.15 * forward / 1e12 + fixed
+    step = 1.25 * 3 * forward + fixed
     assert result.step_seconds == pytest.approx(step)
     assert result.num_steps == 3 and result.tokens_per_step == 28 and result.most_tokens == 32
     assert result.seconds == pytest.approx(3 * step)
@@ -207,7 +215,8 @@ def test_finetuning_by_hand():
 def test_finetuning_adds_evaluations_runs_and_padding():
     result = estimate_finetuning(finetuning())
     evaluated = estimate_finetuning(finetuning(dev_samples=[[4], [6], [8], [10]]))
-    forward = 1.15 * 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8) / 1e12
+    forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8) / 1e12
+    forward += elementwise(3 * 32 * (8 * 8 + 2 * 16), 3 * 4 * 16**2 * 2)
     assert evaluated.seconds - result.seconds == pytest.approx(3 * forward)
     assert estimate_finetuning(finetuning(runs=5)).seconds == pytest.approx(5 * result.seconds)
     padded = estimate_finetuning(finetuning(static_length=12))
