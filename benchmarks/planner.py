@@ -1,14 +1,15 @@
 """Compare the estimates of bert_tf.plan with measured steps and requests on this processor.
 
-    python benchmarks/planner.py            (about ten minutes on two cores)
+    python benchmarks/planner.py            (about a quarter of an hour on two cores)
     python benchmarks/planner.py --part=finetuning --data=DIR [--only=banking77]
     python benchmarks/planner.py --part=serving --data=DIR --models=DIR [--only=float32]
 
 Each point runs in a separate process. Its peak memory and its time are printed beside the
-estimates, as a row of a Markdown table. The rate of the matrix products is measured once per point,
-right after it. Pretraining steps repeat a batch. Fine-tuning has the recipes of task_recipes.py and
-the rows of DIR; its steps are timed after ten others. Serving answers with a BERT-base, which is
-written to --models first unless it is there.
+estimates, as a row of a Markdown table. The rate of the matrix products is measured before and
+after each point, since a shared machine has phases; the table has the mean of both estimates.
+Pretraining steps repeat a batch. Fine-tuning has the recipes of task_recipes.py and the rows of
+DIR; its steps are timed after ten others. Serving answers with a BERT-base, which is written to
+--models first unless it is there.
 """
 
 import argparse
@@ -82,15 +83,6 @@ HEADERS = {
 def compare(layers, hidden, examples, length, precision, recompute):
     """Return the cells of a row of the table."""
     sizes = Sizes(layers=layers, hidden=hidden, batch=examples, length=length)
-    measured = own_process.call(
-        "pretraining_step_tensorflow.bare",
-        sizes=dataclasses.asdict(sizes),
-        layout="flat",
-        precision=precision,
-        steps=STEPS,
-        recompute=recompute,
-        uncounted=WARMUP_STEPS,
-    )
     config = BertConfig(
         vocab_size=sizes.vocabulary,
         hidden_size=hidden,
@@ -98,34 +90,54 @@ def compare(layers, hidden, examples, length, precision, recompute):
         num_attention_heads=sizes.heads,
         intermediate_size=sizes.inner,
     )
-    found = own_process.call(
-        "planner_points.rates", config=config.to_dict(), tokens=sizes.tokens, precision=precision
-    )
-    device = processor(found["memory"], {precision: found["flops"]}, found["bandwidth"])
-    step = StepSizes(config, examples, length, sizes.predictions, precision, recompute)
-    result = estimate(Training(step, examples, sizes.tokens, 1, device))
-    estimated = {
-        "estimated_mb": (result.memory["peak"] + result.memory["process"]) / 1e6,
-        "estimated_ms": 1000 * result.step_seconds,
-    }
-    return (
-        f"{layers}, {hidden}",
-        examples,
-        length,
-        precision + ", gradient checkpointing" * recompute,
-        *_compared(measured["peak_mb"], measured["median_ms"], estimated),
-    )
+
+    def measure():
+        return own_process.call(
+            "pretraining_step_tensorflow.bare",
+            sizes=dataclasses.asdict(sizes),
+            layout="flat",
+            precision=precision,
+            steps=STEPS,
+            recompute=recompute,
+            uncounted=WARMUP_STEPS,
+        )
+
+    def estimate_step():
+        found = own_process.call(
+            "planner_points.rates",
+            config=config.to_dict(),
+            tokens=sizes.tokens,
+            precision=precision,
+        )
+        device = processor(found["memory"], {precision: found["flops"]}, found["bandwidth"])
+        step = StepSizes(config, examples, length, sizes.predictions, precision, recompute)
+        result = estimate(Training(step, examples, sizes.tokens, 1, device))
+        return {
+            "estimated_mb": (result.memory["peak"] + result.memory["process"]) / 1e6,
+            "estimated_ms": 1000 * result.step_seconds,
+        }
+
+    cells, _ = _compared(measure, estimate_step)
+    name = precision + ", gradient checkpointing" * recompute
+    return (f"{layers}, {hidden}", examples, length, name, *cells)
 
 
 def compare_finetuning(name, steps, precision, data):
     """Return the cells of a row of fine-tuning."""
-    measured = own_process.call(
-        "task_types.measure", name=name, data=data, precision=precision, max_steps=steps
-    )
-    found = own_process.call("planner_points.finetuning", name=name, data=data, precision=precision)
-    milliseconds = 1000 * measured["seconds_per_step"]
-    compared = _compared(measured["peak_mb"], milliseconds, found)
-    return (name, f"{found['tokens']:,.0f}", precision, *compared)
+
+    def measure():
+        measured = own_process.call(
+            "task_types.measure", name=name, data=data, precision=precision, max_steps=steps
+        )
+        return {**measured, "median_ms": 1000 * measured["seconds_per_step"]}
+
+    def estimate_step():
+        return own_process.call(
+            "planner_points.finetuning", name=name, data=data, precision=precision
+        )
+
+    cells, found = _compared(measure, estimate_step)
+    return (name, f"{found['tokens']:,.0f}", precision, *cells)
 
 
 def compare_serving(kind, batch, precision, data, models):
@@ -136,27 +148,34 @@ def compare_serving(kind, batch, precision, data, models):
             "planner_points.write_served", directory=str(directory), precision=precision
         )
     chosen = own_process.call("planner_points.texts", data=data, kind=kind, count=REQUESTS * batch)
-    measured = own_process.call(
-        "planner_requests.send", directory=str(directory), texts=chosen["texts"], batch=batch
-    )
     length = chosen["length"]
-    found = own_process.call(
-        "planner_points.serving", length=length, batch=batch, precision=precision
-    )
-    compared = _compared(measured["peak_mb"], measured["median_ms"], found)
-    return (batch, f"{length:.0f}", precision, *compared)
+
+    def measure():
+        return own_process.call(
+            "planner_requests.send", directory=str(directory), texts=chosen["texts"], batch=batch
+        )
+
+    def estimate_request():
+        return own_process.call(
+            "planner_points.serving", length=length, batch=batch, precision=precision
+        )
+
+    cells, _ = _compared(measure, estimate_request)
+    return (batch, f"{length:.0f}", precision, *cells)
 
 
-def _compared(megabytes, milliseconds, found):
-    """Return the cells of measured and estimated memory and time."""
-    return (
-        f"{megabytes:,}",
-        f"{found['estimated_mb']:,.0f}",
-        f"{found['estimated_mb'] / megabytes - 1:+.0%}",
-        f"{milliseconds:,.0f}",
-        f"{found['estimated_ms']:,.0f}",
-        f"{found['estimated_ms'] / milliseconds - 1:+.0%}",
-    )
+def _compared(measure, estimated):
+    """Measure between two estimates.
+
+    Returns:
+        The cells of measured and estimated memory and time, and the last estimate.
+    """
+    before, measured, after = estimated(), measure(), estimated()
+    cells = []
+    for unit, value in (("mb", measured["peak_mb"]), ("ms", measured["median_ms"])):
+        mean = (before[f"estimated_{unit}"] + after[f"estimated_{unit}"]) / 2
+        cells += (f"{value:,.0f}", f"{mean:,.0f}", f"{mean / value - 1:+.0%}")
+    return cells, after
 
 
 def main():

@@ -6,8 +6,11 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import tensorflow as tf
-import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
+from bert_tf.command import optional_packages_hidden
+
+with optional_packages_hidden():  # As in the commands.
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
 
 
 def send(directory, texts, batch):

@@ -13,8 +13,12 @@ import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-import keras
-import tensorflow as tf
+from bert_tf.command import optional_packages_hidden
+
+with optional_packages_hidden():  # As in the commands.
+    import keras
+    import tensorflow as tf
+
 from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, summary, timed
 
 from bert_tf.config import BertConfig

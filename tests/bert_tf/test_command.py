@@ -206,6 +206,32 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell
         assert "Traceback" not in process.stderr.read()
 
 
+def test_a_command_imports_keras_without_its_optional_packages():
+    code = (
+        "from bert_tf import command; import dataclasses, sys\n"
+        "@dataclasses.dataclass\nclass Nothing: pass\n"
+        "def main(settings):\n"
+        "    print('keras' in sys.modules, [name for name in names if name in sys.modules])\n"
+        "    import pandas, sklearn; print(pandas.DataFrame({'a': [1, 2]}).a.sum())\n"
+        "names = ('IPython', 'matplotlib', 'pandas', 'scipy', 'sklearn')\n"
+        "command.run_main(main, Nothing, 'doc')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "True []\n3\n" and not done.stderr
+
+
+def test_packages_that_were_imported_before_are_not_hidden(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", sys)
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    with command.optional_packages_hidden():
+        import pandas
+
+        assert pandas is sys
+        with pytest.raises(ImportError):
+            import IPython  # noqa: F401
+    assert "IPython" not in sys.modules and sys.modules["pandas"] is sys
+
+
 def test_a_tensorflow_error_is_reported_in_one_line(monkeypatch, capsys):
     import tensorflow as tf
 

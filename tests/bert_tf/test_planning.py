@@ -19,7 +19,7 @@ from bert_tf.planning.devices import (
     PUBLISHED,
     processor,
 )
-from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
+from bert_tf.planning.finetuning import IMPORTS_BYTES, Finetuning, estimate_finetuning
 from bert_tf.planning.memory import (
     StepSizes,
     count_parameters,
@@ -133,9 +133,9 @@ def test_largest_batch_fits_and_one_more_does_not():
     assert largest_batch(sizes, 1e6) == 0
 
 
-def elementwise(activations, scores, logits=0):
+def elementwise(activations, scores, logits=0, per_score=8):
     """Return the seconds between the products of a forward pass, at 1 TB/s."""
-    return 4 * (2 * activations + 8 * scores + 10 * logits) / 1e12
+    return 4 * (2 * activations + per_score * scores + 10 * logits) / 1e12
 
 
 def test_estimate_by_hand():
@@ -209,6 +209,10 @@ def test_finetuning_by_hand():
     assert result.memory["AdamW moments"] == 8 * parameters
     tensors = result.memory["activations"] + result.memory["temporary tensors of a layer"]
     assert result.memory["heap of batches of other shapes"] == tensors
+    assert result.memory["TensorFlow Text and scikit-learn"] == IMPORTS_BYTES
+    accelerator = dataclasses.replace(DEVICE, is_accelerator=True)
+    on_accelerator = estimate_finetuning(finetuning(device=accelerator)).memory
+    assert result.memory["peak"] - on_accelerator["peak"] == tensors + IMPORTS_BYTES
     assert "3 of 4 samples" in "\n".join(finetuning_lines(finetuning(), result))
 
 
@@ -216,7 +220,7 @@ def test_finetuning_adds_evaluations_runs_and_padding():
     result = estimate_finetuning(finetuning())
     evaluated = estimate_finetuning(finetuning(dev_samples=[[4], [6], [8], [10]]))
     forward = 2 * 3 * (32 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 16**2 * 8) / 1e12
-    forward += elementwise(3 * 32 * (8 * 8 + 2 * 16), 3 * 4 * 16**2 * 2)
+    forward += elementwise(3 * 32 * (8 * 8 + 2 * 16), 3 * 4 * 16**2 * 2, per_score=2)
     assert evaluated.seconds - result.seconds == pytest.approx(3 * forward)
     assert estimate_finetuning(finetuning(runs=5)).seconds == pytest.approx(5 * result.seconds)
     padded = estimate_finetuning(finetuning(static_length=12))
@@ -224,7 +228,7 @@ def test_finetuning_adds_evaluations_runs_and_padding():
 
 
 def test_largest_batch_of_finetuning_fits_and_one_more_does_not():
-    device = dataclasses.replace(DEVICE, memory=process_memory(TINY) + 1e7)
+    device = dataclasses.replace(DEVICE, memory=process_memory(TINY) + IMPORTS_BYTES + 1e7)
     plan = {"device": device, "static_length": 16}
     number = estimate_finetuning(finetuning(**plan)).largest_batch
     assert number > 1
@@ -253,14 +257,16 @@ def test_tokens_are_rounded_up_as_in_the_layout():
 
 
 def test_serving_by_hand():
-    """A request reads the layers once and computes the products of its tokens."""
+    """A request reads the layers once and computes two texts of five tokens."""
     layers = 3 * (4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8)
     products = 2 * 3 * (2 * 5 * (4 * 64 + 2 * 8 * 16) + 2 * 2 * 5**2 * 8)
+    between = elementwise(2 * 3 * 5 * (8 * 8 + 2 * 16), 2 * 3 * 5**2 * 2, per_score=2)
     result = estimate_serving(Serving(TINY, length=5, texts=2, device=DEVICE))
-    assert result.request_seconds == pytest.approx((4 * layers + products) / 1e12)
+    assert result.request_seconds == pytest.approx((4 * layers + products) / 1e12 + between)
     assert result.texts_per_second == pytest.approx(2 / result.request_seconds)
     int8 = estimate_serving(Serving(TINY, 5, 2, DEVICE, "int8"))
-    assert int8.request_seconds == pytest.approx((layers + products / INT8_SPEEDUP) / 1e12)
+    seconds = (layers + products / INT8_SPEEDUP) / 1e12 + between
+    assert int8.request_seconds == pytest.approx(seconds)
     assert int8.memory["weights"] < result.memory["weights"]
 
 
