@@ -276,7 +276,8 @@ def test_an_impossible_number_is_reported_with_shard_and_record(copy, name, valu
     assert f"{path}: record 17: {message}" in str(bad_record(caught.value))
 
 
-def test_inspection_counts_examples_and_features(shards, copy):
+def test_inspection_counts_examples_and_features(shards, copy, monkeypatch):
+    monkeypatch.setattr(inspection, "BATCH_EXAMPLES", 50)  # Several batches per shard.
     manifest = Manifest.load(shards)
     statistics = inspection.inspect(manifest, Vocabulary(ENTRIES))
     everything = rows(data_of(shards).evaluation_batches(50, pad_examples))
@@ -291,6 +292,23 @@ def test_inspection_counts_examples_and_features(shards, copy):
     path = second_shard(copy)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes; expected"):
+        inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+def test_inspection_names_the_shard_of_a_damaged_record(copy, monkeypatch, kept):
+    """Without the digests, the reader finds the damage: at the start of a shard and inside it."""
+    monkeypatch.setattr(inspection, "BATCH_EXAMPLES", 10)
+    monkeypatch.setattr(Manifest, "check_files", lambda manifest, log: None)
+    path = second_shard(copy)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) - 20] if kept < 1 else b"x" + data[1:])
+    with pytest.raises(
+        UserError, match=f"{path}: damaged after record {'[1-9]' if kept < 1 else 0}"
+    ):
+        inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
+    path.write_bytes(data[: last_record_begins(data)])
+    with pytest.raises(UserError, match=f"{path}: [0-9]+ records; manifest.json has"):
         inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
 
 
