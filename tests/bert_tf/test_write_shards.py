@@ -17,9 +17,10 @@ import time
 import pytest
 
 from bert_tf import UserError, Vocabulary, files, progress
-from bert_tf.data import documents, shard_jobs, sharding, writing
+from bert_tf.data import documents, shard_jobs, sharding, workers, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
+from tests.bert_tf.import_job import ImportJob
 from tests.conftest import ROOT
 from tests.corpus import (
     ENTRIES,
@@ -31,6 +32,13 @@ from tests.corpus import (
     write_here,
     write_shards,
 )
+
+
+def test_a_worker_imports_keras_without_its_optional_packages():
+    entries = []
+    with workers.run_local(ImportJob(), num_workers=1) as make:
+        make([()], entries.append)
+    assert entries == [["keras"]]
 
 
 @pytest.mark.slow
@@ -92,12 +100,12 @@ def test_a_killed_worker_is_reported_in_one_line_and_no_shard_is_lost(
     wait_until_writing(process, tmp_path / "shards")
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     # The resource tracker of spawned processes is a child process as well.
-    workers = [
+    pids = [
         int(child)
         for child in children
         if "spawn_main" in pathlib.Path(f"/proc/{child}/cmdline").read_text()
     ]
-    os.kill(workers[0], signal.SIGKILL)
+    os.kill(pids[0], signal.SIGKILL)
     output = process.communicate(timeout=60)[1]
     assert process.returncode == 2 and "a worker process was killed" in output.splitlines()[-1]
     write_command(run_command, corpus, tmp_path / "shards", **flags)
