@@ -8,6 +8,7 @@ RUN/train.json       settings, seed, versions, origin of the initial weights
 RUN/conversion.json  report of bert_tf.convert (absent after training)
 RUN/checkpoints/     checkpoints, see bert_tf.checkpoints
 RUN/teacher.npz      outputs of the teacher, if there is one (tasks/distillation.py)
+RUN/verified_shards.json    shards that were read and verified (bert_tf/pretraining/recipe.py)
 RUN/metrics.jsonl    metrics, one JSON object per line
 RUN/tensorboard/     the same metrics for TensorBoard
 """

@@ -7,6 +7,7 @@ from bert_tf import files, ownership
 from bert_tf.errors import UserError
 
 STATE = "checkpoint.json"
+VERIFIED_SHARDS = "verified_shards.json"  # Of pretraining: what does not have to be read again.
 SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 STEP = re.compile(r"step-(\d{8,})")
 # The files of a run and of a checkpoint that are read to resume. Only fine-tuned runs have a task.
@@ -16,7 +17,10 @@ _TEMPORARY = r"\.[0-9a-f]{32}"
 _SMALL = r"(checkpoint\.json|\.saving)"
 _CHECKPOINT = rf"({_SMALL}|\.{_SMALL}{_TEMPORARY}|variables\.[^/]*)?"
 OF_CHECKPOINT = re.compile(_CHECKPOINT)
-_PART = r"((config|task|train|conversion)\.json|vocab\.txt|metrics\.jsonl|loss\.png|teacher\.npz)"
+_PART = (
+    r"((config|task|train|conversion|verified_shards)\.json|vocab\.txt|metrics\.jsonl|loss\.png"
+    r"|teacher\.npz)"
+)
 OF_RUN = re.compile(
     rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
     rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_CHECKPOINT})?"

@@ -11,7 +11,7 @@ sequence, T tokens of a batch.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -105,16 +105,13 @@ class PretrainingDataset:
     def __len__(self) -> int:
         return self.manifest.num_examples
 
-    def verify(self, log: Callable[[str], None] = lambda line: None) -> None:
-        """Verify the SHA-256 of all shards.
-
-        Args:
-            log: Receives lines of progress.
-
-        Raises:
-            UserError: If a shard is missing or was altered. The message names the first one.
-        """
-        self.manifest.check_files(log)
+    def verify(
+        self,
+        log: Callable[[str], None] = lambda line: None,
+        verified: Mapping[str, Any] | None = None,
+    ) -> dict[str, list[Any]]:
+        """Verify the SHA-256 of all shards; see `Manifest.check_files`."""
+        return self.manifest.check_files(log, verified)
 
     def position(self, seed: int, num_examples: int) -> DataPosition:
         """Return the position after `num_examples` examples from the start of training."""

@@ -271,23 +271,34 @@ class Manifest:
                 "missing shards"
             )
 
-    def check_files(self, log: Callable[[str], None] = lambda line: None) -> None:
+    def check_files(
+        self,
+        log: Callable[[str], None] = lambda line: None,
+        verified: Mapping[str, Any] | None = None,
+    ) -> dict[str, list[Any]]:
         """Check that all shards are as they were written, by their sizes and SHA-256.
 
         Args:
             log: Receives lines of progress, since all bytes are read.
+            verified: What an earlier call returned. Shards of the same size and modification time
+                are not read again.
+
+        Returns:
+            Size in bytes, modification time in ns and SHA-256 of each shard, by path.
 
         Raises:
             UserError: If a shard is missing, truncated, altered or not in the manifest. The
                 message names the first one.
         """
         self.check_complete()
+        found: dict[str, list[Any]] = {}
         for entry in self.shards:
             path = self.path(entry["file"])
-            found = files.size(path)
-            if found != entry["bytes"]:
-                has = "no such file" if found is None else f"{found} bytes"
+            size, changed = files.stamp(path) if files.exists(path) else (None, None)
+            if size != entry["bytes"]:
+                has = "no such file" if size is None else f"{size} bytes"
                 raise UserError(f"{path}: {has}; expected {entry['bytes']} bytes; {_REMEDY}")
+            found[path] = [size, changed, entry["sha256"]]
         extra = {name for name in files.listdir(self.directory) if name.endswith(".tfrecord")} - {
             entry["file"] for entry in self.shards
         }
@@ -295,27 +306,30 @@ class Manifest:
             raise UserError(
                 f"{self.path(min(extra))}: is not in {NAME}; remove it from the directory"
             )
-        self._check_hashes(log)
+        known = verified or {}
+        _check_hashes({path: of for path, of in found.items() if known.get(path) != of}, log)
+        return found
 
-    def _check_hashes(self, log):
-        # Threads help, since hashlib releases the global interpreter lock.
-        paths = [self.path(entry["file"]) for entry in self.shards]
-        megabytes = sum(entry["bytes"] for entry in self.shards) / 1e6
-        with (
-            Progress(log, "MB", round(megabytes)) as progress,
-            concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads,
+
+def _check_hashes(shards, log):
+    """Read shards and compare their SHA-256 with those of `Manifest.check_files`."""
+    megabytes = sum(size for size, _, _ in shards.values()) / 1e6
+    # Threads help, since hashlib releases the global interpreter lock.
+    with (
+        Progress(log, "MB", round(megabytes)) as progress,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads,
+    ):
+        done = 0
+        for (path, (size, _, expected)), found in zip(
+            shards.items(), threads.map(files.sha256, shards), strict=True
         ):
-            done = 0
-            for entry, path, found in zip(
-                self.shards, paths, threads.map(files.sha256, paths), strict=True
-            ):
-                if found != entry["sha256"]:
-                    raise UserError(
-                        f"{path}: content was altered (expected SHA-256 "
-                        f"{entry['sha256'][:12]}..., received {found[:12]}...); {_REMEDY}"
-                    )
-                done += entry["bytes"]
-                progress.update(round(done / 1e6))
+            if found != expected:
+                raise UserError(
+                    f"{path}: content was altered (expected SHA-256 {expected[:12]}..., "
+                    f"received {found[:12]}...); {_REMEDY}"
+                )
+            done += size
+            progress.update(round(done / 1e6))
 
 
 def _identity(vocabulary):

@@ -1,13 +1,16 @@
 """Pretraining recipe, from shards to a run directory."""
 
 import dataclasses
+import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from bert_tf.config import MODEL_SIZES, BertConfig
+from bert_tf import files
+from bert_tf.config import MODEL_SIZES, BertConfig, read_json_object
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
@@ -19,6 +22,7 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
+from bert_tf.run_directory import VERIFIED_SHARDS
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.distribution import (
     check_alike,
@@ -85,8 +89,9 @@ def _pretrain(settings, log, strategy):
     config = config_of(settings, source, manifests[0], vocabulary)
     phases = [PretrainingDataset(directory, vocabulary, config) for directory in settings.shards]
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
+    verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
-        data.verify(log)
+        verified |= data.verify(log, before)
     num_train_steps = settings.phase_ends[-1]
 
     # An existing run is resumed only with the settings and shards that it was started with.
@@ -134,6 +139,8 @@ def _pretrain(settings, log, strategy):
     # The others need no record of the change and do not look for the step: they could see another.
     elif chief and (line := _change_steps(run, settings, num_train_steps)):
         log(line)
+    if chief and verified != before:
+        files.atomic_write_text(run.file(VERIFIED_SHARDS), json.dumps(verified, indent=0) + "\n")
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         log(line)
 
@@ -290,6 +297,14 @@ def case_of(manifest: Manifest) -> dict[str, Any]:
     if manifest.tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
     return {name: manifest.tokenizer[name] for name in ("do_lower_case", "strip_accents")}
+
+
+def _read_verified(path):
+    """Return what `PretrainingDataset.verify` returned at the last start of a run."""
+    try:
+        return read_json_object(os.path.join(path, VERIFIED_SHARDS))
+    except (OSError, UserError):  # Missing or damaged: all shards are read again.
+        return {}
 
 
 def _origin(source):
