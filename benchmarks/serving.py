@@ -11,6 +11,7 @@ transformers, tokenizers, onnx, onnxscript, onnxruntime, openvino, nncf and ctra
 that are not installed, or that do not have the precision, are skipped with a reason.
 
     ours            the exported SavedModel, with tf.saved_model.load
+    litert          the file of export_litert (int8: dynamic), tokens and padding by bert_tf
     keras-nlp       a BertTextClassifier in a SavedModel, with 128 tokens (long texts: 512)
     transformers    on PyTorch, batches padded to their longest text
     onnxruntime, openvino    the same model, exported by PyTorch, dynamic shapes, same padding

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 NO_BFLOAT16 = "no bfloat16 on processors"
+QUANTIZED = {"float32": "none", "int8": "dynamic"}  # LiteRT files by precision.
 
 
 class Backend(NamedTuple):
@@ -29,6 +30,9 @@ class Backend(NamedTuple):
 
 BACKENDS = {
     "ours": Backend((), False),
+    "litert": Backend(
+        ("ai_edge_litert",), False, unsupported={"bfloat16": "export_litert has no bfloat16"}
+    ),
     "keras-nlp": Backend(("keras_nlp",), False),
     "transformers": Backend(("torch", "transformers")),
     "onnxruntime": Backend(

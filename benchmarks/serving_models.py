@@ -20,11 +20,13 @@ import numpy as np
 import safetensors.numpy
 import serving_texts
 import tensorflow as tf
+from serving_catalog import QUANTIZED
 from serving_process import MAX_LENGTH, plan_of_this_process
 
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
+from export.litert import write_litert
 from export.saved_model import write_saved_model
 from tasks.classification import ClassificationTask, TextClassifier
 from tasks.loading import load_model
@@ -60,6 +62,8 @@ def main(plan):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
     if "ours" in plan["backends"]:
         write_saved_model(model, directory / "ours", plan["precision"])
+    if "litert" in plan["backends"]:
+        write_litert(model, directory / "litert", quantize=QUANTIZED[plan["precision"]])
     write_huggingface(directory / "huggingface", pretrained, head)
     if "keras-nlp" in plan["backends"]:
         for length in (128, MAX_LENGTH):

@@ -37,6 +37,7 @@ def directories(tmp_path_factory):
     return make_directories(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.plots
 @pytest.mark.slow
 def test_it_learns_and_logs_metrics(directories, tmp_path):
     said = []
@@ -297,6 +298,7 @@ def test_several_steps_per_execution_equal_single_steps(directories, tmp_path, m
         assert line == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.plots
 @pytest.mark.slow
 def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monkeypatch):
     """Use ram://, TensorFlow's file system in memory, in place of gs://."""
