@@ -297,7 +297,8 @@ def optional_packages_hidden() -> Iterator[None]:
     were imported before are not hidden, and all can be imported after the block.
     """
     hidden = [name for name in _OPTIONAL_PACKAGES if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # An import of `None` fails.
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # Its import fails.
     try:
         yield
     finally:

@@ -54,7 +54,8 @@ def measure_processor(
 
 def _seconds(function: Callable[[], None]) -> float:
     """Return the median time of a call, after one that is not counted."""
-    times, start = [], time.perf_counter()
+    times: list[float] = []
+    start = time.perf_counter()
     while len(times) <= ROUNDS or time.perf_counter() - start < SECONDS:
         began = time.perf_counter()
         function()
