@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -208,32 +206,6 @@ def test_weights_that_do_not_fit_the_shards_are_rejected_in_one_line(
         recipe.pretrain(given(directories, tmp_path / "second", tmp_path / "first"))
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "second").exists()
-
-
-def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, monkeypatch):
-    shards = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "shards"))
-    read, sha256 = [], files.sha256
-    monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))
-
-    def shards_read(num_train_steps):
-        read.clear()
-        changes = {"num_train_steps": num_train_steps, "schedule": "constant"}
-        settings = settings_of({**directories, "shards": shards}, tmp_path / "run", **changes)
-        recipe.pretrain(settings)
-        return sorted(pathlib.Path(path).name for path in read if str(path).endswith(".tfrecord"))
-
-    names = [f"examples-0000{number}-of-00003.tfrecord" for number in range(3)]
-    assert shards_read(1) == names
-    assert shards_read(2) == []
-    os.utime(shards / names[1], ns=(0, 0))
-    assert shards_read(3) == [names[1]]
-    verified = tmp_path / "run" / "verified_shards.json"
-    verified.write_text(verified.read_text()[:-5])  # Damaged.
-    assert shards_read(4) == names
-    data = (shards / names[2]).read_bytes()
-    (shards / names[2]).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(UserError, match=f"{names[2]}: content was altered"):
-        shards_read(5)
 
 
 @pytest.mark.slow

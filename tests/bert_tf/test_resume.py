@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from bert_tf import UserError, ownership
+from bert_tf import UserError, files, ownership
 from bert_tf.checkpoints import CheckpointManager
 from bert_tf.model.fused_ops import MIN_WIDTH
 from bert_tf.pretraining import recipe
@@ -258,3 +258,29 @@ def test_killed_before_the_last_evaluation_a_run_evaluates_when_it_resumes(
         (2, True),
         (2, False),
     ]
+
+
+def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, monkeypatch):
+    shards = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "shards"))
+    read, sha256 = [], files.sha256
+    monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))
+
+    def shards_read(num_train_steps):
+        read.clear()
+        changes = {"num_train_steps": num_train_steps, "schedule": "constant"}
+        settings = settings_of({**directories, "shards": shards}, tmp_path / "run", **changes)
+        recipe.pretrain(settings)
+        return sorted(pathlib.Path(path).name for path in read if str(path).endswith(".tfrecord"))
+
+    names = [f"examples-0000{number}-of-00003.tfrecord" for number in range(3)]
+    assert shards_read(1) == names
+    assert shards_read(2) == []
+    os.utime(shards / names[1], ns=(0, 0))
+    assert shards_read(3) == [names[1]]
+    verified = tmp_path / "run" / "verified_shards.json"
+    verified.write_text(verified.read_text()[:-5])  # Damaged.
+    assert shards_read(4) == names
+    data = (shards / names[2]).read_bytes()
+    (shards / names[2]).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{names[2]}: content was altered"):
+        shards_read(5)
