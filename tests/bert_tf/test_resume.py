@@ -267,9 +267,8 @@ def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, mon
 
     def shards_read(num_train_steps):
         read.clear()
-        changes = {"num_train_steps": num_train_steps, "schedule": "constant"}
-        settings = settings_of({**directories, "shards": shards}, tmp_path / "run", **changes)
-        recipe.pretrain(settings)
+        with_copy = {**directories, "shards": shards}
+        recipe.pretrain(settings_of(with_copy, tmp_path / "run", num_train_steps=num_train_steps))
         return sorted(pathlib.Path(path).name for path in read if str(path).endswith(".tfrecord"))
 
     names = [f"examples-0000{number}-of-00003.tfrecord" for number in range(3)]
