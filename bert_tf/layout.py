@@ -49,7 +49,7 @@ def to_padded(
     }
 
 
-def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
+def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> dict[str, tf.Tensor]:
     """Convert packed sequences to the flat layout.
 
     T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
@@ -57,6 +57,7 @@ def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
     Args:
         packed: Packed sequences.
         vocabulary: Provides the id of [PAD].
+        exact_tokens: Up to this many tokens, T is not rounded up.
 
     Returns:
         Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
@@ -66,6 +67,7 @@ def to_flat(packed: Packed, vocabulary: Vocabulary) -> dict[str, tf.Tensor]:
         packed.segment_ids.flat_values,
         tf.cast(packed.input_ids.row_splits, tf.int32),
         vocabulary["[PAD]"],
+        exact_tokens,
     )
 
 
@@ -126,10 +128,11 @@ def flat_to_padded(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     }
 
 
-def _flat(input_ids, segment_ids, row_splits, pad_id):
+def _flat(input_ids, segment_ids, row_splits, pad_id, exact_tokens=0):
     """Return the flat layout of tokens without padding, completed to a bucket size."""
     count = tf.size(input_ids)
-    tail = [[0, round_up_to_bucket(count) - count]]
+    rounded = tf.where(count <= exact_tokens, count, round_up_to_bucket(count))
+    tail = [[0, rounded - count]]
     return {
         "input_ids": tf.pad(input_ids, tail, constant_values=pad_id),
         "segment_ids": tf.pad(segment_ids, tail),

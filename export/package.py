@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import fingerprint_pb2
 
 from export import warmup
 from export.model_card import model_card
-from export.served_products import PACKED_PRODUCT
+from export.served_products import FUSED_PRODUCT
 from export.signature_defs import read_signatures
 from export.signature_page import signature_page
 from export.signatures import Signature
@@ -75,7 +75,7 @@ def write_documents(
     """
     directory = pathlib.Path(directory)
     graph = (directory / "saved_model.pb").read_bytes()
-    is_packed = PACKED_PRODUCT.encode() in graph
+    is_packed = FUSED_PRODUCT.encode() in graph
     card = model_card(name, model, precision, is_packed, change)
     specs = model.serving.pipeline.signature_specs()
     for file_name, text in (

@@ -88,7 +88,7 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
         portable: Uses standard operations only.
     """
     pipeline = model.serving.pipeline
-    encoder = ServedEncoder(model.encoder, precision, has_packed_products() and not portable)
+    encoder = ServedEncoder(model.encoder, precision, portable or not has_packed_products())
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)

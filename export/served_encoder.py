@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from bert_tf.layout import MASKED_SCORE, FlatLayout, with_defaults
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.inference_norm import norm_by_moments, norm_of_inference
-from export.served_products import Dense, product
+from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments, norm_of_inference
+from export.internal_operations import layer_norm, softmax
+from export.served_products import Dense, Form, product
 
 # In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
 # suits all texts; a branch for short ones would save them 3 to 8% of the time, but hold a second
@@ -39,17 +40,19 @@ class ServedEncoder:
         encoder: The trained encoder, whose variables are used.
         precision: "float32"; "bfloat16" for matrix products in bfloat16; or "int8" for products of
             8-bit integers, with a scale per column of the weights and per call of the inputs.
-        is_packed: Whether products are packed, which int8 requires; see `has_packed_products`.
+        is_portable: Uses standard operations only, which int8 cannot. Otherwise internal ones of
+            TensorFlow for x86-64; see `has_packed_products`.
 
     Attributes:
         short_tokens: Up to this many tokens, a single sequence should be passed as `one_sequence`,
             whose static shape chooses another form of the graph. 0 if there is no such form.
     """
 
-    def __init__(self, encoder: Encoder, precision: str, is_packed: bool) -> None:
+    def __init__(self, encoder: Encoder, precision: str, is_portable: bool) -> None:
         self.config, self.embeddings = encoder.config, encoder.embeddings
-        self.precision, self.is_packed = precision, is_packed
-        self.short_tokens = SHORT_TOKENS if is_packed and precision == "float32" else 0
+        self.precision, self.is_portable = precision, is_portable
+        has_short_branch = precision == "float32" and not is_portable
+        self.short_tokens = SHORT_TOKENS if has_short_branch else 0
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
         self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.
@@ -90,8 +93,9 @@ class ServedEncoder:
 
     def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only):
         # In bfloat16 and int8 the packed form suits any number of rows.
-        is_packed = self.is_packed and (is_short or self.precision != "float32")
-        branch = _Branch(layout, is_short, is_packed, self.config, self.dtype)
+        is_packed = is_short or self.precision != "float32"
+        form = Form.STANDARD if self.is_portable else Form.PACKED if is_packed else Form.PLAIN
+        branch = _Branch(layout, is_short, form, self.config, self.dtype)
         embedded_TH = self.embeddings(
             layout.flatten(inputs["input_ids"]),
             layout.flatten(inputs["segment_ids"]),
@@ -170,13 +174,15 @@ class _Branch:
     Args:
         layout: Layout of the tokens.
         is_short: Whether there is one sequence of at most `SHORT_TOKENS`.
-        is_packed: Whether products are packed.
+        form: Form of the products. Attention and LayerNorm have standard operations with STANDARD,
+            otherwise internal ones.
         config: Configuration of the encoder.
         dtype: dtype of the products.
     """
 
-    def __init__(self, layout, is_short, is_packed, config, dtype):
-        self.layout, self.is_short, self.is_packed = layout, is_short, is_packed
+    def __init__(self, layout, is_short, form, config, dtype):
+        self.layout, self.is_short, self.form = layout, is_short, form
+        self.is_portable = form is Form.STANDARD
         self.config, self.dtype = config, dtype
         self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
         num_heads = config.num_attention_heads
@@ -187,6 +193,8 @@ class _Branch:
         self.vectors_BNL = [
             row_B1L + (part * num_heads + head_N)[:, tf.newaxis] for part in range(3)
         ]
+        # Once for all LayerNorms, since each operation counts for a single text.
+        self.is_few = tf.size(layout.row_T) * config.hidden_size < FEW_NUMBERS
         grid_TN = layout.text_T[:, tf.newaxis] * num_heads + head_N
         self.grid_TN = grid_TN * layout.length + layout.position_T[:, tf.newaxis]
 
@@ -209,11 +217,8 @@ class _Branch:
         # [CLS] is the first token of each sequence.
         queries = [index_BNL[:, :, :1] if cls_only else index_BNL]
         q_BNLD, k_BNLD, v_BNLD = (tf.gather(vectors, index) for index in queries + others)
-        scores_BNLL = tf.cast(tf.matmul(q_BNLD, k_BNLD, transpose_b=True), tf.float32)
-        scores_BNLL = scores_BNLL * self.head_size**-0.5 + self.layout.key_bias_B11L
-        probs_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)
-        context_BNLD = tf.matmul(probs_BNLL, v_BNLD)
-        if not (cls_only or self.is_packed):
+        context_BNLD = tf.matmul(self.attention_probs(q_BNLD, k_BNLD), v_BNLD)
+        if self.is_portable and not cls_only:
             # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
             return self.layout.merge_heads(context_BNLD)
         if not cls_only:
@@ -221,12 +226,32 @@ class _Branch:
             context_BNLD = tf.gather(vectors, self.grid_TN)
         return tf.reshape(context_BNLD, [-1, self.config.hidden_size])
 
+    def attention_probs(self, q_BNLD, k_BNLD):
+        """Return the attention probabilities, `(B, N, L, L)`, in the dtype of the products."""
+        scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
+        if self.is_portable:
+            # TensorFlow's own softmax would add up in bfloat16.
+            scores_BNLL = tf.cast(scores_BNLL, tf.float32)
+        bias_B11L = tf.cast(self.layout.key_bias_B11L, scores_BNLL.dtype)
+        scores_BNLL = scores_BNLL * self.head_size**-0.5 + bias_B11L
+        if self.is_portable:
+            return tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)
+        return softmax(scores_BNLL)
+
     def product(self, x_TH, dense, activation=None, residual=None):
         """Apply a dense layer, see `served_products.product`."""
-        return product(x_TH, dense, self.is_packed, activation, residual)
+        return product(x_TH, dense, self.form, activation, residual)
 
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""
-        function = norm_by_moments if self.is_short else norm_of_inference
         x_TH = tf.cast(x_TH, tf.float32)
-        return tf.cast(function(x_TH, norm.gamma, norm.beta, norm.epsilon), self.dtype)
+        arguments = (x_TH, norm.gamma, norm.beta, norm.epsilon)
+        if self.is_short:
+            normed_TH = norm_by_moments(*arguments)
+        elif self.is_portable:
+            normed_TH = norm_of_inference(*arguments)
+        else:
+            normed_TH = tf.cond(
+                self.is_few, lambda: norm_by_moments(*arguments), lambda: layer_norm(*arguments)
+            )
+        return tf.cast(normed_TH, self.dtype)

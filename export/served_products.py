@@ -10,6 +10,7 @@ one for int8 is not in 2.12). Portable graphs have standard operations instead.
 Shape suffixes: T rows, H inputs, F outputs of a product.
 """
 
+import enum
 from collections.abc import Sequence
 
 import keras
@@ -17,16 +18,26 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-PACKED_PRODUCT = "_MklNativeFusedMatMul"
+from export.internal_operations import ONEDNN_KERNEL, operation
+
+FUSED_PRODUCT = "_MklNativeFusedMatMul"
 INT8_PRODUCT = "_QuantizedMatMul"
 
 
-def has_packed_products(operation: str = PACKED_PRODUCT) -> bool:
+def has_packed_products(name: str = FUSED_PRODUCT) -> bool:
     """Whether this TensorFlow has a packed product, for a CPU, and there is no GPU."""
     if tf.config.list_logical_devices("GPU"):
         return False
-    registered = kernels.get_registered_kernels_for_op(operation).kernel
+    registered = kernels.get_registered_kernels_for_op(name).kernel
     return any(kernel.device_type == "CPU" for kernel in registered)
+
+
+class Form(enum.Enum):
+    """Form of a product in the graph."""
+
+    STANDARD = enum.auto()  # Standard operations.
+    PLAIN = enum.auto()  # One internal operation.
+    PACKED = enum.auto()  # The same with packed weights.
 
 
 class Dense:
@@ -66,7 +77,7 @@ class Dense:
 def product(
     x_TH: tf.Tensor,
     dense: Dense,
-    is_packed: bool,
+    form: Form,
     activation: str | None = None,
     residual: tf.Tensor | None = None,
 ) -> tf.Tensor:
@@ -75,7 +86,7 @@ def product(
     Args:
         x_TH: `(T, H)`, in the dtype of the result.
         dense: The weights.
-        is_packed: Whether the product is packed; those of 8-bit integers always are.
+        form: Form of the product; those of 8-bit integers are always packed.
         activation: "GeluExact", "GeluApproximate" or "Tanh".
         residual: `(T, F)`.
 
@@ -85,9 +96,10 @@ def product(
     bias = tf.constant(dense.bias, x_TH.dtype)
     if dense.kernel.dtype == tf.qint8:
         return _int8_product(x_TH, dense, bias, activation, residual)
-    if is_packed:
-        return _packed_product(x_TH, dense.kernel, bias, activation, residual)
-    # TensorFlow fuses these operations.
+    if form is not Form.STANDARD:
+        is_packed = form is Form.PACKED
+        return _fused_product(x_TH, dense.kernel, bias, activation, residual, is_packed)
+    # TensorFlow fuses these operations where it can prove their shapes.
     output_TF = tf.nn.bias_add(tf.matmul(x_TH, dense.kernel), bias)
     if residual is not None:
         return output_TF + residual
@@ -98,17 +110,17 @@ def product(
     return output_TF
 
 
-def _packed_product(x_TH, kernel, bias, activation, residual):
+def _fused_product(x_TH, kernel, bias, activation, residual, is_packed):
     addends = [bias] if residual is None else [bias, residual]
-    return _operation(
-        PACKED_PRODUCT,
+    return operation(
+        FUSED_PRODUCT,
         [x_TH, tf.convert_to_tensor(kernel), *addends],
         x_TH.dtype,
         T=x_TH.dtype,
         num_args=len(addends),
         fused_ops=_fused(activation, residual),
-        is_filter_const=True,
-        _kernel="MklNameChangeOp",  # The label under which the kernel is registered.
+        is_filter_const=is_packed,
+        _kernel=ONEDNN_KERNEL,
     )
 
 
@@ -128,7 +140,7 @@ def _int8_product(x_TH, dense, bias, activation, residual):
     if residual is not None:
         tensors.append(residual)
     ranges = [low, high, tf.constant(-dense.largest), tf.constant(dense.largest)]
-    return _operation(
+    return operation(
         INT8_PRODUCT,
         [*tensors, *ranges],
         tf.float32,
@@ -152,24 +164,3 @@ def _int8_product(x_TH, dense, bias, activation, residual):
 def _fused(activation, residual):
     added = [] if residual is None else ["Add"]
     return ["BiasAdd", *([activation] if activation else []), *added]
-
-
-def _operation(name, tensors, dtype, **attributes):
-    """Add an internal operation, which has no Python function, to the graph."""
-    graph = tf.compat.v1.get_default_graph()
-    values = {key: _attribute(value) for key, value in attributes.items()}
-    return graph.create_op(name, tensors, [dtype], name="product", attrs=values).outputs[0]
-
-
-def _attribute(value):
-    """Return the AttrValue of a bool, int, string, dtype, or list of strings or dtypes."""
-    attribute = tf.compat.v1.AttrValue
-    if isinstance(value, list):
-        strings = [text.encode() for text in value if isinstance(text, str)]
-        dtypes = [dtype.as_datatype_enum for dtype in value if isinstance(dtype, tf.DType)]
-        return attribute(list=attribute.ListValue(s=strings, type=dtypes))
-    if isinstance(value, tf.DType):
-        return attribute(type=value.as_datatype_enum)
-    if isinstance(value, str):
-        return attribute(s=value.encode())
-    return attribute(b=value) if isinstance(value, bool) else attribute(i=value)

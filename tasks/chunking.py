@@ -17,6 +17,9 @@ from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
 TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.
+# A chunk of up to this many tokens gets no padding. Each new number of tokens takes 1 to 3 ms more
+# once, for oneDNN's kernels, and a token of padding 0.15 to 0.25 ms each time in BERT-base.
+EXACT_TOKENS = 64
 MIN_TOKENS = 8  # Shorter sequences count as this many, for the overhead per row.
 BYTES_PER_CHUNK = MAX_BYTES  # Number of texts times the length of the longest, in bytes.
 MIN_BYTES = 2**8  # Shorter texts count as this many, for the overhead per row.
@@ -48,7 +51,7 @@ def run_in_chunks(
 
     def of_rows(row_r):
         of_chunk = [tf.gather(ragged, row_r) for ragged in (packed.input_ids, packed.segment_ids)]
-        return function(to_flat(Packed(*of_chunk), vocabulary))
+        return function(to_flat(Packed(*of_chunk), vocabulary, EXACT_TOKENS))
 
     def in_chunks():
         size_W = tf.maximum(packed.input_ids.row_lengths(), MIN_TOKENS)

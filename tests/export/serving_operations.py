@@ -46,8 +46,8 @@ LISTED = re.compile(
     r"Add\w*|Sub|Mul|Neg|RealDiv|Div\w*|Floor\w*|Maximum|Minimum|Square\w*|Sqrt|Rsqrt|Pow|Exp|Log\w*|"
     r"Erfc?|Tanh|Sigmoid|Relu|Abs|Sign|Round|Greater\w*|Less\w*|Equal|NotEqual|Bitwise\w+|"
     r"(Left|Right)Shift|All|Any|Max|Min|Mean|Prod|Sum|Arg\w+|Cumsum|Cumprod|\w*Bincount|MaxPool|"
-    r"(Unsorted)?Segment\w+|(Batch)?MatMul\w*|_MklNativeFusedMatMul|Einsum|BiasAdd|Softmax|"
-    r"FusedBatchNormV3"
+    r"(Unsorted)?Segment\w+|(Batch)?MatMul\w*|Einsum|BiasAdd|Softmax|FusedBatchNormV3|"
+    r"_MklNativeFusedMatMul|_MklSoftmax|_MklLayerNorm"
 )
 LEFT_OUT = re.compile("Sparse|Grad")
 # Attributes that older versions ignore with a log line, such as debug names of variables.

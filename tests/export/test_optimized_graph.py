@@ -9,6 +9,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.run import Run
+from export import served_encoder
 from export.saved_model import write_saved_model
 from tasks.classification import ClassificationTask
 from tasks.loading import load_model
@@ -16,9 +17,11 @@ from tests import small
 
 NUM_LAYERS = 3
 MATMUL = "_MklNativeFusedMatMul"
+# Enough for the LayerNorm kernel: these tokens of 12 numbers are more than FEW_NUMBERS.
+MANY_TEXTS, MANY_TOKENS = ["my app does not open !"] * 704, 5632
 
 
-def write_model(directory, config, vocabulary, hidden_act="gelu", portable=True):
+def write_model(directory, config, vocabulary, hidden_act="gelu", portable=False):
     """Write a SavedModel with random weights: TensorFlow would remove biases of 0."""
     config = dataclasses.replace(config, num_hidden_layers=NUM_LAYERS, hidden_act=hidden_act)
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
@@ -40,26 +43,31 @@ def session():
     return tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0}))
 
 
-def optimized(session, fetches, feeds):
-    """Return {(operation, *fused operations): count} of what a Session runs for the fetches."""
+def executed(session, fetches, feeds):
+    """Return {(operation, shape of its first output): count} of what a Session runs."""
     metadata = tf.compat.v1.RunMetadata()
-    options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
     session.run(fetches, feeds, options=options, run_metadata=metadata)
     return collections.Counter(
-        (node.op, *(name.decode() for name in node.attr["fused_ops"].list.s))
-        for graph in metadata.partition_graphs
-        for node in graph.node
+        (node.timeline_label.split(" = ")[-1].split("(")[0], shape(node.output))
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
     )
 
 
-def kernels(directory, signature):
-    """Return the kernels of a signature of a SavedModel, loaded like in TF Serving."""
+def shape(outputs):
+    if not outputs:
+        return None
+    return tuple(dim.size for dim in outputs[0].tensor_description.shape.dim)
+
+
+def kernels(directory, signature, texts):
+    """Return the `executed` kernels of a signature of a SavedModel, loaded like in TF Serving."""
     with tf.Graph().as_default(), session() as loaded:
         meta_graph = tf.compat.v1.saved_model.loader.load(loaded, ["serve"], str(directory))
         definition = meta_graph.signature_def[signature]
         fetches = {name: output.name for name, output in definition.outputs.items()}
-        texts = ["the bill", "my app does not open !"]
-        return optimized(loaded, fetches, {definition.inputs["text"].name: texts})
+        return executed(loaded, fetches, {definition.inputs["text"].name: texts})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,8 +76,8 @@ def onednn():
     with tf.Graph().as_default(), session() as plain:
         x = tf.compat.v1.placeholder(tf.float32, [None, 8])
         product = tf.nn.softmax(tf.matmul(x, tf.ones([8, 8])))
-        found = optimized(plain, product, {x: [[1.0] * 8]})
-    if not any(operation.startswith("_Mkl") for operation, *_ in found):
+        found = executed(plain, product, {x: [[1.0] * 8]})
+    if not any(operation.startswith("_Mkl") for operation, _ in found):
         pytest.skip("TensorFlow does not use oneDNN on this processor")
 
 
@@ -78,56 +86,64 @@ def model(tmp_path_factory, config, vocabulary):
     return write_model(tmp_path_factory.mktemp("optimized"), config, vocabulary)
 
 
+def without_norms(found, shape):
+    """Return how many sums of a shape were executed besides those of LayerNorms by formula."""
+    return found["AddV2", shape] - found["Rsqrt", (shape[0], 1)]
+
+
 @pytest.mark.parametrize("signature", ["serving_default", "embed"])
-def test_products_sums_and_norms_are_fused(model, signature):
-    found = kernels(model, signature)
-    # Where only [CLS] is read, the last attention has one output row per text, by a reshape that
-    # hides from TensorFlow that it has as many rows as the residual.
-    whole_layers = NUM_LAYERS - (signature == "serving_default")
-    assert found[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
-    assert found[MATMUL, "BiasAdd", "Add"] == NUM_LAYERS + whole_layers
-    assert found[("_MklLayerNorm",)] == 2 * NUM_LAYERS + 1
-    assert found["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scaled and masked scores.
+@pytest.mark.parametrize("texts", [MANY_TEXTS, ["the bill", "my app"]], ids=["many", "few"])
+def test_the_common_graph_has_fused_kernels(model, signature, texts, config):
+    found = kernels(model, signature, texts)
+    texts, tokens = (len(texts), MANY_TOKENS) if texts is MANY_TEXTS else (2, 8)
+    check_layers(found, signature, config, texts, tokens)
+    if texts == len(MANY_TEXTS):
+        whole_layers = NUM_LAYERS - (signature == "serving_default")
+        assert found["_MklLayerNorm", (tokens, config.hidden_size)] == 2 * whole_layers + 1
+        assert ("Rsqrt", (tokens, 1)) not in found
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+def test_a_short_text_has_fused_kernels(model, signature, config):
+    found = kernels(model, signature, ["the bill"])
+    check_layers(found, signature, config, texts=1, tokens=served_encoder.MIN_ROWS)
+
+
+def check_layers(found, signature, config, texts, tokens):
+    """Check that each product includes its bias, and its activation or residual."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    is_prediction = signature == "serving_default"
+    # Where only [CLS] is read, the last layer has one row per text.
+    whole = NUM_LAYERS - is_prediction
+    assert found[MATMUL, (tokens, 3 * hidden)] == NUM_LAYERS  # Queries, keys and values together.
+    assert found[MATMUL, (tokens, hidden)] == 2 * whole
+    assert found[MATMUL, (tokens, inner)] == whole
+    # With the pooler.
+    assert found[MATMUL, (texts, hidden)] == 2 * is_prediction + 1
+    # Embeddings of words, positions and segments.
+    assert without_norms(found, (tokens, hidden)) == 2
+    counts = collections.Counter()
+    for (operation, _), count in found.items():
+        counts[operation] += count
+    assert counts["_MklFusedBatchMatMulV2"] == NUM_LAYERS  # Scaled and masked scores.
+    assert counts["_MklBatchMatMulV2"] == NUM_LAYERS  # Probabilities times values.
     # One more turns logits into probabilities.
-    assert found[("_MklSoftmax",)] == NUM_LAYERS + (signature == "serving_default")
-    assert found[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities times values.
-    assert found[MATMUL, "BiasAdd", "Tanh"] == 1  # The pooler.
-    operations = {kernel[0] for kernel in found}
-    assert not operations & {"MatMul", "_MklMatMul", "BatchMatMulV2", "FusedBatchNormV3", "Erf"}
-    assert not operations & {"_MklNativeFusedBatchNormV3", "BiasAdd", "Erfc"}
-    # The graph also holds the plain formula of each norm, for few rows.
-    assert found[("Rsqrt",)] == found[("_MklLayerNorm",)]
-
-
-@pytest.mark.parametrize("signature", ["serving_default", "embed"])
-def test_a_short_text_has_a_branch_of_its_own(model, signature, tmp_path, config, vocabulary):
-    portable = kernels(model, signature)
-    found = kernels(write_model(tmp_path, config, vocabulary, portable=False), signature)
-    added = found - portable
-    assert not portable - found
-    # Queries, keys and values together; and the head.
-    assert added[MATMUL, "BiasAdd"] == NUM_LAYERS + (signature == "serving_default")
-    assert added[MATMUL, "BiasAdd", "GeluExact"] == NUM_LAYERS
-    assert added[MATMUL, "BiasAdd", "Add"] == 2 * NUM_LAYERS
-    assert added[MATMUL, "BiasAdd", "Tanh"] == 1
-    assert added["_MklFusedBatchMatMulV2", "Mul", "Add"] == NUM_LAYERS  # Scaled and masked scores.
-    assert added[("_MklSoftmax",)] == NUM_LAYERS
-    assert added[("_MklBatchMatMulV2",)] == NUM_LAYERS  # Probabilities times values.
-    operations = {kernel[0] for kernel in added}
-    assert not operations & {"_MklTranspose", "Transpose", "MatMul", "BiasAdd"}
+    assert counts["_MklSoftmax"] == NUM_LAYERS + is_prediction
+    assert not counts.keys() & {"MatMul", "_MklMatMul", "BatchMatMulV2", "Softmax"}
+    assert not counts.keys() & {"BiasAdd", "Erf", "Erfc", "Tanh", "FusedBatchNormV3"}
+    assert not counts.keys() & {"_MklTranspose", "_MklNativeFusedBatchNormV3"}
 
 
 @pytest.mark.slow
 def test_the_tanh_gelu_is_fused(tmp_path, config, vocabulary):
-    found = kernels(write_model(tmp_path, config, vocabulary, "gelu_new"), "serving_default")
-    assert found[MATMUL, "BiasAdd", "GeluApproximate"] == NUM_LAYERS
+    path = write_model(tmp_path, config, vocabulary, "gelu_new")
+    for texts in (["the bill"], ["the bill", "my app"]):
+        assert not any(operation == "Tanh" for operation, _ in kernels(path, "embed", texts))
 
 
 @pytest.mark.slow
-def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatch):
-    """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
-    from bert_tf.model import inference_norm
-
-    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm.norm_by_moments)
-    found = kernels(write_model(tmp_path, config, vocabulary), "serving_default")
-    assert found[("_MklLayerNorm",)] == 0 and found[("Rsqrt",)] > 0
+@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+def test_products_of_portable_graphs_are_fused(tmp_path, signature, config, vocabulary):
+    path = write_model(tmp_path, config, vocabulary, portable=True)
+    found = kernels(path, signature, ["the bill", "my app"])
+    assert {"MatMul", "_MklMatMul", "BiasAdd", "Erf"}.isdisjoint(name for name, _ in found)

@@ -36,9 +36,9 @@ def encoder(request, config):
     return make_encoder(config, small.random_weights(config, scale=0.1))
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "portable"])
-def is_packed(request):
-    if request.param and not has_packed_products():
+@pytest.fixture(params=[False, True], ids=["packed", "portable"])
+def is_portable(request):
+    if not request.param and not has_packed_products():
         pytest.skip("this TensorFlow has no packed products")
     return request.param
 
@@ -76,8 +76,8 @@ def outputs_of(encoder, vocabulary, **options):
         pytest.param({"output_hidden_states": True}, marks=pytest.mark.slow),
     ],
 )
-def test_outputs_equal_those_of_the_trained_encoder(encoder, is_packed, options, vocabulary):
-    served = ServedEncoder(encoder, "float32", is_packed)
+def test_outputs_equal_those_of_the_trained_encoder(encoder, is_portable, options, vocabulary):
+    served = ServedEncoder(encoder, "float32", is_portable)
     expected = outputs_of(encoder, vocabulary, **options)
     actual = outputs_of(served, vocabulary, **options)
     assert actual.keys() == expected.keys()
@@ -87,8 +87,8 @@ def test_outputs_equal_those_of_the_trained_encoder(encoder, is_packed, options,
 
 
 @pytest.mark.slow
-def test_bfloat16_is_near(encoder, is_packed, vocabulary):
-    served = ServedEncoder(encoder, "bfloat16", is_packed)
+def test_bfloat16_is_near(encoder, is_portable, vocabulary):
+    served = ServedEncoder(encoder, "bfloat16", is_portable)
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
     for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
         assert 0 < np.abs(values - expected[key]).max() < 0.1
@@ -101,7 +101,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
         pytest.skip("this TensorFlow has no packed products")
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
     monkeypatch.setattr(served_encoder, "norm_by_moments", lambda x, *rest: x * 0)
-    served = ServedEncoder(encoder, "float32", True)
+    served = ServedEncoder(encoder, "float32", is_portable=False)
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
@@ -149,7 +149,7 @@ def test_int8_is_near(encoder, vocabulary):
     if not has_packed_products(INT8_PRODUCT):
         pytest.skip("this TensorFlow has no products of 8-bit integers")
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
-    served = ServedEncoder(encoder, "int8", True)
+    served = ServedEncoder(encoder, "int8", is_portable=False)
     for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
         assert 0 < np.abs(values - expected[key]).max() < 0.2
 
@@ -168,7 +168,7 @@ def test_packed_products_need_a_kernel_and_no_gpu(monkeypatch):
 
 
 def test_portable_graphs_have_standard_operations(encoder, vocabulary):
-    served = ServedEncoder(encoder, "float32", False)
+    served = ServedEncoder(encoder, "float32", is_portable=True)
     inputs = to_flat(random_texts([3], encoder.config), vocabulary)
     graph = tf.function(lambda inputs: served(inputs)).get_concrete_function(inputs).graph
     operations = {node.op for node in graph.as_graph_def().node}
@@ -187,7 +187,7 @@ from tests.bert_tf.test_encoder import make_encoder
 sizes = {"vocab_size": 30, "hidden_size": 768, "num_attention_heads": 12}
 config = BertConfig(num_hidden_layers=1, **sizes)
 encoder = make_encoder(config, small.random_weights(config, scale=0.1))
-served = ServedEncoder(encoder, "float32", True)
+served = ServedEncoder(encoder, "float32", is_portable=False)
 specs = dict.fromkeys(("input_ids", "segment_ids"), tf.TensorSpec([None], tf.int32))
 specs["row_splits"] = tf.TensorSpec([2], tf.int32)
 encode = tf.function(lambda inputs: served(inputs), input_signature=[specs])
