@@ -51,6 +51,21 @@ def test_a_single_short_sequence_has_a_branch_of_its_own(lengths):
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize(("lengths", "rows"), [([3], 3), ([5, 6], 11), ([5, 7], 16)])
+def test_a_chunk_of_few_tokens_has_no_padding(lengths, rows, monkeypatch):
+    """Expect a bucket size of 16 for more than EXACT_TOKENS."""
+    monkeypatch.setattr(chunking, "EXACT_TOKENS", 11)
+
+    def function(inputs):
+        count = tf.size(inputs["input_ids"])
+        return {"rows": tf.fill([tf.size(inputs["row_splits"]) - 1], count)}
+
+    traced = tf.function(
+        lambda: chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0}), autograph=False
+    )
+    assert traced()["rows"].numpy().tolist() == [rows] * len(lengths)
+
+
 @pytest.mark.parametrize("lengths", [[], [8], [3, 8, 1, 1, 8], [2] * 33])
 def test_chunks_have_the_outputs_of_the_complete_batch(lengths, monkeypatch):
     expected = run(lengths, ["sum"])["sum"]
