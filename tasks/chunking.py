@@ -17,8 +17,8 @@ from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
 TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.
-# A chunk of up to this many tokens gets no padding. Each new number of tokens takes 1 to 3 ms more
-# once, for oneDNN's kernels, and a token of padding 0.15 to 0.25 ms each time in BERT-base.
+# A chunk of up to this many tokens gets no padding. In BERT-base a new number of tokens takes 1 to
+# 3 ms more once, for oneDNN's kernels, and two tokens of padding take 0.3 ms in each call.
 EXACT_TOKENS = 64
 MIN_TOKENS = 8  # Shorter sequences count as this many, for the overhead per row.
 BYTES_PER_CHUNK = MAX_BYTES  # Number of texts times the length of the longest, in bytes.
