@@ -12,7 +12,7 @@ from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 
 from bert_tf.layout import to_flat
-from bert_tf.model import fused_ops
+from bert_tf.model import fused_kernels
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
@@ -25,7 +25,7 @@ from tasks.pipeline import Pipeline
 
 
 def uniform_mask(shape, rate, seed):
-    """Return a dropout mask from Philox numbers; replaces fused_ops.dropout_mask."""
+    """Return a dropout mask from Philox numbers; replaces fused_kernels.dropout_mask."""
     return tf.random.stateless_uniform(shape, seed, alg="philox") >= rate
 
 
@@ -35,7 +35,7 @@ def measure(backend, directory, recipe, trainings, output, keeps_losses):
     With `keeps_losses`, records contain the losses of all steps.
     """
     if backend == "uniform":
-        fused_ops.dropout_mask = uniform_mask
+        fused_kernels.dropout_mask = uniform_mask
     directory, strategy = pathlib.Path(directory), make_strategy("none")
     source = read_pretrained(str(directory / "encoder"))
     task = ClassificationTask.from_data(

@@ -1,16 +1,19 @@
 """Process of planner.py that sends requests to a SavedModel, with few imports."""
 
+# ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
+
 import os
 import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from bert_tf.command import optional_packages_hidden
+from bert_tf.command import import_tensorflow
 
-with optional_packages_hidden():  # As in the commands.
-    import tensorflow as tf
-    import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
+import_tensorflow()  # As in the commands.
+
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
 
 
 def send(directory, texts, batch):

@@ -3,6 +3,8 @@
 Each function is called in a separate process and returns metrics.
 """
 
+# ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
+
 import itertools
 import json
 import math
@@ -13,12 +15,12 @@ import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-from bert_tf.command import optional_packages_hidden
+from bert_tf.command import import_tensorflow
 
-with optional_packages_hidden():  # As in the commands.
-    import keras
-    import tensorflow as tf
+import_tensorflow()  # As in the commands.
 
+import keras
+import tensorflow as tf
 from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, summary, timed
 
 from bert_tf.config import BertConfig

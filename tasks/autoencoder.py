@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import bert_tf.train.optimizer  # noqa: F401  Registers AdamW for loading compiled models.
 from bert_tf.config import BertConfig
+from bert_tf.model.dense import dense
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import dense
 from tasks.pooling import mean_of_tokens
 
 INNER_SIZE = 256

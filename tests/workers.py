@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from bert_tf.checkpoints import read
-from bert_tf.model.fused_ops import MIN_WIDTH
+from bert_tf.model.fused_kernels import MIN_WIDTH
 from bert_tf.run import Run
 from tests.conftest import ROOT
 from tests.corpus import config_of, write_shards

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from bert_tf.command import import_tensorflow, optional_packages_hidden
+from bert_tf.command import import_tensorflow
 from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
 
@@ -81,8 +81,7 @@ def _start(job, num_threads):
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"
     try:
-        with optional_packages_hidden():
-            import_tensorflow()
+        import_tensorflow()
         _write = job.open()
     except UserError as error:  # The pool would only report that it is broken.
         _user_error = error

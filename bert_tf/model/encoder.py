@@ -16,6 +16,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
+from bert_tf.model.dense import dense, linear
 from bert_tf.weights.sources import read_pretrained
 
 
@@ -74,7 +75,7 @@ class Encoder(keras.layers.Layer):
             )
             for index in range(self.config.num_hidden_layers)
         ]
-        self.pooler = layers.dense(
+        self.pooler = dense(
             self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh"
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
@@ -217,7 +218,7 @@ class Encoder(keras.layers.Layer):
 
         Uses `linear` because the dense layer's own bias gradient loses precision in bfloat16.
         """
-        return self.pooler.activation(layers.linear(first_BH, self.pooler, seed))
+        return self.pooler.activation(linear(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
         """Stop the gradient of `hidden_TH` at the output of the highest frozen layer."""

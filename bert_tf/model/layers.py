@@ -10,6 +10,7 @@ dropout_id, so no two of them draw the same mask. Variables, LayerNorm statistic
 float32 under every dtype policy; `compute_dtype` is the dtype of the matrix products.
 """
 
+import functools
 from typing import Any
 
 import keras
@@ -18,89 +19,8 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.layout import Layout
 from bert_tf.model import fused_ops
+from bert_tf.model.dense import activation_linear, dense, initializer, linear
 from bert_tf.model.inference_norm import norm_of_inference
-
-
-def initializer(config: BertConfig) -> keras.initializers.Initializer:
-    """Return a new truncated normal initializer with the configured standard deviation.
-
-    Create one per weight: a shared instance would repeat its draw.
-    """
-    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
-
-
-def dense(
-    config: BertConfig,
-    units: int,
-    name: str,
-    dtype: str | keras.DTypePolicy,
-    activation: str | None = None,
-) -> keras.layers.Dense:
-    """Return a Keras `Dense` layer with BERT's kernel initializer."""
-    return keras.layers.Dense(
-        units, activation=activation, kernel_initializer=initializer(config), dtype=dtype, name=name
-    )
-
-
-def linear(x_TH: tf.Tensor, layer: keras.layers.Dense, seed: tf.Tensor | None) -> tf.Tensor:
-    """Apply a dense layer without its activation.
-
-    In inference TensorFlow fuses the matrix product with the bias.
-
-    Args:
-        x_TH: `(T, H)`, in the compute dtype.
-        layer: Built dense layer with kernel `(H, F)`.
-        seed: Dropout seed; anything but `None` marks training.
-
-    Returns:
-        `(T, F)`, in the compute dtype.
-    """
-    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-    output_TF = tf.matmul(x_TH, kernel)
-    if seed is not None and output_TF.dtype == tf.bfloat16:
-        # On a CPU the gradient of bias_add accumulates in bfloat16, where 256 + 1 is 256. The
-        # gradient of a plain addition is a reduce_sum, which accumulates in float32.
-        return output_TF + bias
-    return tf.nn.bias_add(output_TF, bias)
-
-
-def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
-    """Apply the configured GELU (Hendrycks & Gimpel 2016), elementwise.
-
-    Args:
-        x_TF: `(T, F)`.
-        config: Its `hidden_act` selects "gelu" (erf) or "gelu_new" (tanh approximation).
-        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
-
-    Returns:
-        Tensor shaped like `x_TF`, of the same dtype.
-    """
-    approximate = config.hidden_act == "gelu_new"
-    if seed is None:
-        return tf.nn.gelu(x_TF, approximate=approximate)
-    return fused_ops.gelu(x_TF, approximate)
-
-
-def activation_linear(
-    x_TF: tf.Tensor, layer: keras.layers.Dense, config: BertConfig, seed: tf.Tensor | None
-) -> tf.Tensor:
-    """Apply `activation`, then `linear`: the second half of the feed-forward network.
-
-    In training the activation's output is not stored for the backward pass.
-
-    Args:
-        x_TF: `(T, F)`, in the compute dtype.
-        layer: Built dense layer with kernel `(F, H)`.
-        config: As in `activation`.
-        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
-
-    Returns:
-        `(T, H)`, in the compute dtype.
-    """
-    if seed is None:
-        return linear(activation(x_TF, config, seed), layer, seed)
-    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-    return fused_ops.gelu_linear(x_TF, kernel, bias, config.hidden_act == "gelu_new")
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -147,6 +67,42 @@ class LayerNorm(keras.layers.Layer):
             return fused_ops.norm(x_TH, gamma, beta, self.epsilon)
         return fused_ops.dropout_add_norm(
             x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, dropout_id
+        )
+
+    def with_linear(
+        self,
+        x_TH: tf.Tensor,
+        residual_TH: tf.Tensor,
+        layer: keras.layers.Dense,
+        rate: float,
+        seed: tf.Tensor | None,
+        dropout_id: int,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Apply LayerNorm, then `linear`. In training LayerNorm's output is not stored.
+
+        Args:
+            x_TH: As in `call`, like the next argument.
+            residual_TH: `(T, H)`.
+            layer: Built dense layer with kernel `(H, F)`.
+            rate: As in `call`, like the arguments after it.
+            seed: Dropout seed, or `None` in inference.
+            dropout_id: Identifies this dropout among those of a step.
+
+        Returns:
+            The output of LayerNorm, `(T, H)`, and that of the dense layer, `(T, F)`.
+        """
+        if seed is None:
+            normed_TH = self(x_TH, residual_TH=residual_TH)
+            return normed_TH, linear(normed_TH, layer, seed)
+        weights = (self.gamma, self.beta, layer.kernel, layer.bias)
+        return fused_ops.dropout_add_norm_linear(
+            x_TH,
+            residual_TH,
+            *(tf.convert_to_tensor(weight) for weight in weights),
+            self.epsilon,
+            rate,
+            seed,
+            dropout_id,
         )
 
     def _of_inference(self, x_TH):
@@ -279,23 +235,28 @@ class SelfAttention(keras.layers.Layer):
         probs_BNLL = tf.nn.softmax(
             tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
         )
-        if seed is None:
-            context_BNLD = tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD)
-        else:
-            context_BNLD = fused_ops.attention_context(
-                q_BNLD,
-                k_BNLD,
-                v_BNLD,
-                layout.key_bias_B11L,
-                self.config.attention_probs_dropout_prob,
-                seed,
-                self.dropout_id,
-            )
         if cls_only:
-            context_TH = tf.reshape(context_BNLD, [-1, self.config.hidden_size])
+            merge = functools.partial(tf.reshape, shape=[-1, self.config.hidden_size])
+            merge_gradient = functools.partial(tf.reshape, shape=[-1, num_heads, 1, head_size])
         else:
-            context_TH = layout.merge_heads(context_BNLD)
-        return linear(context_TH, self.output_dense, seed), probs_BNLL
+            merge = layout.merge_heads
+            merge_gradient = functools.partial(layout.merge_heads_gradient, num_heads=num_heads)
+        if seed is None:
+            context_TH = merge(tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD))
+            return linear(context_TH, self.output_dense, seed), probs_BNLL
+        return fused_ops.attention_linear(
+            q_BNLD,
+            k_BNLD,
+            v_BNLD,
+            tf.convert_to_tensor(self.output_dense.kernel),
+            tf.convert_to_tensor(self.output_dense.bias),
+            layout.key_bias_B11L,
+            merge,
+            merge_gradient,
+            self.config.attention_probs_dropout_prob,
+            seed,
+            self.dropout_id,
+        ), probs_BNLL
 
 
 class TransformerLayer(keras.layers.Layer):
@@ -359,10 +320,9 @@ class TransformerLayer(keras.layers.Layer):
         # The residual connection has to match the attention output.
         if cls_only:
             hidden_TH = layout.cls_vectors(hidden_TH)
-        hidden_TH = self.attention_norm(
-            attended_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 1
+        hidden_TH, inner_TF = self.attention_norm.with_linear(
+            attended_TH, hidden_TH, self.intermediate, rate, seed, self.dropout_id + 1
         )
-        inner_TF = linear(hidden_TH, self.intermediate, seed)
         output_TH = activation_linear(inner_TF, self.output_dense, self.config, seed)
         hidden_TH = self.output_norm(
             output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 2

@@ -11,8 +11,9 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.model.dense import activation, dense, initializer, linear
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.layers import LayerNorm, activation, dense, initializer, linear
+from bert_tf.model.layers import LayerNorm
 from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
 
 LOSSES = {"masked_lm": vocab_cross_entropy, "next_sentence": softmax_cross_entropy}

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_tf.model.fused_ops import MIN_WIDTH
+from bert_tf.model.fused_kernels import MIN_WIDTH
 
 NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")

@@ -4,19 +4,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model import fused_ops
+from bert_tf.model import fused_kernels, fused_ops
 
 SEED = tf.constant([7, 5], tf.int64)
 RATE = 0.1
 # Tolerances for values and gradients of a few units; bfloat16 has 8 bits.
 TOLERANCES = {tf.float32: 2e-5, tf.bfloat16: 2e-2}
 # Narrow matrices use the plain formula.
-WIDTHS = pytest.mark.parametrize("width", [3, fused_ops.MIN_WIDTH + 1])
+WIDTHS = pytest.mark.parametrize("width", [3, fused_kernels.MIN_WIDTH + 1])
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
 def plain_dropout(x, rate, dropout_id):
-    keep = fused_ops.dropout_mask(tf.shape(x), rate, SEED + tf.constant([0, dropout_id], tf.int64))
+    keep = fused_kernels.dropout_mask(
+        tf.shape(x), rate, SEED + tf.constant([0, dropout_id], tf.int64)
+    )
     return tf.where(keep, x / (1 - rate), 0.0)
 
 
@@ -27,6 +29,20 @@ def plain_norm(x, gamma, beta, epsilon):
 
 def normal(shape, dtype=tf.float32, seed=0):
     return tf.cast(np.random.default_rng(seed).normal(size=shape) * 1.5, dtype)
+
+
+def merge(context):
+    """Merge heads `(B, N, L, D)` into `(B * L, N * D)`."""
+    return tf.reshape(
+        tf.transpose(context, [0, 2, 1, 3]), [-1, context.shape[1] * context.shape[3]]
+    )
+
+
+def split_like(context):
+    """Return the function that splits the output of `merge` into heads again."""
+    batch, heads, length, head_size = context.shape
+    grid = [batch, length, heads, head_size]
+    return lambda merged: tf.transpose(tf.reshape(merged, grid), [0, 2, 1, 3])
 
 
 def values_and_gradients(function, arguments, upstream):
@@ -84,7 +100,7 @@ def test_gelu(dtype, approximate, width):
 
 @DTYPES
 @pytest.mark.parametrize("rate", [0.0, RATE])
-@pytest.mark.parametrize(("rows", "width"), [(1, 3), (37, 3), (37, fused_ops.MIN_WIDTH + 1)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (37, 3), (37, fused_kernels.MIN_WIDTH + 1)])
 def test_dropout_add_norm(dtype, rate, rows, width):
     shape = [rows, width]
     gamma, beta = normal(shape[1:], seed=2), normal(shape[1:], seed=3)
@@ -141,26 +157,54 @@ def test_gelu_linear(dtype, approximate, width):
 
 
 @DTYPES
+@WIDTHS
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_dropout_add_norm_linear(dtype, rate, width):
+    """Use both outputs, with different weights; a small gamma would be lost in a division."""
+    shape = [300, width]
+    gamma, beta = normal([width], seed=2) * [1e-4, *[1] * (width - 1)], normal([width], seed=3)
+    kernel, bias = normal([width, 2], dtype, seed=4) / width, normal([2], dtype, seed=5)
+    arguments = [normal(shape, dtype), normal(shape, dtype, seed=1), gamma, beta, kernel, bias]
+
+    def plain(x, residual, gamma, beta, kernel, bias):
+        summed = (plain_dropout(x, rate, 3) if rate else x) + residual
+        if dtype == tf.bfloat16:
+            summed = summed + tf.stop_gradient(tf.cast(tf.cast(summed, dtype), tf.float32) - summed)
+        normed = plain_norm(summed, gamma, beta, 0.01)
+        return tf.concat([normed, normed @ kernel + bias], axis=1)
+
+    def kernel_of(*arguments):
+        outputs = fused_ops.dropout_add_norm_linear(*arguments, 0.01, rate, SEED, 3)
+        return tf.concat(outputs, axis=1)
+
+    assert_like_plain(kernel_of, plain, arguments, [300, width + 2], dtype)
+
+
+@DTYPES
 @pytest.mark.parametrize("rate", [0.0, RATE])
 @pytest.mark.parametrize("head_size", [4, 64])
-def test_attention_context(dtype, rate, head_size):
-    """Mask 4 of 9 tokens of one text in a batch of two."""
-    shape = [2, 3, 9, head_size]
+def test_attention_linear(dtype, rate, head_size):
+    """Mask 4 of 9 tokens of one text in a batch of two, with a product of 12 outputs."""
+    shape, hidden = [2, 3, 9, head_size], 3 * head_size
     queries, keys, values = (normal(shape, dtype, seed=number) for number in range(3))
-    bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
+    kernel, bias = normal([hidden, 12], dtype, seed=3) / hidden, normal([12], dtype, seed=4)
+    key_bias = tf.where(tf.sequence_mask([9, 5]), 0.0, -1e9)[:, tf.newaxis, tf.newaxis]
 
-    def plain(queries, keys, values):
+    def plain(queries, keys, values, kernel, bias):
         scores = tf.matmul(queries, keys, transpose_b=True)
-        probs = tf.nn.softmax(scores * head_size**-0.5 + bias)
-        return (plain_dropout(probs, rate, 2) if rate else probs) @ values
+        probs = tf.nn.softmax(scores * head_size**-0.5 + key_bias)
+        context = (plain_dropout(probs, rate, 2) if rate else probs) @ values
+        return merge(context) @ kernel + bias
 
-    def kernel(queries, keys, values):
-        return fused_ops.attention_context(queries, keys, values, bias, rate, SEED, 2)
+    def fused(*arguments):
+        options = (key_bias, merge, split_like(queries), rate, SEED, 2)
+        return fused_ops.attention_linear(*arguments, *options)
 
-    assert_like_plain(kernel, plain, [queries, keys, values], shape, dtype)
+    assert_like_plain(fused, plain, [queries, keys, values, kernel, bias], [18, 12], dtype)
     of_masked = tf.concat([values[:, :, :5], values[:, :, 5:] + 1000], axis=2)
     np.testing.assert_array_equal(
-        kernel(queries, keys, values)[1], kernel(queries, keys, of_masked)[1]
+        fused(queries, keys, values, kernel, bias)[9:],
+        fused(queries, keys, of_masked, kernel, bias)[9:],
     )
 
 
@@ -193,7 +237,7 @@ def test_cross_entropy(width):
 
 
 def mask(seed, shape=(400, 500), rate=RATE):
-    return fused_ops.dropout_mask(tf.constant(shape), rate, tf.constant(seed, tf.int64)).numpy()
+    return fused_kernels.dropout_mask(tf.constant(shape), rate, tf.constant(seed, tf.int64)).numpy()
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
@@ -208,7 +252,7 @@ def test_the_dropout_rate_holds_everywhere(rate):
 def test_each_entry_is_dropped_equally_often_over_many_steps():
     """Check that the counts vary neither more nor less than by chance."""
     shape, steps = [32, 384], 252
-    keeps = tf.function(lambda seed: fused_ops.dropout_mask(tf.constant(shape), RATE, seed))
+    keeps = tf.function(lambda seed: fused_kernels.dropout_mask(tf.constant(shape), RATE, seed))
     counts = np.zeros(shape)
     for step in range(steps):
         counts += ~keeps(tf.constant([1, step * STEP + 1], tf.int64)).numpy()
@@ -278,17 +322,22 @@ def test_results_are_equal_in_an_xla_compiled_function():
     gamma, beta = tf.ones(128), tf.zeros(128)
 
     def step(x):
-        y = fused_ops.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
+        square = normal([128, 128], seed=8) / 16
+        y, more = fused_ops.dropout_add_norm_linear(
+            x, residual, gamma, beta, square, beta, 1e-6, RATE, SEED, 1
+        )
+        y = fused_ops.dropout_add_norm(y, more, gamma, beta, 1e-6, RATE, SEED, 4)
         y = fused_ops.gelu(fused_ops.dropout(y, RATE, SEED, 2), False)
         y = fused_ops.gelu_linear(y, normal([128, 128], seed=5) / 16, beta, False)
         queries = tf.tile(tf.reshape(y, [9, 2, 8, 8]), [1, 1, 1, 8])
         keys, values = (normal([9, 2, 8, 64], seed=number) for number in (7, 6))
-        return fused_ops.attention_context(
-            queries, keys, values, tf.zeros([9, 1, 1, 8]), RATE, SEED, 3
+        key_bias = tf.zeros([9, 1, 1, 8])
+        return fused_ops.attention_linear(
+            queries, keys, values, square, beta, key_bias, merge, split_like(keys), RATE, SEED, 3
         )
 
     def gradients(x):
-        return values_and_gradients_in_graph(step, [x], normal([9, 2, 8, 64], seed=4))
+        return values_and_gradients_in_graph(step, [x], normal([72, 128], seed=4))
 
     complete = tf.function(gradients, jit_compile=True)(x)
     for one, other in zip(complete, tf.function(gradients)(x), strict=True):

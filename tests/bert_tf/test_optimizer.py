@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.fused_ops import MIN_WIDTH
+from bert_tf.model.fused_kernels import MIN_WIDTH
 from bert_tf.train.optimizer import adamw_update
 
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.layout import infer_layout
-from bert_tf.model.layers import Embeddings, LayerNorm, dense, linear
+from bert_tf.model.dense import dense, linear
+from bert_tf.model.layers import Embeddings, LayerNorm
 from bert_tf.pretraining import recipe
 from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision

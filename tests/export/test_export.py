@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.layout import to_flat
-from bert_tf.model import fused_ops
+from bert_tf.model import fused_kernels
 from export import parity_cases, served_encoder
 from export.local_client import LocalClient
 from export.publishing import publish, versions
@@ -59,7 +59,7 @@ def models(run_dir, tmp_path_factory, run_command):
 @pytest.mark.parametrize("training", [False, True])
 def test_training_kernels_are_in_no_served_graph(trained, config, vocabulary, training):
     """Use a model wide enough for them; its training graph is the negative control."""
-    config = dataclasses.replace(config, hidden_size=fused_ops.MIN_WIDTH, num_attention_heads=2)
+    config = dataclasses.replace(config, hidden_size=fused_kernels.MIN_WIDTH, num_attention_heads=2)
     model = trained.task.build_model(config)
     pipeline = Pipeline(trained.task, Tokenizer(vocabulary, True), model)
     texts = tf.constant(["the bill"])

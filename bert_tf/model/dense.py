@@ -1,0 +1,95 @@
+"""Dense layers with BERT's initializer and activation, on flattened tokens.
+
+Shape suffixes: T flattened tokens, H input size, F output size; `activation_linear` has the
+feed-forward size F as input.
+
+`seed` is the dropout seed, or `None` for inference.
+"""
+
+import keras
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.model import fused_ops
+
+
+def initializer(config: BertConfig) -> keras.initializers.Initializer:
+    """Return a new truncated normal initializer with the configured standard deviation.
+
+    Create one per weight: a shared instance would repeat its draw.
+    """
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+def dense(
+    config: BertConfig,
+    units: int,
+    name: str,
+    dtype: str | keras.DTypePolicy,
+    activation: str | None = None,
+) -> keras.layers.Dense:
+    """Return a Keras `Dense` layer with BERT's kernel initializer."""
+    return keras.layers.Dense(
+        units, activation=activation, kernel_initializer=initializer(config), dtype=dtype, name=name
+    )
+
+
+def linear(x_TH: tf.Tensor, layer: keras.layers.Dense, seed: tf.Tensor | None) -> tf.Tensor:
+    """Apply a dense layer without its activation.
+
+    In inference TensorFlow fuses the matrix product with the bias.
+
+    Args:
+        x_TH: `(T, H)`, in the compute dtype.
+        layer: Built dense layer with kernel `(H, F)`.
+        seed: Dropout seed; anything but `None` marks training.
+
+    Returns:
+        `(T, F)`, in the compute dtype.
+    """
+    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
+    output_TF = tf.matmul(x_TH, kernel)
+    if seed is not None and output_TF.dtype == tf.bfloat16:
+        # On a CPU the gradient of bias_add accumulates in bfloat16, where 256 + 1 is 256. The
+        # gradient of a plain addition is a reduce_sum, which accumulates in float32.
+        return output_TF + bias
+    return tf.nn.bias_add(output_TF, bias)
+
+
+def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
+    """Apply the configured GELU (Hendrycks & Gimpel 2016), elementwise.
+
+    Args:
+        x_TF: `(T, F)`.
+        config: Its `hidden_act` selects "gelu" (erf) or "gelu_new" (tanh approximation).
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+
+    Returns:
+        Tensor shaped like `x_TF`, of the same dtype.
+    """
+    approximate = config.hidden_act == "gelu_new"
+    if seed is None:
+        return tf.nn.gelu(x_TF, approximate=approximate)
+    return fused_ops.gelu(x_TF, approximate)
+
+
+def activation_linear(
+    x_TF: tf.Tensor, layer: keras.layers.Dense, config: BertConfig, seed: tf.Tensor | None
+) -> tf.Tensor:
+    """Apply `activation`, then `linear`: the second half of the feed-forward network.
+
+    In training the activation's output is not stored for the backward pass.
+
+    Args:
+        x_TF: `(T, F)`, in the compute dtype.
+        layer: Built dense layer with kernel `(F, H)`.
+        config: As in `activation`.
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+
+    Returns:
+        `(T, H)`, in the compute dtype.
+    """
+    if seed is None:
+        return linear(activation(x_TF, config, seed), layer, seed)
+    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
+    return fused_ops.gelu_linear(x_TF, kernel, bias, config.hidden_act == "gelu_new")
