@@ -6,6 +6,7 @@ not all of them in bfloat16. In the graph itself they do not depend on that.
 Shape suffixes: T flattened tokens, H hidden size.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,29 @@ def layer_norm(x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: 
     """Return LayerNorm(x), float32 `(T, H)` like its input."""
     tensors = [x_TH, tf.constant(gamma_H), tf.constant(beta_H)]
     return operation("_MklLayerNorm", tensors, tf.float32, T=tf.float32, epsilon=epsilon)
+
+
+def checked_for_bfloat16(values: tf.Tensor) -> tf.Tensor:
+    """Return the values, or fail when the graph runs on a processor without bfloat16.
+
+    oneDNN has it with AVX-512. Without, a product in bfloat16 would end the process: TensorFlow
+    does not catch its exception, but that of softmax.
+    """
+    with tf.name_scope("bfloat16_needs_AVX512_or_an_export_with_portable"):
+        check = softmax(tf.zeros([1, 1], tf.bfloat16))
+    # The softmax of a single number is 1. TensorFlow would remove a control dependency on it.
+    return values * tf.cast(check[0, 0], values.dtype)
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether this processor can run internal operations in bfloat16."""
+    function = tf.function(lambda: checked_for_bfloat16(tf.constant(1)), autograph=False)
+    try:
+        function()
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def operation(

@@ -21,7 +21,7 @@ from bert_tf.files import sync
 from bert_tf.progress import Progress
 from export import metric_gate, package, parity, staging
 from export.saved_model import write_saved_model
-from export.served_products import INT8_PRODUCT, has_packed_products
+from export.served_products import has_packed_products
 from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.task_model import TaskModel
@@ -75,7 +75,7 @@ def publish(
     paths.check_local("output_dir", os.fspath(output_dir))
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
-    if precision == "int8" and (portable or not has_packed_products(INT8_PRODUCT)):
+    if precision == "int8" and (portable or not has_packed_products("int8")):
         raise UserError(
             "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "
             "portable graph; export float32 or bfloat16 instead"

@@ -88,7 +88,8 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
         portable: Uses standard operations only.
     """
     pipeline = model.serving.pipeline
-    encoder = ServedEncoder(model.encoder, precision, portable or not has_packed_products())
+    is_portable = portable or not has_packed_products(precision)
+    encoder = ServedEncoder(model.encoder, precision, is_portable)
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from bert_tf.layout import MASKED_SCORE, FlatLayout, with_defaults
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments, norm_of_inference
-from export.internal_operations import layer_norm, softmax
+from export.internal_operations import checked_for_bfloat16, layer_norm, softmax
 from export.served_products import Dense, Form, product
 
 # In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
@@ -96,8 +96,11 @@ class ServedEncoder:
         is_packed = is_short or self.precision != "float32"
         form = Form.STANDARD if self.is_portable else Form.PACKED if is_packed else Form.PLAIN
         branch = _Branch(layout, is_short, form, self.config, self.dtype)
+        input_ids = layout.flatten(inputs["input_ids"])
+        if self.dtype == tf.bfloat16 and not self.is_portable:
+            input_ids = checked_for_bfloat16(input_ids)
         embedded_TH = self.embeddings(
-            layout.flatten(inputs["input_ids"]),
+            input_ids,
             layout.flatten(inputs["segment_ids"]),
             layout=layout,
         )

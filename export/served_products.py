@@ -18,18 +18,27 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from export.internal_operations import ONEDNN_KERNEL, operation
+from export.internal_operations import ONEDNN_KERNEL, has_bfloat16, operation
 
 FUSED_PRODUCT = "_MklNativeFusedMatMul"
 INT8_PRODUCT = "_QuantizedMatMul"
+# Largest integer of a weight. Without VNNI oneDNN adds two products of inputs 0 to 255 and weights
+# in 16 bits: up to 2 * 255 * 64 fit, those of larger weights are cut off without an error.
+MAX_WEIGHT = 64
 
 
-def has_packed_products(name: str = FUSED_PRODUCT) -> bool:
-    """Whether this TensorFlow has a packed product, for a CPU, and there is no GPU."""
+def has_packed_products(precision: str) -> bool:
+    """Whether this TensorFlow has packed products, for this CPU, and there is no GPU.
+
+    Args:
+        precision: "float32", "bfloat16" or "int8".
+    """
     if tf.config.list_logical_devices("GPU"):
         return False
+    name = INT8_PRODUCT if precision == "int8" else FUSED_PRODUCT
     registered = kernels.get_registered_kernels_for_op(name).kernel
-    return any(kernel.device_type == "CPU" for kernel in registered)
+    has_kernel = any(kernel.device_type == "CPU" for kernel in registered)
+    return has_kernel and (precision != "bfloat16" or has_bfloat16())
 
 
 class Form(enum.Enum):
@@ -48,7 +57,7 @@ class Dense:
 
     Args:
         layers: Keras layers with the same input.
-        dtype: dtype of the kernel; tf.qint8 for integers -127 to 127, scaled per column.
+        dtype: dtype of the kernel; tf.qint8 for integers up to MAX_WEIGHT, scaled per column.
         rows: Number of rows of zeros below the kernel.
         columns: Number of columns of zeros to the right of kernel and bias.
     """
@@ -67,8 +76,9 @@ class Dense:
         kernel = np.pad(kernel, [(0, rows), (0, columns)])
         self.bias = np.pad(bias, (0, columns))
         if dtype == tf.qint8:
-            self.largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
-            integers = np.round(kernel / self.largest * 127).astype(np.int8)
+            largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
+            self.range = largest * (127 / MAX_WEIGHT)
+            integers = np.round(kernel / self.range * 127).astype(np.int8)
             self.kernel = tf.Variable(tf.bitcast(integers, dtype), trainable=False)
         else:
             self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
@@ -139,7 +149,7 @@ def _int8_product(x_TH, dense, bias, activation, residual):
     tensors = [rounded_TH, tf.convert_to_tensor(dense.kernel), bias]
     if residual is not None:
         tensors.append(residual)
-    ranges = [low, high, tf.constant(-dense.largest), tf.constant(dense.largest)]
+    ranges = [low, high, tf.constant(-dense.range), tf.constant(dense.range)]
     return operation(
         INT8_PRODUCT,
         [*tensors, *ranges],

@@ -10,7 +10,7 @@ import export
 from bert_tf import UserError
 from export import LocalClient, metric_gate
 from export.saved_model import served_pipeline
-from export.served_products import INT8_PRODUCT, has_packed_products
+from export.served_products import has_packed_products
 from tasks import TextClassifier, load_model
 from tests.small import TEXTS
 
@@ -19,7 +19,7 @@ ROWS = [(text, label) for label, texts in TEXTS.items() for text in texts]
 
 @pytest.fixture(scope="module", autouse=True)
 def int8():
-    if not has_packed_products(INT8_PRODUCT):
+    if not has_packed_products("int8"):
         pytest.skip("this TensorFlow has no products of 8-bit integers")
 
 
