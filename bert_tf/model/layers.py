@@ -11,6 +11,7 @@ float32 under every dtype policy; `compute_dtype` is the dtype of the matrix pro
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -94,11 +95,13 @@ class LayerNorm(keras.layers.Layer):
         if seed is None:
             normed_TH = self(x_TH, residual_TH=residual_TH)
             return normed_TH, linear(normed_TH, layer, seed)
-        weights = (self.gamma, self.beta, layer.kernel, layer.bias)
         return fused_ops.dropout_add_norm_linear(
             x_TH,
             residual_TH,
-            *(tf.convert_to_tensor(weight) for weight in weights),
+            tf.convert_to_tensor(self.gamma),
+            tf.convert_to_tensor(self.beta),
+            tf.convert_to_tensor(layer.kernel),
+            tf.convert_to_tensor(layer.bias),
             self.epsilon,
             rate,
             seed,
@@ -235,12 +238,11 @@ class SelfAttention(keras.layers.Layer):
         probs_BNLL = tf.nn.softmax(
             tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
         )
+        merge: Callable[[tf.Tensor], tf.Tensor] = layout.merge_heads
+        merge_gradient = functools.partial(layout.merge_heads_gradient, num_heads=num_heads)
         if cls_only:
             merge = functools.partial(tf.reshape, shape=[-1, self.config.hidden_size])
             merge_gradient = functools.partial(tf.reshape, shape=[-1, num_heads, 1, head_size])
-        else:
-            merge = layout.merge_heads
-            merge_gradient = functools.partial(layout.merge_heads_gradient, num_heads=num_heads)
         if seed is None:
             context_TH = merge(tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD))
             return linear(context_TH, self.output_dense, seed), probs_BNLL

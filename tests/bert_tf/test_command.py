@@ -1,6 +1,9 @@
 """Start and end of commands: exit statuses, one-line errors, flags checked before TensorFlow."""
 
+import ctypes
 import dataclasses
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -218,6 +221,50 @@ def test_a_command_imports_keras_without_its_optional_packages():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "True []\n3\n" and not done.stderr
+
+
+@pytest.mark.parametrize("opts", [None, "0"])
+def test_a_command_uses_onednn_unless_the_environment_decides(opts):
+    code = (
+        "import os\nfrom bert_tf import command\n"
+        "command._NVIDIA_DEVICE = '/no/such/device'\ncommand.import_tensorflow()\n"
+        "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+        "command._NVIDIA_DEVICE = '/'\nos.environ.pop('TF_ENABLE_ONEDNN_OPTS', None)\n"
+        "command.import_tensorflow()\nprint(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+    )
+    environment = {name: os.environ[name] for name in os.environ if "ONEDNN" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment if opts is None else {**environment, "TF_ENABLE_ONEDNN_OPTS": opts},
+        capture_output=True,
+        text=True,
+    )
+    expected = opts or ("1" if platform.machine() == "x86_64" else None)
+    assert done.stdout.split() == [str(expected), "None"]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="not glibc")
+@pytest.mark.parametrize("given", [None, "3"])
+def test_threads_of_a_command_share_arenas(given):
+    code = (
+        "import ctypes, threading\nfrom bert_tf import command\ncommand._limit_arenas()\n"
+        "libc, barrier = ctypes.CDLL(None), threading.Barrier(9)\n"
+        "def allocate():\n    libc.malloc(100)\n    barrier.wait()\n    barrier.wait()\n"
+        "for _ in range(8): threading.Thread(target=allocate).start()\n"
+        "barrier.wait()\nlibc.malloc_stats()\nbarrier.wait()\n"
+    )
+    environment = {name: os.environ[name] for name in os.environ if name != "MALLOC_ARENA_MAX"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment if given is None else {**environment, "MALLOC_ARENA_MAX": given},
+        capture_output=True,
+        text=True,
+    )
+    arenas = done.stderr.count("Arena ")
+    limit = max(1, len(os.sched_getaffinity(0)) // 2) if given is None else int(given)
+    assert arenas == min(limit, 9)  # The main thread has one too.
 
 
 def test_packages_that_were_imported_before_are_not_hidden(monkeypatch):
