@@ -15,7 +15,7 @@ from bert_tf.config import BertConfig
 _FLOAT32 = 4
 # Memory of a process beside its tensors, measured with TensorFlow 2.21 on x86-64: imports and the
 # runtime, and the graph and kernels of each layer.
-PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 740_000_000, 30_000_000
+PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 700_000_000, 30_000_000
 # Bytes per weight of served models: matrices of the layers, and all others.
 _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "int8": (1, 4)}
 
@@ -103,8 +103,8 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     table = config.vocab_size * hidden * _FLOAT32
     pairs = round(sizes.examples * sizes.attention_length**2)
     probabilities = pairs * config.num_attention_heads * width
-    # Q, K, V, context, and input and output of both LayerNorms: T x H each; input of GELU: T x F.
-    layer = tokens * (8 * hidden + inner) * width
+    # Q, K, V, inputs of both LayerNorms and the layer's output: T x H each; input of GELU: T x F.
+    layer = tokens * (6 * hidden + inner) * width
     if sizes.gradient_checkpointing:
         activations = sizes.trained_layers * tokens * hidden * width + layer
     else:

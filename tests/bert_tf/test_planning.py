@@ -47,21 +47,18 @@ TINY = BertConfig(
     max_position_embeddings=12,
 )
 LARGE = dataclasses.replace(MODEL_SIZES["large"], vocab_size=30_522)
-# Peak memory in MB of a process that repeats a pretraining step, on an AMD EPYC with AVX-512:
-# layers, hidden size, examples, tokens, precision, gradient checkpointing.
+# Peak memory in MB of a process that repeats a pretraining step, on an AMD EPYC with AVX2: layers,
+# hidden size, examples, tokens, precision, gradient checkpointing.
 MEASURED = {
-    (2, 128, 8, 128, "float32", False): 1072,
-    (6, 256, 8, 128, "float32", False): 1372,
-    (6, 256, 32, 128, "float32", False): 1801,
-    (6, 256, 8, 512, "float32", False): 1955,
-    (6, 512, 16, 128, "float32", False): 1995,
-    (6, 512, 16, 128, "bfloat16", False): 1936,
-    (6, 512, 16, 128, "float32", True): 1812,
-    (12, 768, 8, 128, "float32", False): 3324,
-    (12, 768, 8, 128, "bfloat16", False): 3238,
-    (12, 768, 8, 512, "float32", False): 5218,
-    (12, 768, 8, 512, "float32", True): 3868,
-    (24, 1024, 2, 128, "float32", False): 7145,
+    (2, 128, 8, 128, "float32", False): 875,
+    (6, 256, 8, 128, "float32", False): 1100,
+    (6, 256, 32, 128, "float32", False): 1445,
+    (6, 256, 8, 512, "float32", False): 1539,
+    (6, 384, 8, 128, "float32", False): 1338,
+    (6, 512, 16, 128, "float32", False): 1695,
+    (6, 512, 16, 128, "float32", True): 1552,
+    (12, 768, 8, 128, "float32", False): 2983,
+    (12, 768, 8, 512, "float32", False): 4670,
 }
 
 
@@ -86,7 +83,7 @@ def test_parameters_are_those_of_the_models():
 
 def test_memory_of_a_small_step_by_hand():
     memory = step_memory(StepSizes(TINY, examples=2, length=4, predictions=1))
-    layer = (8 * 8 + 16) * 8 * 4
+    layer = (6 * 8 + 16) * 8 * 4
     assert memory["activations"] == 3 * layer + 8 * 8 * 12
     assert memory["logits over the vocabulary"] == 2 * 2 * 50 * 4
     assert memory["weights"] == 4 * count_parameters(TINY) == memory["AdamW moments"] // 2
@@ -108,7 +105,7 @@ def test_recomputed_layers_keep_their_inputs_only():
 def test_memory_is_near_the_measured_peak(point):
     sizes = sizes_of(*point)
     estimated = (step_memory(sizes)["peak"] + process_memory(sizes.config)) / 1e6
-    assert estimated == pytest.approx(MEASURED[point], rel=0.15)
+    assert estimated == pytest.approx(MEASURED[point], rel=0.1)
 
 
 @pytest.mark.parametrize(("device", "precision", "length", "published"), PUBLISHED)
