@@ -35,8 +35,8 @@ def checked_for_bfloat16(values: tf.Tensor) -> tf.Tensor:
     """
     with tf.name_scope("bfloat16_needs_AVX512_or_an_export_with_portable"):
         check = softmax(tf.zeros([1, 1], tf.bfloat16))
-    # The softmax of a single number is 1. TensorFlow would remove a control dependency on it.
-    return values * tf.cast(check[0, 0], values.dtype)
+    # Always 1, but TensorFlow does not know that. It would remove a control dependency.
+    return values * tf.cast(check[0, 0] > 0, values.dtype)
 
 
 @functools.cache
