@@ -8,6 +8,8 @@ step that is compiled as one (on a TPU, under Keras `fit`) the kernels are inlin
 XLA compiles a kernel per shape, which takes some tenths of a second. Bucketing keeps the number of
 shapes small (bert_tf.bucketing), and models narrower than any published one run uncompiled.
 
+Each kernel is called with the width as an additional first argument, see `fused_op`.
+
 Dropout masks are a hash of (seed, index). The backward pass recomputes them, so they are never
 stored. `seed` is an int64 pair.
 """

@@ -127,6 +127,25 @@ def test_flat_and_padded_gradients_are_equal(deep_config, vocabulary, lengths, t
             np.testing.assert_array_equal(mine[vocabulary["[PAD]"]], 0)
 
 
+@pytest.mark.parametrize("layout", [to_padded, to_flat])
+def test_the_cls_token_alone_has_the_gradients_of_all_tokens(config, vocabulary, layout):
+    config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder = make_encoder(config, small.random_weights(config))
+    inputs = layout(random_texts([5, 1, 9], config), vocabulary)
+
+    @tf.function(autograph=False)
+    def gradients(pooled_only):
+        with tf.GradientTape() as tape:
+            pooled_BH = encoder(inputs, training=True, pooled_only=pooled_only)["pooled"]
+            loss = tf.reduce_sum(pooled_BH * tf.range(pooled_BH.shape[-1], dtype=tf.float32))
+        return tape.gradient(loss, encoder.trainable_variables)
+
+    for mine, theirs in zip(gradients(True), gradients(False), strict=True):
+        reference.assert_equal(
+            tf.convert_to_tensor(mine).numpy(), tf.convert_to_tensor(theirs).numpy(), 2
+        )
+
+
 def test_padding_tokens_affect_nothing(config, vocabulary):
     encoder = make_encoder(config, small.random_weights(config))
     inputs = to_flat(random_texts([3, 7, 1], config), vocabulary)
