@@ -223,6 +223,16 @@ def test_a_command_imports_keras_without_its_optional_packages():
     assert done.stdout == "True []\n3\n" and not done.stderr
 
 
+def run_code(code, name, value):
+    """Run Python code with a variable of the environment set, or unset with `None`."""
+    environment = {key: kept for key, kept in os.environ.items() if key != name}
+    if value is not None:
+        environment[name] = value
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
 @pytest.mark.parametrize("opts", [None, "0"])
 def test_a_command_uses_onednn_unless_the_environment_decides(opts):
     code = (
@@ -232,14 +242,7 @@ def test_a_command_uses_onednn_unless_the_environment_decides(opts):
         "command._NVIDIA_DEVICE = '/'\nos.environ.pop('TF_ENABLE_ONEDNN_OPTS', None)\n"
         "command.import_tensorflow()\nprint(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
     )
-    environment = {name: os.environ[name] for name in os.environ if "ONEDNN" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment if opts is None else {**environment, "TF_ENABLE_ONEDNN_OPTS": opts},
-        capture_output=True,
-        text=True,
-    )
+    done = run_code(code, "TF_ENABLE_ONEDNN_OPTS", opts)
     expected = opts or ("1" if platform.machine() == "x86_64" else None)
     assert done.stdout.split() == [str(expected), "None"]
 
@@ -254,15 +257,7 @@ def test_threads_of_a_command_share_arenas(given):
         "for _ in range(8): threading.Thread(target=allocate).start()\n"
         "barrier.wait()\nlibc.malloc_stats()\nbarrier.wait()\n"
     )
-    environment = {name: os.environ[name] for name in os.environ if name != "MALLOC_ARENA_MAX"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment if given is None else {**environment, "MALLOC_ARENA_MAX": given},
-        capture_output=True,
-        text=True,
-    )
-    arenas = done.stderr.count("Arena ")
+    arenas = run_code(code, "MALLOC_ARENA_MAX", given).stderr.count("Arena ")
     limit = max(1, len(os.sched_getaffinity(0)) // 2) if given is None else int(given)
     assert arenas == min(limit, 9)  # The main thread has one too.
 
