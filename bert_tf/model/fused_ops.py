@@ -290,5 +290,9 @@ def _at(seed, dropout_id):
 
 
 def _like(value, source):
-    """Set the static shape of `source`; kernels know only the rank."""
-    return tf.ensure_shape(value, source.shape)
+    """Set the static shape of `source`; kernels know only the rank.
+
+    XLA would make a dynamic size of tf.ensure_shape.
+    """
+    value.set_shape(source.shape)
+    return value

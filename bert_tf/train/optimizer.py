@@ -350,9 +350,11 @@ def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, 
     """
     handles = (weights_at, m_at, v_at)
     weights, m, v = (
-        tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), shape)
-        for handle in handles
+        tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles
     )
+    for value in (weights, m, v):
+        # XLA would make a dynamic size of tf.ensure_shape.
+        value.set_shape(shape)
     factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
     gradient *= factor
     m = beta_1 * m + (1 - beta_1) * gradient
