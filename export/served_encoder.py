@@ -190,15 +190,12 @@ class _Branch:
         self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
         num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // num_heads
-        head_N = tf.range(num_heads)
         # Each token has 3 * N vectors (D,): those of queries, keys and values.
-        row_B1L = layout.row_BL[:, tf.newaxis] * (3 * num_heads)
-        self.vectors_BNL = [
-            row_B1L + (part * num_heads + head_N)[:, tf.newaxis] for part in range(3)
-        ]
+        vector_3N = tf.reshape(tf.range(3 * num_heads), [3, 1, num_heads, 1])
+        self.vectors_3BNL = layout.row_BL[:, tf.newaxis] * (3 * num_heads) + vector_3N
         # Once for all LayerNorms, since each operation counts for a single text.
         self.is_few = tf.size(layout.row_T) * config.hidden_size < FEW_NUMBERS
-        grid_TN = layout.text_T[:, tf.newaxis] * num_heads + head_N
+        grid_TN = layout.text_T[:, tf.newaxis] * num_heads + tf.range(num_heads)
         self.grid_TN = grid_TN * layout.length + layout.position_T[:, tf.newaxis]
 
     def transformer_layer(self, hidden_TH, layer, cls_only):
@@ -216,10 +213,13 @@ class _Branch:
     def context(self, projected_T3H, cls_only):
         """Return the sums of values weighted by attention, `(T, H)`, or `(B, H)`."""
         vectors = tf.reshape(projected_T3H, [-1, self.head_size])
-        index_BNL, *others = self.vectors_BNL
-        # [CLS] is the first token of each sequence.
-        queries = [index_BNL[:, :, :1] if cls_only else index_BNL]
-        q_BNLD, k_BNLD, v_BNLD = (tf.gather(vectors, index) for index in queries + others)
+        if cls_only:
+            # [CLS] is the first token of each sequence.
+            q_BNLD = tf.gather(vectors, self.vectors_3BNL[0, :, :, :1])
+            k_BNLD, v_BNLD = tf.unstack(tf.gather(vectors, self.vectors_3BNL[1:]))
+        else:
+            # The parts of one gather share its memory.
+            q_BNLD, k_BNLD, v_BNLD = tf.unstack(tf.gather(vectors, self.vectors_3BNL))
         context_BNLD = tf.matmul(self.attention_probs(q_BNLD, k_BNLD), v_BNLD)
         if self.is_portable and not cls_only:
             # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
