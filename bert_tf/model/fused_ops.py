@@ -16,6 +16,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from bert_tf.model import fused_kernels as kernels
+from bert_tf.model.inference_norm import is_for_xla
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) -> tf.Tensor:
@@ -290,9 +291,11 @@ def _at(seed, dropout_id):
 
 
 def _like(value, source):
-    """Set the static shape of `source`; kernels know only the rank.
-
-    XLA would make a dynamic size of tf.ensure_shape.
-    """
-    value.set_shape(source.shape)
-    return value
+    """Set the static shape of `source`; kernels know only the rank."""
+    if is_for_xla():
+        # XLA would make a dynamic size of tf.ensure_shape.
+        value.set_shape(source.shape)
+        return value
+    # TensorFlow does not see a shape that is only set in Python when it optimizes the graph. Without
+    # this operation, the last bits of gradients differed between runs.
+    return tf.ensure_shape(value, source.shape)
