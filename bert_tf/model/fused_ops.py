@@ -296,6 +296,6 @@ def _like(value, source):
         # XLA would make a dynamic size of tf.ensure_shape.
         value.set_shape(source.shape)
         return value
-    # TensorFlow does not see a shape that is only set in Python when it optimizes the graph. Without
+    # TensorFlow's optimizations of the graph do not see a shape that is only set in Python. Without
     # this operation, the last bits of gradients differed between runs.
     return tf.ensure_shape(value, source.shape)
