@@ -16,7 +16,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from bert_tf.model import fused_kernels as kernels
-from bert_tf.model.inference_norm import is_for_xla
+from bert_tf.model.inference_norm import is_compiled
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) -> tf.Tensor:
@@ -292,7 +292,7 @@ def _at(seed, dropout_id):
 
 def _like(value, source):
     """Set the static shape of `source`; kernels know only the rank."""
-    if is_for_xla():
+    if is_compiled():
         # XLA would make a dynamic size of tf.ensure_shape.
         value.set_shape(source.shape)
         return value

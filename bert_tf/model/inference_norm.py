@@ -18,7 +18,7 @@ def norm_of_inference(
     arguments = (x_TH, gamma_H, beta_H, epsilon)
     # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and XLA
     # computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
-    if tf.config.list_logical_devices("GPU") or is_for_xla():
+    if tf.config.list_logical_devices("GPU") or _is_for_xla():
         return norm_by_moments(*arguments)
     normed_TH = tf.cond(
         tf.size(x_TH) < FEW_NUMBERS,
@@ -58,7 +58,11 @@ def _norm_as_one_kernel(x_TH, gamma_H, beta_H, epsilon):
     return tf.reshape(normed_1TH1, tf.shape(x_TH)) * gamma_H + beta_H
 
 
-def is_for_xla() -> bool:
-    """Return True if the current graph is compiled by XLA (jit_compile, set_jit or a TPU)."""
-    graph = tf.compat.v1.get_default_graph()
-    return bool(tf.config.optimizer.get_jit()) or GraphOrParentsInXlaContext(graph)
+def is_compiled() -> bool:
+    """Return True if XLA compiles the current graph as a whole (jit_compile or a TPU)."""
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def _is_for_xla():
+    """Return True if XLA compiles the current graph, or parts of it (set_jit)."""
+    return bool(tf.config.optimizer.get_jit()) or is_compiled()
