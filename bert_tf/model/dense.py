@@ -6,6 +6,8 @@ feed-forward size F as input.
 `seed` is the dropout seed, or `None` for inference.
 """
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
@@ -34,26 +36,41 @@ def dense(
     )
 
 
-def linear(x_TH: tf.Tensor, layer: keras.layers.Dense, seed: tf.Tensor | None) -> tf.Tensor:
+def linear(
+    x_TH: tf.Tensor,
+    layer: keras.layers.Dense,
+    seed: tf.Tensor | None,
+    recompute_x: fused_ops.Recompute | None = None,
+) -> tf.Tensor:
     """Apply a dense layer without its activation.
-
-    In inference TensorFlow fuses the matrix product with the bias.
 
     Args:
         x_TH: `(T, H)`, in the compute dtype.
         layer: Built dense layer with kernel `(H, F)`.
-        seed: Dropout seed; anything but `None` marks training.
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+        recompute_x: Computes `x_TH` again in the backward pass of training, which does not keep it
+            then. Defaults to keeping it.
 
     Returns:
         `(T, F)`, in the compute dtype.
     """
-    kernel, bias = tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-    output_TF = tf.matmul(x_TH, kernel)
-    if seed is not None and output_TF.dtype == tf.bfloat16:
-        # On a CPU the gradient of bias_add accumulates in bfloat16, where 256 + 1 is 256. The
-        # gradient of a plain addition is a reduce_sum, which accumulates in float32.
-        return output_TF + bias
-    return tf.nn.bias_add(output_TF, bias)
+    return linears(x_TH, [layer], seed, recompute_x)[0]
+
+
+def linears(
+    x_TH: tf.Tensor,
+    layers: Sequence[keras.layers.Dense],
+    seed: tf.Tensor | None,
+    recompute_x: fused_ops.Recompute | None = None,
+) -> list[tf.Tensor]:
+    """Return the results of `linear` for several layers with the same input."""
+    kernels = [tf.convert_to_tensor(layer.kernel) for layer in layers]
+    biases = [tf.convert_to_tensor(layer.bias) for layer in layers]
+    if seed is not None:
+        return fused_ops.linears(x_TH, kernels, biases, recompute_x)
+    # TensorFlow fuses each product with its bias.
+    weights = zip(kernels, biases, strict=True)
+    return [tf.nn.bias_add(tf.matmul(x_TH, kernel), bias) for kernel, bias in weights]
 
 
 def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:

@@ -186,7 +186,7 @@ class Encoder(keras.layers.Layer):
             seed=seed,
         )
         hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
-        outputs, attentions = [hidden_TH], []
+        outputs, attentions, recompute_hidden = [hidden_TH], [], None
         for number, layer in enumerate(self.transformer, start=1):
             # The pooler reads [CLS] only, so the last layer need not compute other tokens.
             cls_only = pooled_only and layer is self.transformer[-1]
@@ -197,7 +197,9 @@ class Encoder(keras.layers.Layer):
                 hidden_of = functools.partial(_hidden_of, layer, options)
                 hidden_TH = tf.recompute_grad(hidden_of)(hidden_TH)
             else:
-                hidden_TH, probs_BNLL = layer(hidden_TH, **options)
+                hidden_TH, probs_BNLL, recompute_hidden = layer(
+                    hidden_TH, recompute_hidden=recompute_hidden, **options
+                )
                 attentions.append(probs_BNLL)
             hidden_TH = self._without_gradient_if_frozen(hidden_TH, number)
             outputs.append(hidden_TH)
@@ -231,5 +233,5 @@ class Encoder(keras.layers.Layer):
 
 
 def _hidden_of(layer, options, hidden_TH):
-    """Return the hidden states of a layer without its attention probabilities."""
+    """Return the hidden states of a layer alone."""
     return layer(hidden_TH, **options)[0]

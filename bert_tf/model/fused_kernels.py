@@ -99,18 +99,17 @@ def gelu(x: tf.Tensor, *, approximate: bool) -> tf.Tensor:
 
 
 @fused_op
-def gelu_gradient(x: tf.Tensor, upstream: tf.Tensor, *, approximate: bool) -> Tensors:
-    """Return gelu(x), which costs little here, and the gradient of x."""
-    dtype, x, wide = x.dtype, tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
+def gelu_gradient(x: tf.Tensor, upstream: tf.Tensor, *, approximate: bool) -> tf.Tensor:
+    """Return the gradient of x."""
+    x, wide = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
     if approximate:
         tanh = tf.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x))
-        cdf = 0.5 * (1 + tanh)
         inner = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x * x)
-        slope = cdf + 0.5 * x * (1 - tanh * tanh) * inner
+        slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
     else:
         cdf = 0.5 * (1 + tf.math.erf(x * _SQRT_HALF))
         slope = cdf + x * tf.exp(-0.5 * x * x) * _DENSITY_AT_0
-    return tf.cast(x * cdf, dtype), tf.cast(wide * slope, upstream.dtype)
+    return tf.cast(wide * slope, upstream.dtype)
 
 
 @fused_op
@@ -217,9 +216,10 @@ def softmax_dropout_gradient(
     """Return the output of `softmax_dropout`, which costs little here, and the scores' gradient."""
     dtype, probs = scores.dtype, _softmax(scores, bias, factor)
     dropped = _scaled(probs, rate, seed)
-    grad_probs = _scaled(upstream, rate, seed)
-    along = tf.reduce_sum(grad_probs * probs, -1, keepdims=True)
-    return tf.cast(dropped, dtype), tf.cast(factor * probs * (grad_probs - along), dtype)
+    # Equals probs * (gradient of probs), since dropout scales both alike.
+    products = dropped * tf.cast(upstream, tf.float32)
+    along = tf.reduce_sum(products, -1, keepdims=True)
+    return tf.cast(dropped, dtype), tf.cast(factor * (products - probs * along), dtype)
 
 
 @fused_op

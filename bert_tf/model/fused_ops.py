@@ -1,8 +1,7 @@
 """Operations of training with gradients of their own, made of fused kernels and matrix products.
 
 What the backward pass can compute again at little cost is not stored for it: dropout masks, the
-outputs of GELU, attention scores and contexts, and inputs of products that are outputs of LayerNorm
-within a layer.
+outputs of GELU, attention scores and contexts, and outputs of LayerNorm that only products read.
 
 Each dropout of a step has its own `dropout_id`, which is added to the second number of the seed, an
 int64 pair.
@@ -11,12 +10,15 @@ Inference does not use this module: TensorFlow fuses its operations by itself, a
 have to be able to run them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from bert_tf.model import fused_kernels as kernels
 from bert_tf.model.inference_norm import is_compiled
+
+# Computes a tensor again in the backward pass.
+Recompute = Callable[[], tf.Tensor]
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) -> tf.Tensor:
@@ -48,7 +50,7 @@ def gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
     @tf.custom_gradient
     def activated(x):
         def gradient(upstream):
-            _, grad_x = kernels.gelu_gradient(x.shape[-1], x, upstream, approximate=approximate)
+            grad_x = kernels.gelu_gradient(x.shape[-1], x, upstream, approximate=approximate)
             return _like(grad_x, x)
 
         return _like(kernels.gelu(x.shape[-1], x, approximate=approximate), x), gradient
@@ -76,16 +78,60 @@ def gelu_linear(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, approximate: b
         inner = _like(kernels.gelu(x.shape[-1], x, approximate=approximate), x)
 
         def gradient(upstream):
-            grad_inner = tf.matmul(upstream, kernel, transpose_b=True)
-            inner, grad_x = kernels.gelu_gradient(
-                x.shape[-1], x, grad_inner, approximate=approximate
-            )
-            grad_kernel = tf.matmul(_like(inner, x), upstream, transpose_a=True)
+            # One after the other, so that gelu(x) and its gradient are not alive at the same time.
+            with tf.control_dependencies([upstream]):
+                inner = _like(kernels.gelu(x.shape[-1], x, approximate=approximate), x)
+            grad_kernel = tf.matmul(inner, upstream, transpose_a=True)
+            with tf.control_dependencies([grad_kernel]):
+                grad_inner = tf.matmul(upstream, kernel, transpose_b=True)
+            grad_x = kernels.gelu_gradient(x.shape[-1], x, grad_inner, approximate=approximate)
             return _like(grad_x, x), grad_kernel, _bias_gradient(upstream)
 
         return tf.nn.bias_add(tf.matmul(inner, kernel), bias), gradient
 
     return projected(x, kernel, bias)
+
+
+def linears(
+    x: tf.Tensor,
+    kernels: Sequence[tf.Tensor],
+    biases: Sequence[tf.Tensor],
+    recompute_x: Recompute | None = None,
+) -> list[tf.Tensor]:
+    """Return x @ kernel + bias for each kernel and bias.
+
+    Args:
+        x: `(T, H)`.
+        kernels: `(H, F)` each, of the dtype of `x`.
+        biases: `(F,)` each, of the same dtype.
+        recompute_x: Computes `x` again in the backward pass, which does not keep it then. Defaults
+            to keeping it.
+
+    Returns:
+        `(T, F)` each.
+    """
+
+    @tf.custom_gradient
+    def projected(x, *weights):
+        kernels, biases = weights[: len(weights) // 2], weights[len(weights) // 2 :]
+
+        def gradient(*upstream):
+            again = x
+            if recompute_x:
+                # Without the dependency it would be computed in the forward pass, and kept.
+                with tf.control_dependencies(upstream):
+                    again = recompute_x()
+            products = zip(upstream, kernels, strict=True)
+            return (
+                tf.add_n([tf.matmul(of, kernel, transpose_b=True) for of, kernel in products]),
+                *(tf.matmul(again, of, transpose_a=True) for of in upstream),
+                *(_bias_gradient(of) for of in upstream),
+            )
+
+        weights = zip(kernels, biases, strict=True)
+        return [tf.nn.bias_add(tf.matmul(x, kernel), bias) for kernel, bias in weights], gradient
+
+    return projected(x, *kernels, *biases)
 
 
 def dropout_add_norm(
@@ -97,11 +143,12 @@ def dropout_add_norm(
     rate: float,
     seed: tf.Tensor,
     dropout_id: int,
-) -> tf.Tensor:
-    """Return LayerNorm(dropout(x) + residual).
+) -> tuple[tf.Tensor, Recompute]:
+    """Return y = LayerNorm(dropout(x) + residual), and a function that computes `y` again.
 
-    Statistics are float32. `x` and `residual` are `(T, H)`, `gamma` and `beta` float32 `(H,)`; the
-    result is shaped like `x`, of its dtype.
+    Statistics are float32. `x` and `residual` are `(T, H)`, `gamma` and `beta` float32 `(H,)`; `y`
+    is shaped like `x`, of its dtype. The function is for the backward pass of operations on `y`. It
+    starts from the sum, which the backward pass of LayerNorm needs anyway.
     """
     seed = _at(seed, dropout_id)
 
@@ -111,56 +158,20 @@ def dropout_add_norm(
             x.shape[-1], x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
         )
 
-        def gradient(upstream):
-            return _norm_gradients(x, summed, mean, scale, gamma, seed, upstream, rate)
-
-        return _like(output, x), gradient
-
-    return normed(x, residual, gamma, beta)
-
-
-def dropout_add_norm_linear(
-    x: tf.Tensor,
-    residual: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    kernel: tf.Tensor,
-    bias: tf.Tensor,
-    epsilon: float,
-    rate: float,
-    seed: tf.Tensor,
-    dropout_id: int,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return y = dropout_add_norm(x, residual, ...), and y @ kernel + bias.
-
-    `y` is not kept for the backward pass, which computes it again from the sum that it needs
-    anyway. `kernel` is `(H, F)` and `bias` `(F,)`, of the dtype of `x`; for the others see
-    `dropout_add_norm`.
-    """
-    seed = _at(seed, dropout_id)
-
-    @tf.custom_gradient
-    def projected(x, residual, gamma, beta, kernel, bias):
-        output, summed, mean, scale = kernels.dropout_add_norm(
-            x.shape[-1], x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
-        )
-        output = _like(output, x)
-
-        def gradient(upstream, upstream_linear):
-            # Without the dependency it would be computed in the forward pass, and kept.
-            with tf.control_dependencies([upstream_linear]):
-                again = kernels.norm_again(x.shape[-1], summed, mean, scale, gamma, beta)
-            grad_kernel = tf.matmul(_like(again, x), upstream_linear, transpose_a=True)
-            upstream += tf.matmul(upstream_linear, kernel, transpose_b=True)
-            return (
-                *_norm_gradients(x, summed, mean, scale, gamma, seed, upstream, rate),
-                grad_kernel,
-                _bias_gradient(upstream_linear),
+        def gradient(upstream, *_):
+            grad_x, grad_residual, grad_gamma, grad_beta = kernels.dropout_add_norm_gradient(
+                x.shape[-1], summed, mean, scale, gamma, seed, upstream, rate=rate
             )
+            return _like(grad_x, x), _like(grad_residual, x), _like(grad_gamma, gamma), grad_beta
 
-        return (output, tf.nn.bias_add(tf.matmul(output, kernel), bias)), gradient
+        return (_like(output, x), summed, mean, scale), gradient
 
-    return projected(x, residual, gamma, beta, kernel, bias)
+    output, summed, mean, scale = normed(x, residual, gamma, beta)
+
+    def recompute():
+        return _like(kernels.norm_again(x.shape[-1], summed, mean, scale, gamma, beta), x)
+
+    return output, recompute
 
 
 def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
@@ -271,14 +282,6 @@ def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
         return _like(losses_N, labels_N), gradient
 
     return losses(logits_NV)
-
-
-def _norm_gradients(x, summed, mean, scale, gamma, seed, upstream, rate):
-    """Return the gradients of x, residual, gamma and beta of dropout_add_norm."""
-    grad_x, grad_residual, grad_gamma, grad_beta = kernels.dropout_add_norm_gradient(
-        x.shape[-1], summed, mean, scale, gamma, seed, upstream, rate=rate
-    )
-    return _like(grad_x, x), _like(grad_residual, x), _like(grad_gamma, gamma), grad_beta
 
 
 def _bias_gradient(upstream):

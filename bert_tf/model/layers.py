@@ -20,7 +20,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.layout import Layout
 from bert_tf.model import fused_ops
-from bert_tf.model.dense import activation_linear, dense, initializer, linear
+from bert_tf.model.dense import activation_linear, dense, initializer, linear, linears
 from bert_tf.model.inference_norm import norm_of_inference
 
 
@@ -41,71 +41,46 @@ class LayerNorm(keras.layers.Layer):
             shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
         )
 
-    def call(
-        self,
-        x_TH: tf.Tensor,
-        residual_TH: tf.Tensor | None = None,
-        rate: float = 0.0,
-        seed: tf.Tensor | None = None,
-        dropout_id: int = 0,
-    ) -> tf.Tensor:
-        """Return LayerNorm(x), or LayerNorm(dropout(x) + residual).
+    def call(self, x_TH: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Return LayerNorm(x).
 
         Args:
             x_TH: `(T, H)`.
-            residual_TH: `(T, H)` to add after dropout. Defaults to no residual and no dropout.
-            rate: Dropout rate.
-            seed: Dropout seed, or `None` in inference.
-            dropout_id: Identifies this dropout among those of a step.
+            seed: Dropout seed, or `None` in inference. It only selects fused training operations.
 
         Returns:
             `(T, H)`, in the compute dtype.
         """
         if seed is None:
-            return self._of_inference(x_TH if residual_TH is None else x_TH + residual_TH)
+            return self._of_inference(x_TH)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        if residual_TH is None:
-            return fused_ops.norm(x_TH, gamma, beta, self.epsilon)
-        return fused_ops.dropout_add_norm(
-            x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, dropout_id
-        )
+        return fused_ops.norm(x_TH, gamma, beta, self.epsilon)
 
-    def with_linear(
+    def of_sum(
         self,
         x_TH: tf.Tensor,
         residual_TH: tf.Tensor,
-        layer: keras.layers.Dense,
         rate: float,
         seed: tf.Tensor | None,
         dropout_id: int,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Apply LayerNorm, then `linear`. In training LayerNorm's output is not stored.
+    ) -> tuple[tf.Tensor, fused_ops.Recompute | None]:
+        """Return LayerNorm(dropout(x) + residual), and how the backward pass recomputes it.
 
         Args:
-            x_TH: As in `call`, like the next argument.
+            x_TH: `(T, H)`.
             residual_TH: `(T, H)`.
-            layer: Built dense layer with kernel `(H, F)`.
-            rate: As in `call`, like the arguments after it.
+            rate: Dropout rate.
             seed: Dropout seed, or `None` in inference.
             dropout_id: Identifies this dropout among those of a step.
 
         Returns:
-            The output of LayerNorm, `(T, H)`, and that of the dense layer, `(T, F)`.
+            `(T, H)`, in the compute dtype, and a function for `linear`, `None` in inference.
         """
         if seed is None:
-            normed_TH = self(x_TH, residual_TH=residual_TH)
-            return normed_TH, linear(normed_TH, layer, seed)
-        return fused_ops.dropout_add_norm_linear(
-            x_TH,
-            residual_TH,
-            tf.convert_to_tensor(self.gamma),
-            tf.convert_to_tensor(self.beta),
-            tf.convert_to_tensor(layer.kernel),
-            tf.convert_to_tensor(layer.bias),
-            self.epsilon,
-            rate,
-            seed,
-            dropout_id,
+            return self._of_inference(x_TH + residual_TH), None
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        return fused_ops.dropout_add_norm(
+            x_TH, residual_TH, gamma, beta, self.epsilon, rate, seed, dropout_id
         )
 
     def _of_inference(self, x_TH):
@@ -207,6 +182,7 @@ class SelfAttention(keras.layers.Layer):
         layout: Layout,
         seed: tf.Tensor | None = None,
         cls_only: bool = False,
+        recompute_hidden: fused_ops.Recompute | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Attend within each sequence.
 
@@ -217,6 +193,7 @@ class SelfAttention(keras.layers.Layer):
             layout: Layout of the batch.
             seed: Dropout seed, or `None` in inference.
             cls_only: Uses only the [CLS] token of each sequence as a query.
+            recompute_hidden: Computes `hidden_TH` again in the backward pass.
 
         Returns:
             Projected context, `(T, H)`, and the attention probabilities before dropout, float32
@@ -225,12 +202,15 @@ class SelfAttention(keras.layers.Layer):
         num_heads = self.config.num_attention_heads
         head_size = self.config.hidden_size // num_heads
         if cls_only:
+            k_TH, v_TH = linears(hidden_TH, (self.key, self.value), seed, recompute_hidden)
             q_BH = linear(layout.cls_vectors(hidden_TH), self.query, seed)
             q_BNLD = tf.reshape(q_BH, [-1, num_heads, 1, head_size])
         else:
-            q_BNLD = layout.split_heads(linear(hidden_TH, self.query, seed), num_heads)
-        k_BNLD = layout.split_heads(linear(hidden_TH, self.key, seed), num_heads)
-        v_BNLD = layout.split_heads(linear(hidden_TH, self.value, seed), num_heads)
+            q_TH, k_TH, v_TH = linears(
+                hidden_TH, (self.query, self.key, self.value), seed, recompute_hidden
+            )
+            q_BNLD = layout.split_heads(q_TH, num_heads)
+        k_BNLD, v_BNLD = (layout.split_heads(of_TH, num_heads) for of_TH in (k_TH, v_TH))
 
         # Softmax runs in float32, because bfloat16 probabilities would not sum to 1.
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
@@ -302,7 +282,8 @@ class TransformerLayer(keras.layers.Layer):
         layout: Layout,
         seed: tf.Tensor | None = None,
         cls_only: bool = False,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        recompute_hidden: fused_ops.Recompute | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor, fused_ops.Recompute | None]:
         """Apply the layer.
 
         Args:
@@ -310,23 +291,31 @@ class TransformerLayer(keras.layers.Layer):
             layout: Layout of the batch.
             seed: Dropout seed, or `None` in inference.
             cls_only: Computes only the [CLS] token of each sequence.
+            recompute_hidden: Computes `hidden_TH` again in the backward pass, which does not keep
+                it then. Defaults to keeping it.
 
         Returns:
-            Hidden states, `(T, H)`, and the attention probabilities before dropout, float32
-            `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
+            Hidden states, `(T, H)`, the attention probabilities before dropout, float32
+            `(B, N, L, L)`, and a function that computes the hidden states again, for the next
+            layer; `None` in inference. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
         """
         rate = self.config.hidden_dropout_prob
         attended_TH, probs_BNLL = self.attention(
-            hidden_TH, layout=layout, seed=seed, cls_only=cls_only
+            hidden_TH,
+            layout=layout,
+            seed=seed,
+            cls_only=cls_only,
+            recompute_hidden=recompute_hidden,
         )
         # The residual connection has to match the attention output.
         if cls_only:
             hidden_TH = layout.cls_vectors(hidden_TH)
-        hidden_TH, inner_TF = self.attention_norm.with_linear(
-            attended_TH, hidden_TH, self.intermediate, rate, seed, self.dropout_id + 1
+        hidden_TH, recompute = self.attention_norm.of_sum(
+            attended_TH, hidden_TH, rate, seed, self.dropout_id + 1
         )
+        inner_TF = linear(hidden_TH, self.intermediate, seed, recompute)
         output_TH = activation_linear(inner_TF, self.output_dense, self.config, seed)
-        hidden_TH = self.output_norm(
-            output_TH, residual_TH=hidden_TH, rate=rate, seed=seed, dropout_id=self.dropout_id + 2
+        hidden_TH, recompute = self.output_norm.of_sum(
+            output_TH, hidden_TH, rate, seed, self.dropout_id + 2
         )
-        return hidden_TH, probs_BNLL
+        return hidden_TH, probs_BNLL, recompute

@@ -103,15 +103,15 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     table = config.vocab_size * hidden * _FLOAT32
     pairs = round(sizes.examples * sizes.attention_length**2)
     probabilities = pairs * config.num_attention_heads * width
-    # Q, K, V, inputs of both LayerNorms and the layer's output: T x H each; input of GELU: T x F.
-    layer = tokens * (6 * hidden + inner) * width
+    # Q, K, V and the inputs of both LayerNorms: T x H each; input of GELU: T x F.
+    layer = tokens * (5 * hidden + inner) * width
     if sizes.gradient_checkpointing:
         activations = sizes.trained_layers * tokens * hidden * width + layer
     else:
         activations = sizes.trained_layers * layer
     activations += tokens * hidden * (2 * _FLOAT32 + width)
     # Scores, probabilities and the gradients of both, or gradients of the feed-forward layer.
-    temporary = max(4 * probabilities, 3 * tokens * inner * width)
+    temporary = max(4 * probabilities, 2 * tokens * inner * width)
     # Kernels are converted for products in bfloat16, and kept for the backward pass.
     copies = (parameters - table // _FLOAT32) * width if width < _FLOAT32 else 0
     logits = 2 * positions * config.vocab_size * _FLOAT32

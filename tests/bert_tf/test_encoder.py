@@ -12,6 +12,7 @@ from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
 from bert_tf.layout import PaddedLayout
 from bert_tf.model import encoder as encoder_module
+from bert_tf.model import fused_kernels
 from bert_tf.weights import h5_file, name_map
 from tests import reference, small
 
@@ -313,6 +314,21 @@ def test_no_two_calls_share_dropout_noise(config):
     keys = {(seed[0], seed[1] + position) for seed in seeds for position in (*range(8), 2**15)}
     assert len(keys) == 3 * 9
     assert encoder.dropout_seed(False) is None
+
+
+def test_products_read_recomputed_norms_in_the_backward_pass(config, inputs_BL, monkeypatch):
+    """Count them: the feed-forward network of each layer, and Q, K, V of all but the first."""
+    recomputed, norm_again = [], fused_kernels.norm_again
+    monkeypatch.setattr(
+        fused_kernels, "norm_again", lambda *args: recomputed.append(1) or norm_again(*args)
+    )
+    encoder = Encoder(config)
+    encoder.build()
+    with tf.GradientTape() as tape:
+        pooled = encoder(inputs_BL, training=True)["pooled"]
+    assert not recomputed
+    tape.gradient(pooled, encoder.trainable_variables[0].value)
+    assert len(recomputed) == 2 * config.num_hidden_layers - 1 > 1
 
 
 def test_encoders_of_any_name_have_the_same_variable_names(config):

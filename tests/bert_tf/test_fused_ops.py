@@ -114,7 +114,7 @@ def test_dropout_add_norm(dtype, rate, rows, width):
         return plain_norm(summed, gamma, beta, 0.01)
 
     assert_like_plain(
-        lambda *arguments: fused_ops.dropout_add_norm(*arguments, 0.01, rate, SEED, 3),
+        lambda *arguments: fused_ops.dropout_add_norm(*arguments, 0.01, rate, SEED, 3)[0],
         plain,
         arguments,
         shape,
@@ -159,25 +159,47 @@ def test_gelu_linear(dtype, approximate, width):
 @DTYPES
 @WIDTHS
 @pytest.mark.parametrize("rate", [0.0, RATE])
-def test_dropout_add_norm_linear(dtype, rate, width):
-    """Use both outputs, with different weights; a small gamma would be lost in a division."""
+def test_products_with_a_recomputed_norm(dtype, rate, width):
+    """Use all outputs, with different weights; a small gamma would be lost in a division."""
     shape = [300, width]
     gamma, beta = normal([width], seed=2) * [1e-4, *[1] * (width - 1)], normal([width], seed=3)
-    kernel, bias = normal([width, 2], dtype, seed=4) / width, normal([2], dtype, seed=5)
-    arguments = [normal(shape, dtype), normal(shape, dtype, seed=1), gamma, beta, kernel, bias]
+    kernels = [normal([width, 2], dtype, seed=seed) / width for seed in (4, 5)]
+    biases = [normal([2], dtype, seed=seed) for seed in (6, 7)]
+    inputs = [normal(shape, dtype), normal(shape, dtype, seed=1), gamma, beta]
 
-    def plain(x, residual, gamma, beta, kernel, bias):
+    def plain(x, residual, gamma, beta, *weights):
         summed = (plain_dropout(x, rate, 3) if rate else x) + residual
         if dtype == tf.bfloat16:
             summed = summed + tf.stop_gradient(tf.cast(tf.cast(summed, dtype), tf.float32) - summed)
         normed = plain_norm(summed, gamma, beta, 0.01)
-        return tf.concat([normed, normed @ kernel + bias], axis=1)
+        products = (normed @ weights[0] + weights[2], normed @ weights[1] + weights[3])
+        return tf.concat([normed, *products], axis=1)
 
-    def kernel_of(*arguments):
-        outputs = fused_ops.dropout_add_norm_linear(*arguments, 0.01, rate, SEED, 3)
-        return tf.concat(outputs, axis=1)
+    def fused(x, residual, gamma, beta, *weights):
+        normed, recompute = fused_ops.dropout_add_norm(
+            x, residual, gamma, beta, 0.01, rate, SEED, 3
+        )
+        products = fused_ops.linears(normed, weights[:2], weights[2:], recompute)
+        return tf.concat([normed, *products], axis=1)
 
-    assert_like_plain(kernel_of, plain, arguments, [300, width + 2], dtype)
+    assert_like_plain(fused, plain, [*inputs, *kernels, *biases], [300, width + 4], dtype)
+
+
+def test_a_recomputed_input_is_not_kept():
+    """Let the input be recomputed as another value: only the kernel's gradient is of that value."""
+    x, kernel, bias = normal([7, 3]), normal([3, 2], seed=1), tf.zeros(2)
+    _, *kept = values_and_gradients(
+        lambda x, kernel, bias: fused_ops.linears(x, [kernel], [bias])[0],
+        [x, kernel, bias],
+        normal([7, 2], seed=2),
+    )
+    _, *recomputed = values_and_gradients(
+        lambda x, kernel, bias: fused_ops.linears(x, [kernel], [bias], lambda: 2 * x)[0],
+        [x, kernel, bias],
+        normal([7, 2], seed=2),
+    )
+    for gradient, other, factor in zip(kept, recomputed, (1, 2, 1), strict=True):
+        np.testing.assert_array_equal(factor * gradient, other)
 
 
 @DTYPES
@@ -323,10 +345,9 @@ def test_results_are_equal_in_an_xla_compiled_function():
 
     def step(x):
         square = normal([128, 128], seed=8) / 16
-        y, more = fused_ops.dropout_add_norm_linear(
-            x, residual, gamma, beta, square, beta, 1e-6, RATE, SEED, 1
-        )
-        y = fused_ops.dropout_add_norm(y, more, gamma, beta, 1e-6, RATE, SEED, 4)
+        y, recompute = fused_ops.dropout_add_norm(x, residual, gamma, beta, 1e-6, RATE, SEED, 1)
+        (more,) = fused_ops.linears(y, [square], [beta], recompute)
+        y, _ = fused_ops.dropout_add_norm(y, more, gamma, beta, 1e-6, RATE, SEED, 4)
         y = fused_ops.gelu(fused_ops.dropout(y, RATE, SEED, 2), False)
         y = fused_ops.gelu_linear(y, normal([128, 128], seed=5) / 16, beta, False)
         queries = tf.tile(tf.reshape(y, [9, 2, 8, 8]), [1, 1, 1, 8])

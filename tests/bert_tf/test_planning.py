@@ -83,7 +83,7 @@ def test_parameters_are_those_of_the_models():
 
 def test_memory_of_a_small_step_by_hand():
     memory = step_memory(StepSizes(TINY, examples=2, length=4, predictions=1))
-    layer = (6 * 8 + 16) * 8 * 4
+    layer = (5 * 8 + 16) * 8 * 4
     assert memory["activations"] == 3 * layer + 8 * 8 * 12
     assert memory["logits over the vocabulary"] == 2 * 2 * 50 * 4
     assert memory["weights"] == 4 * count_parameters(TINY) == memory["AdamW moments"] // 2

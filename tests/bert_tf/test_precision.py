@@ -55,11 +55,12 @@ def test_the_gradients_of_layer_norm_sum_all_rows(width):
     layer = LayerNorm(1e-12, dtype=POLICY)
     layer.build((None, width))
     x_TH = tf.tile(tf.constant([[1.0, -1.0]], tf.bfloat16), [ROWS, width // 2])
-    for arguments in ({}, {"residual_TH": tf.zeros_like(x_TH)})[width == 128 :]:
-        of_gamma, of_beta = gradients_of_ones(
-            lambda arguments=arguments: layer(x_TH, seed=SEED, **arguments),
-            [layer.gamma, layer.beta],
-        )
+    calls = (
+        lambda: layer(x_TH, seed=SEED),
+        lambda: layer.of_sum(x_TH, tf.zeros_like(x_TH), 0.0, SEED, 1)[0],
+    )
+    for call in calls[width == 128 :]:
+        of_gamma, of_beta = gradients_of_ones(call, [layer.gamma, layer.beta])
         np.testing.assert_array_equal(of_gamma, [ROWS, -ROWS] * (width // 2))
         np.testing.assert_array_equal(of_beta, [ROWS] * width)
 
