@@ -1,12 +1,13 @@
-"""Dense layers with BERT's initializer and activation, on flattened tokens.
+"""Dense layers with BERT's initializer and activation, and tied embeddings, on flattened tokens.
 
-Shape suffixes: T flattened tokens, H input size, F output size; `activation_linear` has the
-feed-forward size F as input.
+Shape suffixes: T flattened tokens, H input size, F output size, V vocabulary size, N masked
+positions; `activation_linear` has the feed-forward size F as input.
 
 `seed` is the dropout seed, or `None` for inference.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -71,6 +72,29 @@ def linears(
     # TensorFlow fuses each product with its bias.
     weights = zip(kernels, biases, strict=True)
     return [tf.nn.bias_add(tf.matmul(x_TH, kernel), bias) for kernel, bias in weights]
+
+
+def tied_embeddings(
+    table_VH: tf.Tensor, dtype: tf.DType | str, seed: tf.Tensor | None
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
+    """Return the lookup and the output projection of one table of embeddings.
+
+    Args:
+        table_VH: float32 `(V, H)`, token embeddings.
+        dtype: Dtype of the projection.
+        seed: Dropout seed; anything but `None` marks training and selects the fused operation.
+
+    Returns:
+        Two functions: one maps int `(T,)` to float32 `(T, H)`, the other `(N, H)` to `(N, V)`, both
+        of `dtype`.
+    """
+    if seed is not None:
+        return fused_ops.tied_embeddings(table_VH, dtype)
+    weights_VH = tf.cast(table_VH, dtype)
+    return (
+        functools.partial(tf.gather, table_VH),
+        lambda hidden_NH: tf.matmul(hidden_NH, weights_VH, transpose_b=True),
+    )
 
 
 def activation(x_TF: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:

@@ -6,7 +6,7 @@ attention heads.
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -50,6 +50,8 @@ class Encoder(keras.layers.Layer):
             own `SeedGenerator` combined with the replica id, as under Keras `fit`.
         output_hidden_states: Returns hidden states and attention probabilities as well.
         pooled_only: Returns `pooled` alone. The last layer then computes the [CLS] tokens only.
+        look_up: Maps token ids, int32 `(T,)`, to their embeddings, float32 `(T, H)`. Defaults to
+            the lookup in the word embeddings of this layer.
 
     Returns:
         Dict with `sequence`, `(B, L, H)`, or `(T, H)` if flat, and `pooled`, `(B, H)`: tanh of a
@@ -167,6 +169,7 @@ class Encoder(keras.layers.Layer):
         seed: tf.Tensor | None = None,
         output_hidden_states: bool = False,
         pooled_only: bool = False,
+        look_up: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
         """Run the encoder; see the class docstring for arguments and outputs."""
         if pooled_only and output_hidden_states:
@@ -184,6 +187,7 @@ class Encoder(keras.layers.Layer):
             layout.flatten(tf.cast(inputs["segment_ids"], tf.int32)),
             layout=layout,
             seed=seed,
+            look_up=look_up,
         )
         hidden_TH = self._without_gradient_if_frozen(hidden_TH, 0)
         outputs, attentions, recompute_hidden = [hidden_TH], [], None

@@ -10,6 +10,7 @@ Inference does not use this module: TensorFlow fuses its operations by itself, a
 have to be able to run them.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -260,6 +261,62 @@ def attention_linear(
         return tf.nn.bias_add(tf.matmul(context, kernel), bias), gradient
 
     return projected(queries, keys, values, kernel, bias)
+
+
+def tied_embeddings(
+    table: tf.Tensor, dtype: tf.DType | str
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
+    """Return the lookup in a table and the product with it, whose gradients are one.
+
+    Both gradients are as large as the table. Here that of the product is computed when the backward
+    pass has reached the lookup, whose gradient is then added in place. Until then the factors of
+    the product are kept, which are smaller. TensorFlow would keep the product from the start of the
+    backward pass, and at its end two more tensors of this size: the other gradient and the sum.
+
+    Args:
+        table: float32 `(V, H)`.
+        dtype: Dtype of the product.
+
+    Returns:
+        Two functions. One maps int `(T,)` to the rows float32 `(T, H)`, the other maps `(N, H)` to
+        its product with the transposed table `(N, V)`, both of `dtype`. Call each once.
+    """
+    rows, width = table.shape
+
+    @tf.custom_gradient
+    def tied(table):
+        def gradient(of_lookup, hidden, of_product):
+            is_sparse = isinstance(of_lookup, tf.IndexedSlices)
+            with tf.control_dependencies([of_lookup.values if is_sparse else of_lookup]):
+                grad_table = tf.matmul(of_product, hidden, transpose_a=True)
+            grad_table = tf.cast(grad_table, table.dtype)
+            if not is_sparse:  # Zeros: the loss does not depend on the lookup.
+                return grad_table + of_lookup
+            indices = of_lookup.indices[:, tf.newaxis]
+            if is_compiled():
+                return tf.tensor_scatter_nd_add(grad_table, indices, of_lookup.values)
+            # Unlike tf.tensor_scatter_nd_add, this operation does not copy a tensor that nothing
+            # else reads. XLA does not have it.
+            return tf.raw_ops.ScatterNdNonAliasingAdd(
+                input=grad_table, indices=indices, updates=of_lookup.values
+            )
+
+        # Instead of gradients, the product sends its factors back through two empty tensors. If the
+        # loss does not depend on it, these get gradients without rows, whose product is zero.
+        factors = tf.zeros([0, width], dtype), tf.zeros([0, rows], dtype)
+        return (tf.identity(table), *factors), gradient
+
+    @tf.custom_gradient
+    def product(hidden, *_):
+        weights = tf.cast(table, dtype)
+
+        def gradient(upstream):
+            return tf.matmul(upstream, weights), hidden, upstream
+
+        return tf.matmul(hidden, weights, transpose_b=True), gradient
+
+    looked_up, *factors = tied(table)
+    return functools.partial(tf.gather, looked_up), lambda hidden: product(hidden, *factors)
 
 
 def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:

@@ -131,6 +131,7 @@ class Embeddings(keras.layers.Layer):
         segment_ids_T: tf.Tensor,
         layout: Layout,
         seed: tf.Tensor | None = None,
+        look_up: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> tf.Tensor:
         """Embed flattened tokens.
 
@@ -139,12 +140,16 @@ class Embeddings(keras.layers.Layer):
             segment_ids_T: int32 `(T,)`, segment (token type) ids.
             layout: Layout of the batch; supplies the position of each token.
             seed: Dropout seed, or `None` in inference.
+            look_up: Maps token ids to their embeddings. Defaults to the lookup in the layer's own.
 
         Returns:
             `(T, H)`, in the compute dtype.
         """
+        if look_up is None:
+            embeddings_VH = tf.convert_to_tensor(self.word_embeddings_VH)
+            look_up = functools.partial(tf.gather, embeddings_VH)
         summed_TH = (
-            tf.gather(tf.convert_to_tensor(self.word_embeddings_VH), input_ids_T)
+            look_up(input_ids_T)
             + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
             + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
         )

@@ -115,8 +115,6 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     # Kernels are converted for products in bfloat16, and kept for the backward pass.
     copies = (parameters - table // _FLOAT32) * width if width < _FLOAT32 else 0
     logits = 2 * positions * config.vocab_size * _FLOAT32
-    # The tied output projection gives the whole table a gradient at the start of the backward pass.
-    tied = table if positions else 0
     components = {
         "weights": parameters * _FLOAT32,
         "AdamW moments": 2 * trained * _FLOAT32,
@@ -124,12 +122,16 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
         "activations": activations,
         "logits over the vocabulary": logits,
         "temporary tensors of a layer": temporary,
-        # Two more of the word embeddings exist while theirs is summed.
-        "gradients": trained * _FLOAT32 + 2 * table * (sizes.frozen_layers is None),
+        "gradients": trained * _FLOAT32,
     }
     state = (parameters + 2 * trained) * _FLOAT32 + copies
-    begin_of_backward = activations + logits + temporary + tied
-    components["peak"] = state + max(begin_of_backward, components["gradients"])
+    of_table = table if sizes.frozen_layers is None else 0
+    # The gradient of the table comes last. Pretraining keeps that of the logits for it, and adds
+    # that of the lookup in place; else two more of its size exist while it is summed.
+    begin_of_backward = activations + logits + temporary
+    first_layer = components["gradients"] - of_table + layer + temporary + logits // 2
+    end_of_backward = components["gradients"] + (logits // 2 if positions else 2 * of_table)
+    components["peak"] = state + max(begin_of_backward, first_layer, end_of_backward)
     return components
 
 

@@ -4,14 +4,14 @@ Shape suffixes: B examples, L tokens, T flattened tokens, P predictions per exam
 positions (B * P), H hidden size, V vocabulary size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.model.dense import activation, dense, initializer, linear
+from bert_tf.model.dense import activation, dense, initializer, linear, tied_embeddings
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import LayerNorm
 from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
@@ -50,13 +50,16 @@ class MaskedLmHead(keras.layers.Layer):
         )
 
     def call(
-        self, vectors_NH: tf.Tensor, embeddings_VH: tf.Tensor, seed: tf.Tensor | None = None
+        self,
+        vectors_NH: tf.Tensor,
+        project: Callable[[tf.Tensor], tf.Tensor],
+        seed: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Score each vocabulary entry at the masked positions.
 
         Args:
             vectors_NH: `(N, H)`, encoder outputs at the masked positions.
-            embeddings_VH: float32 `(V, H)`, token embeddings.
+            project: The output projection: maps `(N, H)`, in the compute dtype, to `(N, V)`.
             seed: Dropout seed, or `None` in inference. It only selects fused training operations.
 
         Returns:
@@ -65,9 +68,7 @@ class MaskedLmHead(keras.layers.Layer):
         hidden_NH = activation(linear(vectors_NH, self.transform, seed), self.config, seed)
         hidden_NH = self.norm(hidden_NH, seed=seed)
         # The logits are float32 under every policy, because the softmax over V entries needs it.
-        embeddings_VH = tf.cast(embeddings_VH, hidden_NH.dtype)
-        logits_NV = tf.matmul(hidden_NH, embeddings_VH, transpose_b=True)
-        return tf.cast(logits_NV, tf.float32) + tf.convert_to_tensor(self.output_bias_V)
+        return tf.cast(project(hidden_NH), tf.float32) + tf.convert_to_tensor(self.output_bias_V)
 
 
 class NextSentenceHead(keras.layers.Layer):
@@ -148,7 +149,9 @@ class PretrainingModel(keras.Model):
         seed = self.encoder.dropout_seed(training, seed)
         inputs = dict(inputs)
         positions_BP = tf.cast(inputs.pop("masked_lm_positions"), tf.int32)
-        outputs = self.encoder(inputs, training=training, seed=seed)
+        embeddings_VH = tf.convert_to_tensor(self.encoder.embeddings.word_embeddings_VH)
+        look_up, project = tied_embeddings(embeddings_VH, self.masked_lm.compute_dtype, seed)
+        outputs = self.encoder(inputs, training=training, seed=seed, look_up=look_up)
         hidden_TH = outputs["sequence"]
         if "row_splits" not in inputs:
             # In the padded layout positions count within an example; the offset of the example
@@ -157,8 +160,7 @@ class PretrainingModel(keras.Model):
             positions_BP += tf.range(tf.shape(hidden_TH)[0])[:, tf.newaxis] * length
             hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])
         masked_NH = tf.gather(hidden_TH, tf.reshape(positions_BP, [-1]))
-        embeddings_VH = tf.convert_to_tensor(self.encoder.embeddings.word_embeddings_VH)
-        logits_NV = self.masked_lm(masked_NH, embeddings_VH, seed=seed)
+        logits_NV = self.masked_lm(masked_NH, project=project, seed=seed)
         shape = [-1, positions_BP.shape[1] or tf.shape(positions_BP)[1], self.config.vocab_size]
         return {
             "masked_lm": tf.reshape(logits_NV, shape),

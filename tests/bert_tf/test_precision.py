@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.layout import infer_layout
-from bert_tf.model.dense import dense, linear
+from bert_tf.model.dense import dense, linear, tied_embeddings
 from bert_tf.model.layers import Embeddings, LayerNorm
 from bert_tf.pretraining import recipe
 from bert_tf.pretraining.model import MaskedLmHead
@@ -95,9 +95,10 @@ def test_the_gradients_of_heads_sum_all_rows(config):
     masked_lm = MaskedLmHead(config, dtype=POLICY)
     masked_lm.build((None, config.hidden_size))
     vectors_NH = tf.ones([ROWS, config.hidden_size], tf.bfloat16)
-    embeddings_VH = tf.ones([config.vocab_size, config.hidden_size])
+    table_VH = tf.ones([config.vocab_size, config.hidden_size])
+    _, project = tied_embeddings(table_VH, tf.bfloat16, SEED)
     (of_bias,) = gradients_of_ones(
-        lambda: masked_lm(vectors_NH, embeddings_VH, seed=SEED), [masked_lm.output_bias_V]
+        lambda: masked_lm(vectors_NH, project=project, seed=SEED), [masked_lm.output_bias_V]
     )
     np.testing.assert_array_equal(of_bias, [ROWS] * config.vocab_size)
     model = SequenceClassifier(config, 2, dtype=POLICY)
