@@ -7,6 +7,7 @@ token ids or predictions differ from the trained model's, it is not published.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import json
 import pathlib
 import shutil
@@ -85,7 +86,12 @@ def check(
     """
     pipeline = pipeline or model.serving.pipeline
     cases = [*questions, *requests(model, pipeline.signatures)]
-    served = _served(directory, cases)
+    with concurrent.futures.ThreadPoolExecutor(1) as background:
+        running = background.submit(_served, directory, cases)
+        # The trace of the trained model takes about as long as the other process to load.
+        for function in pipeline.signatures.values():
+            function.get_concrete_function()
+        served = running.result()
     outputs = [served[number] for number in range(len(cases))]
     for differing in differences(pipeline, cases, outputs, TOLERANCES[precision]):
         for message in differing.values():

@@ -12,6 +12,7 @@ from bert_tf.pretraining import recipe
 from bert_tf.run import Run
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
+from tests import small
 from tests.conftest import ROOT
 from tests.pretraining import lines_of, make_directories, settings_of, stop_at, weights_of
 
@@ -89,7 +90,12 @@ def test_a_run_continues_on_1_2_and_4_replicas(directories, complete, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"strategy": "mirrored"}, {"gradient_accumulation_steps": 2}], ids=str
+    "changes",
+    small.fast(
+        [{"strategy": "mirrored"}, {"gradient_accumulation_steps": 2}],
+        {"gradient_accumulation_steps": 2},
+    ),
+    ids=str,
 )
 def test_flags_that_divide_a_batch_may_change(
     directories, strategies, complete, tmp_path, monkeypatch, changes

@@ -98,7 +98,7 @@ def without_norms(found, shape):
 
 @pytest.mark.parametrize("signature", ["serving_default", "embed"])
 @pytest.mark.parametrize("texts", [MANY_TEXTS, ["the bill", "my app"]], ids=["many", "few"])
-@pytest.mark.parametrize("graph", ["model", "portable_model"])
+@pytest.mark.parametrize("graph", small.fast(["model", "portable_model"], "model"))
 def test_the_common_graph_has_fused_kernels(graph, signature, texts, config, request):
     found = kernels(request.getfixturevalue(graph), signature, texts)
     num_texts, tokens = len(texts), MANY_TOKENS if texts is MANY_TEXTS else 8

@@ -1,6 +1,7 @@
 """Distillation: terms of the loss, unlabelled rows, the file of the teacher's outputs, errors."""
 
 import dataclasses
+import pathlib
 import shutil
 
 import numpy as np
@@ -64,8 +65,37 @@ def settings_of(place, name, **changes):
     return small.settings(place / "huggingface", files, place / name, **changes)
 
 
-def test_alpha_0_equals_training_without_a_teacher(place, tmp_path):
-    alone = finetune(settings_of(place, tmp_path / "alone", teacher=None))
+def unlabelled_of(place):
+    return (str(place / "unlabelled.csv"),)
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """Return a run without a teacher, which tests must not change."""
+    return finetune(settings_of(place, "alone", teacher=None))
+
+
+@pytest.fixture(scope="module")
+def complete(place):
+    """Return a run with a teacher and unlabelled rows, which tests must not change."""
+    return finetune(settings_of(place, "complete", unlabelled=unlabelled_of(place)))
+
+
+@pytest.fixture
+def stopped(place, stopped_run, tmp_path):
+    """Return the settings of a copy of `complete` that stopped after its first checkpoint."""
+    shutil.copytree(stopped_run, tmp_path / "stopped")
+    return settings_of(place, tmp_path / "stopped", unlabelled=unlabelled_of(place))
+
+
+@pytest.fixture(scope="module")
+def stopped_run(place):
+    with pytest.raises(Stopped):
+        finetune(settings_of(place, "stopped", unlabelled=unlabelled_of(place)), stop_at("step 6/"))
+    return place / "stopped"
+
+
+def test_alpha_0_equals_training_without_a_teacher(place, alone, tmp_path):
     taught = finetune(settings_of(place, tmp_path / "taught", distill_alpha=0.0))
     assert_same_bits(tensors_of(alone), tensors_of(taught))
     # The teacher is recorded with its weights, and nothing of it without one.
@@ -81,7 +111,7 @@ def test_student_learns_the_teacher_from_unlabelled_rows_alone(place, tmp_path):
     settings = settings_of(
         *(place, tmp_path / "run"),
         train=str(wrong),
-        unlabelled=(str(place / "unlabelled.csv"),),
+        unlabelled=unlabelled_of(place),
         distill_alpha=1.0,
         epochs=40,
         dev=(),
@@ -95,43 +125,37 @@ def test_student_learns_the_teacher_from_unlabelled_rows_alone(place, tmp_path):
     np.testing.assert_allclose(student.predict(TEXTS)["probabilities"], expected, atol=0.1)
 
 
-def test_resumed_run_has_the_same_bits_and_asks_the_teacher_once(place, tmp_path, monkeypatch):
-    changes = {"unlabelled": (str(place / "unlabelled.csv"),)}
-    complete = finetune(settings_of(place, tmp_path / "complete", **changes))
-    settings = settings_of(place, tmp_path / "stopped", **changes)
-    with pytest.raises(Stopped):
-        finetune(settings, stop_at("step 6/"))
-    assert Run.open(tmp_path / "stopped").checkpoints.steps() == [4]
+def test_resumed_run_has_the_same_bits_and_asks_the_teacher_once(complete, stopped):
+    assert Run.open(stopped.output_dir).checkpoints.steps() == [4]
     lines = []
-    resumed = finetune(settings, lines.append)
+    resumed = finetune(stopped, lines.append)
     assert not [line for line in lines if line.startswith("teacher:")]
     assert_same_bits(tensors_of(complete), tensors_of(resumed))
     # A finished run does not need the file.
-    (tmp_path / "stopped" / "teacher.npz").unlink()
-    finetune(settings, lines.append)
+    pathlib.Path(resumed.file("teacher.npz")).unlink()
+    finetune(stopped, lines.append)
     assert "finished at step 8, nothing to do" in lines[-1]
 
 
-def test_damaged_file_of_outputs_is_computed_again(place, tmp_path):
-    settings = settings_of(place, tmp_path / "run")
-    with pytest.raises(Stopped):
-        finetune(settings, stop_at("step 6/"))
-    path = tmp_path / "run" / "teacher.npz"
+def test_damaged_file_of_outputs_is_computed_again(stopped):
+    path = pathlib.Path(Run.open(stopped.output_dir).file("teacher.npz"))
     before = path.read_bytes()
     path.write_bytes(before[:-30])
     lines = []
-    finetune(settings, lines.append)
+    finetune(stopped, lines.append)
     assert [line for line in lines if line.startswith("teacher:")]
+    assert path.read_bytes() == before
     assert dict(np.load(path)).keys() == {"key", "label"}
-    np.testing.assert_array_equal(np.load(path)["label"].shape, (27, 3))
+    # 27 rows with labels and 5 without.
+    np.testing.assert_array_equal(np.load(path)["label"].shape, (32, 3))
 
 
-def test_resuming_with_another_teacher_is_an_error_that_names_it(place, tmp_path, config):
-    settings = settings_of(place, tmp_path / "run")
-    finetune(settings)
+def test_resuming_with_another_teacher_is_an_error_that_names_it(place, alone, complete, tmp_path):
+    settings = settings_of(place, complete.path, unlabelled=unlabelled_of(place))
     with pytest.raises(UserError, match=r"^--distill_alpha: was 0\.5 when"):
         finetune(dataclasses.replace(settings, distill_alpha=0.25))
-    other = finetune(settings_of(place, tmp_path / "other", teacher=None, seed=6))
+    shutil.copytree(alone.path, tmp_path / "other")
+    other = Run.open(tmp_path / "other")
     with pytest.raises(UserError, match=r"^--teacher: was '.*teacher' when"):
         finetune(dataclasses.replace(settings, teacher=other.path))
     # The same path with other weights.
@@ -174,9 +198,6 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
         output_dir=tmp_path / "teacher",
         **{**SETTINGS, "epochs": 20, "learning_rate": 1e-2},
     )
-    untaught = create(name, huggingface_dir).train(
-        *(x, y), output_dir=tmp_path / "untaught", **SETTINGS
-    )
     taught = create(name, huggingface_dir)
     taught.train(
         *(x, y),
@@ -193,7 +214,7 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
         losses = student.task.soft_losses.items()
         return sum(np.mean(loss(expected[name], own[name], 1.0)) for name, loss in losses)
 
-    assert distance(taught) < 0.5 * distance(untaught)
+    assert distance(taught) < 0.5 * distance(create(name, huggingface_dir))
 
 
 def test_model_as_teacher_in_python_equals_its_run(place, tmp_path):
@@ -234,7 +255,7 @@ def test_two_replicas_learn_the_same(place, tmp_path, mirrored, config, vocabula
     """Compare losses without dropout, whose masks differ on the second replica."""
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     weights = small.write_huggingface(tmp_path / "weights", config, vocabulary, **rates)
-    changes = {"unlabelled": (str(place / "unlabelled.csv"),), "init_from": str(weights)}
+    changes = {"unlabelled": unlabelled_of(place), "init_from": str(weights)}
     one = finetune(settings_of(place, tmp_path / "one", **changes))
     two = finetune(settings_of(place, tmp_path / "two", **changes), strategy=mirrored)
     losses = [
@@ -256,13 +277,15 @@ def test_errors(place, tmp_path, huggingface_dir):
         assert "\n" not in message and not (tmp_path / "run").exists()
         return message
 
-    rows = str(place / "unlabelled.csv")
-    assert error(teacher=None, unlabelled=(rows,)) == "--unlabelled: requires --teacher"
+    unlabelled = unlabelled_of(place)
+    assert error(teacher=None, unlabelled=unlabelled) == "--unlabelled: requires --teacher"
     assert error(teacher=None, distill_alpha=0.1) == "--distill_alpha: requires --teacher"
     assert error(teacher=None, distill_temperature=4.0).startswith("--distill_temperature: req")
     assert error(distill_alpha=1.5) == "--distill_alpha=1.5: expected a number >= 0 and <= 1"
     assert error(distill_temperature=0.0) == "--distill_temperature=0.0: expected a number > 0"
-    assert error(unlabelled=(rows,), balanced_sampling=True).startswith("--balanced_sampling: ca")
+    assert error(unlabelled=unlabelled, balanced_sampling=True).startswith(
+        "--balanced_sampling: ca"
+    )
     assert error(teacher=str(place / "none")).startswith(f"{place}/none: no such directory")
     assert error(task="anomaly").startswith("--teacher: not supported by task anomaly")
     assert error(task="regression", distill_temperature=3.0) == (
