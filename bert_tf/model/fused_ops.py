@@ -279,7 +279,7 @@ def tied_embeddings(
 
     Returns:
         Two functions. One maps int `(T,)` to the rows float32 `(T, H)`, the other maps `(N, H)` to
-        its product with the transposed table `(N, V)`, both of `dtype`. Call each once.
+        its product with the transposed table `(N, V)`, both of `dtype`, and may be called once.
     """
     rows, width = table.shape
 
@@ -316,7 +316,14 @@ def tied_embeddings(
         return tf.matmul(hidden, weights, transpose_b=True), gradient
 
     looked_up, *factors = tied(table)
-    return functools.partial(tf.gather, looked_up), lambda hidden: product(hidden, *factors)
+
+    def project(hidden):
+        if not factors:
+            # The factors of two products would be summed, each for itself.
+            raise ValueError("project: called again; expected one call per tied_embeddings")
+        return product(hidden, factors.pop(0), factors.pop(0))
+
+    return functools.partial(tf.gather, looked_up), project
 
 
 def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:

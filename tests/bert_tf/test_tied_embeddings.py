@@ -68,6 +68,13 @@ def test_the_gradient_is_the_sum_over_both_uses(mode, uses, dtype):
         np.testing.assert_array_equal(tf.cast(found[1], tf.float32), of_hidden)
 
 
+def test_a_second_product_is_an_error():
+    _, project = tied_embeddings(TABLE, "float32", SEED)
+    project(HIDDEN)
+    with pytest.raises(ValueError, match="called again; expected one call"):
+        project(HIDDEN)
+
+
 def test_the_gradient_takes_the_memory_of_one_table():
     size = 50_000
     table, hidden = tf.ones([size, 32]), tf.ones([4, 32])
