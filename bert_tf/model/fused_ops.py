@@ -266,7 +266,7 @@ def attention_linear(
 def tied_embeddings(
     table: tf.Tensor, dtype: tf.DType | str
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
-    """Return the lookup in a table and the product with it, whose gradients are one.
+    """Return the lookup in a table and the product with it, which share one gradient.
 
     Both gradients are as large as the table. Here that of the product is computed when the backward
     pass has reached the lookup, whose gradient is then added in place. Until then the factors of
@@ -319,7 +319,7 @@ def tied_embeddings(
 
     def project(hidden):
         if not factors:
-            # The factors of two products would be summed, each for itself.
+            # TensorFlow would sum the factors of both calls, which is not the sum of the products.
             raise ValueError("project: called again; expected one call per tied_embeddings")
         return product(hidden, factors.pop(0), factors.pop(0))
 

@@ -140,7 +140,8 @@ class Embeddings(keras.layers.Layer):
             segment_ids_T: int32 `(T,)`, segment (token type) ids.
             layout: Layout of the batch; supplies the position of each token.
             seed: Dropout seed, or `None` in inference.
-            look_up: Maps token ids to their embeddings. Defaults to the lookup in the layer's own.
+            look_up: Maps token ids to their embeddings. Defaults to a lookup in the table of this
+                layer.
 
         Returns:
             `(T, H)`, in the compute dtype.
