@@ -36,6 +36,12 @@ def pytest_collection_finish(session):
     gc.disable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_are_not_collected():
+    """Leave the objects of earlier modules out: the LiteRT converter collects garbage by itself."""
+    gc.freeze()
+
+
 def pytest_sessionfinish(session):
     """Skip garbage collection at exit as well; the process frees its memory anyway."""
     gc.freeze()

@@ -44,6 +44,7 @@ def always(pipeline, label):
     return pipeline
 
 
+@pytest.mark.slow
 def test_both_values_are_those_of_the_file(model, dev):
     change = metric_gate.check(model, served_pipeline(model, "int8"), dev, 100)
     texts, labels = zip(*ROWS, strict=True)

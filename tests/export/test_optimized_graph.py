@@ -96,7 +96,12 @@ def without_norms(found, shape):
     return found["AddV2", shape] - found["Rsqrt", (shape[0], 1)]
 
 
-@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+SIGNATURES = pytest.mark.parametrize(
+    "signature", small.fast(["serving_default", "embed"], "serving_default")
+)
+
+
+@SIGNATURES
 @pytest.mark.parametrize("texts", [MANY_TEXTS, ["the bill", "my app"]], ids=["many", "few"])
 @pytest.mark.parametrize("graph", small.fast(["model", "portable_model"], "model"))
 def test_the_common_graph_has_fused_kernels(graph, signature, texts, config, request):
@@ -111,7 +116,7 @@ def test_the_common_graph_has_fused_kernels(graph, signature, texts, config, req
         assert ("Rsqrt", (tokens, 1)) not in found
 
 
-@pytest.mark.parametrize("signature", ["serving_default", "embed"])
+@SIGNATURES
 def test_a_short_text_has_fused_kernels(model, signature, config):
     found = kernels(model, signature, ["the bill"])
     check_layers(found, signature, config, texts=1, tokens=served_encoder.MIN_ROWS)

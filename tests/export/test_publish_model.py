@@ -102,6 +102,7 @@ def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_pat
     assert [task for task, _ in found] == [model.task] and model.task.thresholds
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_published_as_its_run_until_it_is_trained_further(
     model, tmp_path, opened
 ):
