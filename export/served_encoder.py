@@ -8,7 +8,7 @@ Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden
 a product, N heads, D head size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -68,10 +68,15 @@ class ServedEncoder:
         seed: None = None,
         output_hidden_states: bool = False,
         pooled_only: bool = False,
+        look_up: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
         """Run the encoder; see `Encoder`. Outputs are float32, without attention probabilities."""
         inputs = with_defaults(inputs)
-        options = {"output_hidden_states": output_hidden_states, "pooled_only": pooled_only}
+        options = {
+            "output_hidden_states": output_hidden_states,
+            "pooled_only": pooled_only,
+            "look_up": look_up,
+        }
         if self.short_tokens and inputs["row_splits"].shape == [2]:
             return self._short_text(inputs, options)
         return self._encoded(inputs, FlatLayout(inputs), is_short=False, **options)
@@ -91,7 +96,7 @@ class ServedEncoder:
             for name, output in outputs.items()
         }
 
-    def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only):
+    def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only, look_up):
         # In bfloat16 and int8 the packed form suits any number of rows.
         is_packed = is_short or self.precision != "float32"
         form = Form.STANDARD if self.is_portable else Form.PACKED if is_packed else Form.PLAIN
@@ -103,6 +108,7 @@ class ServedEncoder:
             input_ids,
             layout.flatten(inputs["segment_ids"]),
             layout=layout,
+            look_up=look_up,
         )
         states = [tf.cast(embedded_TH, self.dtype)]
         for layer in self._layers:

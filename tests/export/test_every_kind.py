@@ -7,11 +7,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
+from bert_tf.layout import to_flat
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.run import Run
 from export.local_client import LocalClient
 from export.publishing import publish
-from export.saved_model import write_saved_model
+from export.saved_model import served_pipeline, write_saved_model
 from tasks.anomaly import AnomalyTask
 from tasks.classification import ClassificationTask
 from tasks.loading import load_model
@@ -121,6 +122,18 @@ def by_rows(prediction):
     return [
         dict(zip(prediction, row, strict=True)) for row in zip(*prediction.values(), strict=True)
     ]
+
+
+def test_a_pretraining_run_has_equal_outputs_with_the_served_encoder(tmp_path, config, vocabulary):
+    run = of_pretraining(tmp_path, config, vocabulary)
+    served = served_pipeline(run, "float32").token_functions
+    encoded = run.serving.pipeline.encode(text=tf.constant(["the [MASK] is [MASK]", "", "bill"]))
+    inputs = to_flat(encoded.packed, vocabulary)
+    for signature, function in run.serving.pipeline.token_functions.items():
+        expected, actual = function(inputs), tf.function(served[signature])(inputs)
+        assert actual.keys() == expected.keys()
+        for output, values in expected.items():
+            np.testing.assert_allclose(actual[output], values, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

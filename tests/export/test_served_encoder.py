@@ -1,6 +1,7 @@
 """The encoder of the served graph against the trained encoder."""
 
 import dataclasses
+import inspect
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.layout import one_sequence, to_flat
+from bert_tf.model.encoder import Encoder
 from export import served_encoder, served_products
 from export.served_encoder import SHORT_TOKENS, ServedEncoder
 from export.served_products import Dense, has_packed_products, product
@@ -84,6 +86,27 @@ def test_outputs_equal_those_of_the_trained_encoder(encoder, is_portable, option
     for key, values in expected.items():
         tolerance = 1e-5 * max(1, np.abs(values).max())
         np.testing.assert_allclose(actual[key], values, rtol=0, atol=tolerance)
+
+
+def test_it_has_the_call_arguments_of_the_trained_encoder():
+    # Heads and pretraining models call either.
+    served, trained = inspect.signature(ServedEncoder.__call__), inspect.signature(Encoder.call)
+    assert list(served.parameters) == list(trained.parameters)
+
+
+def test_tokens_are_embedded_by_the_given_lookup(encoder, is_portable, vocabulary):
+    # Otherwise a pretraining model would look up its tied embeddings elsewhere.
+    inputs = to_flat(random_texts([3, 2], encoder.config), vocabulary)
+    other_VH = np.random.default_rng(1).normal(size=encoder.embeddings.word_embeddings_VH.shape)
+
+    def look_up(ids_T):
+        return tf.gather(tf.constant(other_VH, tf.float32), ids_T)
+
+    served = ServedEncoder(encoder, "float32", is_portable)
+    actual = tf.function(lambda: served(inputs, look_up=look_up)["pooled"])()
+    expected = encoder(inputs, look_up=look_up)["pooled"]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    assert not np.allclose(expected, encoder(inputs)["pooled"], atol=1e-2)
 
 
 @pytest.mark.slow
