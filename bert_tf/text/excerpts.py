@@ -42,18 +42,28 @@ def tokenize_ends(
         `Tokens` of each text: all of them, or at least `max_tokens` from each end that `truncation`
         keeps. Offsets count characters of the complete text.
     """
-    size_B = _sizes(tokenize, texts, max_tokens, truncation)
-    sides = []
-    for begin_B, part_B in _sides(texts, size_B, truncation):
-        tokens = tokenize(part_B)
-        if begin_B is not None and tokens.starts is not None:
-            # Characters are counted as in the tokenizer, where invalid bytes are replaced.
-            before_B = tf.strings.substr(texts, tf.zeros_like(begin_B), begin_B)
-            before = tf.strings.unicode_decode(before_B, "UTF-8", errors="replace")
-            shift = tf.cast(before.row_lengths(), tf.int32)[:, tf.newaxis]
-            tokens = Tokens(tokens.ids, tokens.starts + shift, tokens.ends + shift)
-        sides.append(tokens)
-    return sides[0] if len(sides) == 1 else concat_tokens(sides, axis=1)
+    num_sides = 2 if truncation == "head_tail" else 1
+    length_B = tf.strings.length(texts)
+
+    def read(size_B):
+        """Tokenize excerpts.
+
+        Returns:
+            Size for the next time, whether there has to be one, and the tokens.
+        """
+        sides = [
+            _shifted(tokenize(part_B), texts, begin_B)
+            for begin_B, part_B in _sides(texts, size_B, truncation)
+        ]
+        counts = [tokens.ids.row_lengths() for tokens in sides]
+        is_short_B = tf.reduce_min(tf.stack(counts), axis=0) < max_tokens
+        is_short_B &= length_B > num_sides * size_B
+        larger_B = 4 * tf.minimum(size_B, length_B // 4 + 1)
+        tokens = sides[0] if len(sides) == 1 else concat_tokens(sides, axis=1)
+        return tf.where(is_short_B, larger_B, size_B), tf.reduce_any(is_short_B), tokens
+
+    size_B = tf.fill(tf.shape(length_B), BYTES_PER_TOKEN * max_tokens)
+    return _repeated(read, size_B)
 
 
 def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
@@ -81,38 +91,50 @@ def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(tf.where(is_cut_BX, position_BX, 0), axis=1)
 
 
-def _sizes(tokenize, texts, max_tokens, truncation):
-    """Return the number of bytes to read from each end of each text, int32 `(B,)`."""
-    num_sides = 2 if truncation == "head_tail" else 1
-    length_B = tf.strings.length(texts)
-    size_B = tf.fill(tf.shape(length_B), BYTES_PER_TOKEN * max_tokens)
+def _repeated(read, size_B):
+    """Call `read` with the sizes that it returns until it asks for no other; return the tokens.
 
-    def is_open(size_B):
-        return length_B > num_sides * size_B
+    A graph gets a loop that makes the first call as well. Another call before it would add all
+    operations of the tokenizer a second time, and TensorFlow would take longer to optimize them.
+    """
+    if tf.executing_eagerly():
+        is_short = True
+        while is_short:
+            size_B, is_short, tokens = read(size_B)
+        return tokens
 
-    def more(size_B, is_open_B):
-        (row_b,) = tf.unstack(tf.where(is_open_B), axis=1)
-        of_rows, size_b = tf.gather(texts, row_b), tf.gather(size_B, row_b)
-        counts = [
-            tokenize(part_b).ids.row_lengths() for _, part_b in _sides(of_rows, size_b, truncation)
-        ]
-        has_too_few_b = tf.reduce_min(tf.stack(counts), axis=0) < max_tokens
-        (short_b,) = tf.unstack(tf.where(has_too_few_b), axis=1)
-        row_b, size_b = tf.gather(row_b, short_b), tf.gather(size_b, short_b)
-        size_b = 4 * tf.minimum(size_b, tf.gather(length_B, row_b) // 4 + 1)
-        size_B = tf.tensor_scatter_nd_update(size_B, row_b[:, tf.newaxis], size_b)
-        is_short_B = tf.scatter_nd(
-            row_b[:, tf.newaxis], tf.ones_like(size_b), tf.shape(size_B, tf.int64)
-        )
-        return size_B, is_open(size_B) & (is_short_B > 0)
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False)
+    def columns(size_B):
+        size_B, is_short, tokens = read(size_B)
+        return size_B, is_short, [ragged for ragged in tokens if ragged is not None]
 
-    size_B, _ = tf.while_loop(
-        lambda size_B, is_open_B: tf.reduce_any(is_open_B),
-        more,
-        (size_B, is_open(size_B)),
+    columns = columns.get_concrete_function()
+    spec = columns.structured_outputs[-1]
+    parts = [tf.zeros([0], part.dtype) for part in tf.nest.flatten(spec, expand_composites=True)]
+
+    def body(size_B, is_short, parts):
+        size_B, is_short, ragged = columns(size_B)
+        return size_B, is_short, tf.nest.flatten(ragged, expand_composites=True)
+
+    *_, parts = tf.while_loop(
+        lambda size_B, is_short, parts: is_short,
+        body,
+        (size_B, True, parts),
+        (size_B.shape, tf.TensorShape([]), [tf.TensorShape([None])] * len(parts)),
         parallel_iterations=1,
     )
-    return size_B
+    return Tokens(*tf.nest.pack_sequence_as(spec, parts, expand_composites=True))
+
+
+def _shifted(tokens, texts, begin_B):
+    """Return tokens with offsets in `texts` instead of in excerpts that begin at `begin_B`."""
+    if begin_B is None or tokens.starts is None:
+        return tokens
+    # Characters are counted as in the tokenizer, where invalid bytes are replaced.
+    before_B = tf.strings.substr(texts, tf.zeros_like(begin_B), begin_B)
+    before = tf.strings.unicode_decode(before_B, "UTF-8", errors="replace")
+    shift = tf.cast(before.row_lengths(), tf.int32)[:, tf.newaxis]
+    return Tokens(tokens.ids, tokens.starts + shift, tokens.ends + shift)
 
 
 def _sides(texts, size_B, truncation):

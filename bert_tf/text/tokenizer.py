@@ -101,23 +101,14 @@ class Tokenizer(tf.Module):
 
     def tokenize(self, texts: tf.Tensor) -> Tokens:
         """Return the `Tokens` of texts, string `(B,)`, without offsets."""
-        return self._in_halves(texts, self._ids)
+        return self._ids(texts)
 
     def tokenize_with_offsets(self, texts: tf.Tensor) -> Tokens:
         """Return the `Tokens` of texts, string `(B,)`, with character offsets.
 
         ["Unaffable!"] gives the ids of un ##aff ##able !, starts [0, 2, 5, 9], ends [2, 5, 9, 10].
         """
-        return self._in_halves(texts, self._ids_and_offsets)
-
-    def _in_halves(self, texts, tokens):
-        """Tokenize both halves of the batch, which TensorFlow runs in parallel in a graph."""
-        texts = tf.convert_to_tensor(texts)
-        if tf.executing_eagerly():
-            return tokens(texts)
-        middle = tf.size(texts) // 2
-        halves = [tokens(half) for half in (texts[:middle], texts[middle:])]
-        return concat_tokens(halves, axis=0)
+        return self._ids_and_offsets(texts)
 
     def _tokens(self, texts, with_offsets):
         is_plain = tf.strings.regex_full_match(texts, PLAIN_ASCII)
@@ -136,7 +127,15 @@ class Tokenizer(tf.Module):
         return map_tokens(lambda of: tf.gather(of, position), concat_tokens(tokens, axis=0))
 
     def _ascii(self, texts, with_offsets):
-        """Return the `Tokens` of `PLAIN_ASCII` texts, whose bytes are their characters."""
+        """Return the `Tokens` of `PLAIN_ASCII` texts, whose bytes are their characters.
+
+        Both halves of the batch are tokenized in parallel.
+        """
+        middle = tf.size(texts) // 2
+        halves = [self._ascii_half(half, with_offsets) for half in (texts[:middle], texts[middle:])]
+        return concat_tokens(halves, axis=0)
+
+    def _ascii_half(self, texts, with_offsets):
         if self._do_lower_case:
             texts = tf.strings.lower(texts)
         if with_offsets:

@@ -118,7 +118,7 @@ def test_literal_masks_are_never_split(monkeypatch):
     assert_same_ends(tokenize, texts, monkeypatch)
 
 
-def test_a_normal_text_is_tokenized_once_and_a_long_one_as_far_as_needed():
+def test_texts_are_tokenized_again_only_if_a_long_one_has_too_few_tokens():
     seen = []
 
     def tokenize(texts):
@@ -132,7 +132,7 @@ def test_a_normal_text_is_tokenized_once_and_a_long_one_as_far_as_needed():
     seen.clear()
     tokens = excerpts.tokenize_ends(tokenize, texts, 10)
     # For one text 160 bytes suffice; of the other, 640 are too few, and 2,560 exceed its length.
-    assert seen == [[158, 160], [640], [3, 158, 2100]]
+    assert seen == [[3, 158, 160], [3, 158, 640], [3, 158, 2100]]
     assert tokens.ids.row_lengths().numpy().tolist()[::2] == [2, 400]
 
 
