@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.packing import Packed, concat_segments, interleave, truncate
-from bert_tf.text.tokenizer import Tokens, map_tokens
+from bert_tf.text.packing import Packed, Ranges, gather_ranges, pack_ranges, range_indices
+from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
@@ -151,8 +151,8 @@ def pack_windows(
         tf.shape(length_B), tf.constant(max_seq_length - num_special_tokens, tf.int64)
     )
     if first is not None:
-        first = truncate(first, tf.fill(tf.shape(length_B), tf.constant(max_first, tf.int64)))
-        budget_B -= first.ids.row_lengths()
+        first_length_B = tf.minimum(first.ids.row_lengths(), max_first)
+        budget_B -= first_length_B
     # A stride longer than a window would skip tokens.
     step_B = tf.minimum(budget_B, doc_stride)
 
@@ -162,29 +162,38 @@ def pack_windows(
     example_W = numbers.value_rowids()
     begin_W = numbers.flat_values * tf.gather(step_B, example_W)
     length_W = tf.minimum(tf.gather(length_B, example_W) - begin_W, tf.gather(budget_B, example_W))
-    # Windows are ragged ranges of indices into the flat tokens of all texts, gathered at once.
     begin_in_all_W = tf.gather(long.ids.row_starts(), example_W) + begin_W
     indices = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
 
-    segments = [map_tokens(lambda ragged: tf.gather(ragged.flat_values, indices), long)]
-    if first is not None:
-        segments.insert(0, map_tokens(lambda ragged: tf.gather(ragged, example_W), first))
+    segments, ranges = [long], [[Ranges(begin_in_all_W, begin_in_all_W + length_W)]]
+    of_windows = [[Ranges(indices.row_splits[:-1], indices.row_splits[1:])]]
     # Only tokens of the long text are candidates, neither the question nor special tokens.
-    is_max_context = [tf.zeros_like(segment.ids, tf.bool) for segment in segments[:-1]]
-    is_max_context.append(_has_most_context(indices, tf.size(long.ids.flat_values, tf.int64)))
+    is_max_context = [_has_most_context(indices, tf.size(long.ids.flat_values, tf.int64))]
     # The text follows [CLS], or [CLS] question [SEP].
-    offset_W = 1 if first is None else 2 + segments[0].ids.row_lengths()
+    offset_W = tf.ones_like(example_W)
+    if first is not None:
+        first_begin_W = tf.gather(first.ids.row_starts(), example_W)
+        first_length_W = tf.gather(first_length_B, example_W)
+        segments.insert(0, first)
+        ranges.insert(0, [Ranges(first_begin_W, first_begin_W + first_length_W)])
+        of_windows.insert(0, ranges[0])
+        is_max_context.insert(0, tf.zeros_like(first.ids.flat_values, tf.bool))
+        offset_W += first_length_W + 1
     return Windows(
-        concat_segments(segments, vocabulary),
+        pack_ranges(segments, ranges, vocabulary),
         tf.cast(example_W, tf.int32),
         tf.cast(begin_W, tf.int32),
-        tf.cast(tf.broadcast_to(offset_W, tf.shape(example_W)), tf.int32),
-        interleave(is_max_context, False, False),
+        tf.cast(offset_W, tf.int32),
+        gather_ranges(
+            [False] * (1 + len(segments)),
+            is_max_context,
+            range_indices(is_max_context, of_windows),
+        ),
     )
 
 
 def _has_most_context(indices, num_tokens):
-    """Return whether a token has more context in its window than in any other, bool `(W, (T))`.
+    """Return whether a token has more context in its window than in any other, bool `(T,)`.
 
     The context is the shorter side's length plus 0.01 times the window's length, as in
     run_squad.py; of equal windows the first counts. `indices` are ragged token indices `(W, (T))`.
@@ -201,4 +210,4 @@ def _has_most_context(indices, num_tokens):
     # Of the windows with the largest context the first one counts: the smallest flat index.
     candidates = tf.where(context == tf.gather(largest, token), all_of_windows, tf.int64.max)
     chosen = tf.math.unsorted_segment_min(candidates, token, num_tokens)
-    return indices.with_flat_values(tf.gather(chosen, token) == all_of_windows)
+    return tf.gather(chosen, token) == all_of_windows

@@ -1,5 +1,9 @@
 """Pack one or two segments as [CLS] A [SEP] B [SEP], truncated.
 
+A packed sequence is a list of ranges of tokens. All ranges of a batch are gathered at once: each
+operation counts where a single text is served, and for the time that TensorFlow needs to optimize a
+graph.
+
 Shape suffixes: B sequences, (T) tokens of a segment and (L) of a packed sequence (both ragged).
 """
 
@@ -8,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.text.tokenizer import Tokens, map_tokens
+from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 
@@ -26,6 +30,18 @@ class Packed(NamedTuple):
     segment_ids: tf.RaggedTensor
     starts: tf.RaggedTensor | None = None
     ends: tf.RaggedTensor | None = None
+
+
+class Ranges(NamedTuple):
+    """A range of tokens per sequence, int64 `(B,)` each.
+
+    Attributes:
+        begin_B: Index of the first token, among the tokens of all texts.
+        end_B: Index after the last one.
+    """
+
+    begin_B: tf.Tensor
+    end_B: tf.Tensor
 
 
 def pack(
@@ -53,12 +69,13 @@ def pack(
     Raises:
         ValueError: `truncation` is none of these.
     """
-    kept_lengths = _kept_lengths(segments, token_budget(len(segments), max_seq_length))
-    segments = [
-        truncate(segment, keep, truncation)
-        for segment, keep in zip(segments, kept_lengths, strict=True)
+    lengths = [segment.ids.row_lengths() for segment in segments]
+    kept_lengths = _kept_lengths(lengths, token_budget(len(segments), max_seq_length))
+    ranges = [
+        _kept(Ranges(segment.ids.row_splits[:-1], segment.ids.row_splits[1:]), keep_B, truncation)
+        for segment, keep_B in zip(segments, kept_lengths, strict=True)
     ]
-    return concat_segments(segments, vocabulary)
+    return pack_ranges(segments, ranges, vocabulary)
 
 
 def token_budget(num_segments: int, max_seq_length: int) -> int:
@@ -66,87 +83,107 @@ def token_budget(num_segments: int, max_seq_length: int) -> int:
     return max_seq_length - num_segments - 1
 
 
-def concat_segments(segments: Sequence[Tokens], vocabulary: Vocabulary) -> Packed:
-    """Join one or two segments per sequence without truncation, as `pack`."""
-    cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
-    ids, *offsets = zip(*segments, strict=True)
-    segment_ids = [_column(ids[0], 0)]
-    for number, piece in enumerate(ids):
-        segment_ids += [tf.ones_like(piece) * number, _column(piece, number)]
+def pack_ranges(
+    segments: Sequence[Tokens], ranges: Sequence[Sequence[Ranges]], vocabulary: Vocabulary
+) -> Packed:
+    """Join ranges of tokens as [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+
+    Args:
+        segments: One or two `Tokens`, of any number of texts.
+        ranges: For each segment, the ranges of its tokens, one or more per sequence.
+        vocabulary: Provides the ids of [CLS] and [SEP].
+
+    Returns:
+        `Packed` of B sequences, with offsets if the segments have them.
+    """
+    ids = [segment.ids.flat_values for segment in segments]
+    indices = range_indices(ids, ranges)
+
+    def joined(columns, first, *separators):
+        return gather_ranges([first, *separators], columns, indices)
+
+    numbers = range(len(segments))
+    offsets = [
+        None
+        if column[0] is None
+        else joined([ragged.flat_values for ragged in column], -1, *(-1 for _ in numbers))
+        for column in zip(*(segment[1:] for segment in segments), strict=True)
+    ]
     return Packed(
-        interleave(ids, cls_id, sep_id),
-        tf.concat(segment_ids, axis=1),
-        *(None if pieces[0] is None else interleave(pieces, -1, -1) for pieces in offsets),
+        joined(ids, vocabulary["[CLS]"], *(vocabulary["[SEP]"] for _ in numbers)),
+        joined([tf.ones_like(ids[number]) * number for number in numbers], 0, *numbers),
+        *offsets,
     )
 
 
-def interleave(
-    pieces: Sequence[tf.RaggedTensor], first: int | bool, between: int | bool
+def range_indices(
+    columns: Sequence[tf.Tensor], ranges: Sequence[Sequence[Ranges]]
 ) -> tf.RaggedTensor:
-    """Concatenate `first`, then each piece followed by `between`.
+    """Return which values `gather_ranges` has to gather.
 
     Args:
-        pieces: Ragged `(B, (T))` each.
-        first: Value before the first piece, of the dtype of the pieces.
-        between: Value after each piece.
+        columns: For each of S segments, a value per token, `(T,)`.
+        ranges: For each segment, its ranges, one or more per sequence.
 
     Returns:
-        Ragged `(B, (L))`.
+        Ragged int64 `(B, (L))`: 0 for [CLS], then for segment s the indices of its tokens, which
+        begin at S + 1 for the first segment, and 1 + s for its [SEP].
     """
-    row = [_column(pieces[0], first)]
-    for piece in pieces:
-        row += [piece, _column(piece, between)]
-    return tf.concat(row, axis=1)
+    num_special = 1 + len(columns)
+    zeros_B = tf.zeros_like(ranges[0][0].begin_B)
+    begins, ends = [zeros_B], [zeros_B + 1]
+    shift = tf.constant(num_special, tf.int64)
+    for number, (column, of_segment) in enumerate(zip(columns, ranges, strict=True), start=1):
+        begins += [begin_B + shift for begin_B, _ in of_segment] + [zeros_B + number]
+        ends += [end_B + shift for _, end_B in of_segment] + [zeros_B + number + 1]
+        shift += tf.size(column, tf.int64)
+    indices = tf.ragged.range(*(tf.reshape(tf.stack(of, axis=1), [-1]) for of in (begins, ends)))
+    # The ranges of a sequence are joined.
+    return tf.RaggedTensor.from_row_splits(
+        indices.flat_values, indices.row_splits[:: len(begins)], validate=False
+    )
 
 
-def _kept_lengths(segments, budget):
+def gather_ranges(
+    special: Sequence[int | bool], columns: Sequence[tf.Tensor], indices: tf.RaggedTensor
+) -> tf.RaggedTensor:
+    """Join values of tokens and special tokens.
+
+    Args:
+        special: Value of [CLS] and of the [SEP] after each segment.
+        columns: For each segment, a value per token, `(T,)`.
+        indices: Result of `range_indices`.
+
+    Returns:
+        Ragged `(B, (L))`, of the dtype of the columns.
+    """
+    values = tf.concat([tf.constant(special, columns[0].dtype), *columns], axis=0)
+    return indices.with_flat_values(tf.gather(values, indices.flat_values))
+
+
+def _kept_lengths(lengths, budget):
     """Return the number of tokens to keep per segment, int64 `(B,)` each.
 
-    It equals that of popping tokens one by one from the longer segment (from B on a tie). For a
-    pair it is at most the segment's length.
+    It equals that of popping tokens one by one from the longer segment (from B on a tie).
     """
-    if len(segments) == 1:
-        return [tf.fill([segments[0].ids.nrows()], tf.cast(budget, tf.int64))]
-    length_a, length_b = (segment.ids.row_lengths() for segment in segments)
+    if len(lengths) == 1:
+        return [tf.minimum(lengths[0], budget)]
+    length_a, length_b = lengths
     # A keeps what B does not use of the budget, but may always keep half of it. That is rounded up
     # because ties truncate B.
     keep_a = tf.minimum(length_a, tf.maximum(budget - length_b, (budget + 1) // 2))
     return [keep_a, tf.minimum(length_b, budget - keep_a)]
 
 
-def truncate(segment: Tokens, keep_B: tf.Tensor, truncation: str = "head") -> Tokens:
-    """Truncate a segment.
-
-    Args:
-        segment: `Tokens` of B texts.
-        keep_B: int64 `(B,)`, maximum number of tokens.
-        truncation: "head", "tail" or "head_tail"; see `pack`.
-
-    Returns:
-        `Tokens`, with offsets if the segment has them.
-
-    Raises:
-        ValueError: `truncation` is none of these.
-    """
-    # Tokens to keep from the start; the rest of keep_B is kept from the end.
-    head_lengths = {"head": keep_B, "tail": tf.zeros_like(keep_B), "head_tail": (keep_B + 3) // 4}
-    if truncation not in head_lengths:
-        raise ValueError(f"truncation={truncation!r}: expected one of {', '.join(head_lengths)}")
-    first_B = head_lengths[truncation]
-
-    def kept(ragged):
-        row_T = ragged.value_rowids()
-        number_T = tf.range(tf.size(ragged.flat_values, out_type=tf.int64))
-        position_T = number_T - tf.gather(ragged.row_starts(), row_T)
-        # The tail starts where only the rest of the budget is left.
-        last_from_B = ragged.row_lengths() - (keep_B - first_B)
-        is_kept_T = position_T < tf.gather(first_B, row_T)
-        is_kept_T |= position_T >= tf.gather(last_from_B, row_T)
-        return tf.ragged.boolean_mask(ragged, ragged.with_flat_values(is_kept_T))
-
-    return map_tokens(kept, segment)
-
-
-def _column(ragged, value):
-    """Return a column `(B, 1)` of one value."""
-    return tf.fill([ragged.nrows(), 1], value)
+def _kept(complete, keep_B, truncation):
+    """Return the ranges of `keep_B` tokens of each text; see `pack`."""
+    begin_B, end_B = complete
+    head, tail = Ranges(begin_B, begin_B + keep_B), Ranges(end_B - keep_B, end_B)
+    if truncation == "head":
+        return [head]
+    if truncation == "tail":
+        return [tail]
+    if truncation != "head_tail":
+        raise ValueError(f"truncation={truncation!r}: expected one of head, tail, head_tail")
+    from_head_B = (keep_B + 3) // 4
+    return [Ranges(begin_B, begin_B + from_head_B), Ranges(end_B - keep_B + from_head_B, end_B)]
