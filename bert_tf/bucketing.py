@@ -23,5 +23,5 @@ def round_up_to_bucket(number: tf.Tensor | int) -> tf.Tensor:
     Returns:
         Scalar int32.
     """
-    number = tf.cast(number, tf.int32)
-    return tf.gather(BUCKET_SIZES, tf.searchsorted(BUCKET_SIZES, number[tf.newaxis])[0])
+    is_enough = BUCKET_SIZES >= tf.cast(number, tf.int32)
+    return tf.reduce_min(tf.where(is_enough, BUCKET_SIZES, BUCKET_SIZES[-1]))

@@ -140,7 +140,8 @@ class _Chunks:
 
     def end_of(self, first):
         """Return the index into `order_R` after the chunk that starts at `first`."""
-        return tf.minimum(first + tf.maximum(self.budget // self.sizes[first], 1), self.num_rows)
+        count = tf.maximum(self.budget // tf.gather(self.sizes, first), 1)
+        return tf.minimum(first + count, self.num_rows)
 
     def count(self):
         """Return the number of chunks."""
