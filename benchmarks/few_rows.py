@@ -22,7 +22,7 @@ import serving_report
 import tensorflow as tf
 
 from export.served_encoder import FILLER
-from export.served_products import Dense, Form, product
+from export.served_products import Form, dense_weights, product
 
 LAYERS, HIDDEN, INNER = 12, 768, 3072
 ROWS = (8, 16, 20, 26, 32, 48, 64, 128, 256)
@@ -47,7 +47,7 @@ def graph(dtype, filler, form):
         layer.kernel.assign(rng.normal(0, 0.02, (input_dim, units)))
         # TensorFlow removes a bias of zeros.
         layer.bias.assign(rng.normal(0, 0.02, units))
-        return Dense((layer,), dtype, **padding)
+        return dense_weights((layer,), dtype, **padding)
 
     layers = [
         (

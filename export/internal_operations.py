@@ -23,7 +23,7 @@ def softmax(scores: tf.Tensor) -> tf.Tensor:
 
 def layer_norm(x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float) -> tf.Tensor:
     """Return LayerNorm(x), float32 `(T, H)` like its input."""
-    tensors = [x_TH, tf.constant(gamma_H), tf.constant(beta_H)]
+    tensors = [x_TH, tf.convert_to_tensor(gamma_H), tf.convert_to_tensor(beta_H)]
     return operation("_MklLayerNorm", tensors, tf.float32, T=tf.float32, epsilon=epsilon)
 
 

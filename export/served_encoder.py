@@ -9,6 +9,7 @@ a product, N heads, D head size.
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ from bert_tf.layout import MASKED_SCORE, FlatLayout, with_defaults
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments, norm_of_inference
 from export.internal_operations import checked_for_bfloat16, layer_norm, softmax
-from export.served_products import Dense, Form, product
+from export.served_products import DenseWeights, Form, dense_weights, product
 
 # In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
 # suits all texts; a branch for short ones would save them 3 to 8% of the time, but hold a second
@@ -54,9 +55,9 @@ class ServedEncoder:
         has_short_branch = precision == "float32" and not is_portable
         self.short_tokens = SHORT_TOKENS if has_short_branch else 0
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
-        self._layers = [_ServedLayer(layer, precision) for layer in encoder.transformer]
+        self._layers = [_layer_weights(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.
-        self._pooler = Dense((encoder.pooler,), self.dtype)
+        self._pooler = dense_weights((encoder.pooler,), self.dtype)
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> None:
         """Return `None`: there is no dropout."""
@@ -111,10 +112,12 @@ class ServedEncoder:
             look_up=look_up,
         )
         states = [tf.cast(embedded_TH, self.dtype)]
+        # Traced once for all layers, whose weights are arguments. TensorFlow inlines the calls.
+        transformer_layer = tf.function(branch.transformer_layer, autograph=False)
         for layer in self._layers:
             # The pooler reads [CLS] only, so the last layer need not compute other tokens.
             cls_only = pooled_only and layer is self._layers[-1]
-            states.append(branch.transformer_layer(states[-1], layer, cls_only))
+            states.append(transformer_layer(states[-1], layer, cls_only))
         first_BH = states[-1] if pooled_only else tf.gather(states[-1], layout.starts_B)
         outputs = {"pooled": branch.product(first_BH, self._pooler, "Tanh")}
         if not pooled_only:
@@ -147,32 +150,45 @@ class _OneTextLayout:
         return table_PH[: self.length]
 
 
-class _Norm:
+class _NormWeights(NamedTuple):
     """Constants of a LayerNorm, float32 `(H,)`."""
 
-    def __init__(self, layer):
-        self.gamma, self.beta = np.asarray(layer.gamma), np.asarray(layer.beta)
-        self.epsilon = layer.epsilon
+    gamma: np.ndarray
+    beta: np.ndarray
+    epsilon: float
 
 
-class _ServedLayer:
+class _LayerWeights(NamedTuple):
     """Weights of a Transformer layer, with one product for queries, keys and values."""
 
-    def __init__(self, layer, precision):
-        """Add `FILLER` zeros to the feed-forward width if it would be slow.
+    projections: DenseWeights
+    attention_output: DenseWeights
+    intermediate: DenseWeights
+    output: DenseWeights
+    attention_norm: _NormWeights
+    output_norm: _NormWeights
 
-        The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
-        second matrix are 0 as well.
-        """
-        attention, width = layer.attention, layer.intermediate.units
-        filler = FILLER if precision == "float32" and width % SLOW_WIDTH == 0 else 0
-        dtype = {"float32": tf.float32, "bfloat16": tf.bfloat16, "int8": tf.qint8}[precision]
-        self.projections = Dense((attention.query, attention.key, attention.value), dtype)
-        self.attention_output = Dense((attention.output_dense,), dtype)
-        self.intermediate = Dense((layer.intermediate,), dtype, columns=filler)
-        self.output = Dense((layer.output_dense,), dtype, rows=filler)
-        self.attention_norm = _Norm(layer.attention_norm)
-        self.output_norm = _Norm(layer.output_norm)
+
+def _layer_weights(layer, precision):
+    """Return the weights of a layer, with `FILLER` zeros in the feed-forward width if it is slow.
+
+    The outputs do not change: the additional activations are gelu(0) = 0, and their rows of the
+    second matrix are 0 as well.
+    """
+    attention, width = layer.attention, layer.intermediate.units
+    filler = FILLER if precision == "float32" and width % SLOW_WIDTH == 0 else 0
+    dtype = {"float32": tf.float32, "bfloat16": tf.bfloat16, "int8": tf.qint8}[precision]
+    norms = [
+        _NormWeights(np.asarray(norm.gamma), np.asarray(norm.beta), norm.epsilon)
+        for norm in (layer.attention_norm, layer.output_norm)
+    ]
+    return _LayerWeights(
+        dense_weights((attention.query, attention.key, attention.value), dtype),
+        dense_weights((attention.output_dense,), dtype),
+        dense_weights((layer.intermediate,), dtype, columns=filler),
+        dense_weights((layer.output_dense,), dtype, rows=filler),
+        *norms,
+    )
 
 
 class _Branch:

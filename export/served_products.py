@@ -12,6 +12,7 @@ Shape suffixes: T rows, H inputs, F outputs of a product.
 
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -49,44 +50,51 @@ class Form(enum.Enum):
     PACKED = enum.auto()  # The same with packed weights.
 
 
-class Dense:
-    """Kernel `(H, F)` and bias `(F,)` of dense layers side by side, in the dtype of the products.
+class DenseWeights(NamedTuple):
+    """Weights of dense layers side by side, to be passed to a tf.function.
 
     Biases are constants of the graph, since each variable costs several operations in each loop and
     condition that it enters.
 
+    Attributes:
+        kernel: Variable `(H, F)`, in the dtype of the products.
+        bias: `(F,)`, in the dtype of the result.
+        range: float32 `(F,)`, the weight per column that 127 stands for; `None` if not in int8.
+    """
+
+    kernel: tf.Variable
+    bias: np.ndarray
+    range: np.ndarray | None = None
+
+
+def dense_weights(
+    layers: Sequence[keras.layers.Dense], dtype: tf.DType, rows: int = 0, columns: int = 0
+) -> DenseWeights:
+    """Return the weights of Keras layers with the same input.
+
     Args:
-        layers: Keras layers with the same input.
+        layers: The layers.
         dtype: dtype of the kernel; tf.qint8 for integers up to MAX_WEIGHT, scaled per column.
         rows: Number of rows of zeros below the kernel.
         columns: Number of columns of zeros to the right of kernel and bias.
     """
-
-    def __init__(
-        self,
-        layers: Sequence[keras.layers.Dense],
-        dtype: tf.DType,
-        rows: int = 0,
-        columns: int = 0,
-    ) -> None:
-        kernel, bias = (
-            np.concatenate([np.asarray(values) for values in of_layers], axis=-1)
-            for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
-        )
-        kernel = np.pad(kernel, [(0, rows), (0, columns)])
-        self.bias = np.pad(bias, (0, columns))
-        if dtype == tf.qint8:
-            largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
-            self.range = largest * (127 / MAX_WEIGHT)
-            integers = np.round(kernel / self.range * 127).astype(np.int8)
-            self.kernel = tf.Variable(tf.bitcast(integers, dtype), trainable=False)
-        else:
-            self.kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
+    kernel, bias = (
+        np.concatenate([np.asarray(values) for values in of_layers], axis=-1)
+        for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
+    )
+    kernel, bias = np.pad(kernel, [(0, rows), (0, columns)]), np.pad(bias, (0, columns))
+    if dtype != tf.qint8:
+        kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
+        return DenseWeights(kernel, bias.astype(dtype.as_numpy_dtype))
+    largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
+    range_F = largest * (127 / MAX_WEIGHT)
+    integers = np.round(kernel / range_F * 127).astype(np.int8)
+    return DenseWeights(tf.Variable(tf.bitcast(integers, dtype), trainable=False), bias, range_F)
 
 
 def product(
     x_TH: tf.Tensor,
-    dense: Dense,
+    dense: DenseWeights,
     form: Form,
     activation: str | None = None,
     residual: tf.Tensor | None = None,
@@ -103,7 +111,7 @@ def product(
     Returns:
         `(T, F)`.
     """
-    bias = tf.constant(dense.bias, x_TH.dtype)
+    bias = tf.convert_to_tensor(dense.bias)
     if dense.kernel.dtype == tf.qint8:
         return _int8_product(x_TH, dense, bias, activation, residual)
     if form is not Form.STANDARD:
@@ -149,7 +157,7 @@ def _int8_product(x_TH, dense, bias, activation, residual):
     tensors = [rounded_TH, tf.convert_to_tensor(dense.kernel), bias]
     if residual is not None:
         tensors.append(residual)
-    ranges = [low, high, tf.constant(-dense.range), tf.constant(dense.range)]
+    ranges = [low, high, -tf.convert_to_tensor(dense.range), tf.convert_to_tensor(dense.range)]
     return operation(
         INT8_PRODUCT,
         [*tensors, *ranges],

@@ -16,7 +16,7 @@ from bert_tf.layout import one_sequence, to_flat
 from bert_tf.model.encoder import Encoder
 from export import served_encoder, served_products
 from export.served_encoder import SHORT_TOKENS, ServedEncoder
-from export.served_products import Dense, has_packed_products, product
+from export.served_products import dense_weights, has_packed_products, product
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts
@@ -149,7 +149,7 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
     layer.build((None, 24))
     layer.kernel.assign(rng.normal(0, [0.1, 1, 10, 0.01, 3, 2, 1], (24, 7)))
     layer.bias.assign(rng.normal(0, 2, 7))
-    dense = Dense((layer,), tf.qint8)
+    dense = dense_weights((layer,), tf.qint8)
 
     @tf.function(autograph=False)
     def multiplied(x, residual):
