@@ -95,7 +95,7 @@ def test_random_texts_have_the_tokens_of_the_complete_text(tokenizer, monkeypatc
     texts = random_texts(500, seed=1)
     complete, read = assert_same_ends(tokenizer.tokenize_with_offsets, texts, monkeypatch)
     for mode in MODES:  # The excerpt is shorter than the text.
-        assert len(read[mode].ids.flat_values) < 0.8 * len(complete.ids.flat_values)
+        assert len(read[mode].ids.flat_values) < 0.9 * len(complete.ids.flat_values)
 
 
 @pytest.mark.slow
