@@ -136,6 +136,29 @@ def test_texts_are_tokenized_again_only_if_a_long_one_has_too_few_tokens():
     assert tokens.ids.row_lengths().numpy().tolist()[::2] == [2, 400]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("with_offsets", [False, True])
+def test_the_loop_in_a_graph_reads_as_much_as_without_a_graph(mode, with_offsets):
+    def tokenize(texts):
+        words = tf.strings.split(texts)
+        lengths = words.with_values(tf.strings.length(words.flat_values))
+        return Tokens(lengths, lengths - 1, lengths) if with_offsets else Tokens(lengths)
+
+    def read(texts):
+        return excerpts.tokenize_ends(tokenize, texts, 10, mode)
+
+    texts = tf.constant(["a b", "ab " * 400, " " * 900 + "abc " * 400 + " " * 900, ""])
+    traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    for some in (texts, texts[:1], texts[1:3], texts[:0]):
+        expected, actual = read(some), traced(some)
+        assert actual.ids.to_list() == expected.ids.to_list()
+        assert (actual.starts is None) == (not with_offsets)
+        if with_offsets:
+            assert actual.starts.to_list() == expected.starts.to_list()
+            assert actual.ends.to_list() == expected.ends.to_list()
+    assert 20 <= len(read(texts).ids[2]) <= 400
+
+
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("strip", [True, False])
 def test_characters_that_allow_a_cut_separate_words_and_are_not_transparent(lower, strip):
