@@ -350,9 +350,10 @@ def test_weights_start_truncated_normal_and_independent():
     for name, variable in model_variables(encoder).items():
         if name.endswith(("kernel", "embeddings")):
             values = variable.numpy()
-            assert np.abs(values).max() <= 0.04 and 0.015 < values.std() < 0.02, (
-                name
-            )  # The deviation of 0.02, truncated at two deviations, becomes 0.0176.
+            assert np.abs(values).max() <= 0.04, name
+            # The deviation of 0.02, truncated at two deviations, becomes 0.0176. Five standard
+            # errors, since the initial weights are random.
+            assert abs(values.std() - 0.0176) < 5 * 0.0176 / (2 * values.size) ** 0.5, name
         elif name in name_map.weight_shapes(config):
             np.testing.assert_array_equal(variable, 1.0 if name.endswith("gamma") else 0.0)
     attention = encoder.transformer[0].attention
