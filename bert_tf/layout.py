@@ -1,17 +1,24 @@
-"""Padded and flat layout: how the encoder's inputs are made and read.
+"""Packed and flat layout: how the encoder's inputs are made and read.
 
-`to_padded`, `to_flat` and `padded_to_flat` make them. `PaddedLayout` and `FlatLayout` tell the
-encoder which of the flattened tokens `(T, H)` form a sequence. These two have the same methods and
-the attribute `key_bias_B11L`. In both, attention runs on a `(B, L)` grid and everything else on
+Packed inputs have static shapes, as XLA requires: rows of one length that hold one or several
+sequences each. Padded inputs are packed ones with one sequence per row. Flat inputs are sequences
+stored back to back, of any total length.
+
+`to_packed`, `to_padded`, `to_flat` and `padded_to_flat` make them. `PackedLayout` and `FlatLayout`
+tell the encoder which of the flattened tokens `(T, H)` form a sequence; they have the same methods
+and the attribute `key_bias`. In both, attention runs on a grid of rows and everything else on
 flattened tokens.
 
-Shape suffixes: B sequences, L tokens of the longest sequence, possibly rounded up, (L) of each
-sequence (ragged), T flattened tokens, N heads, D head size, H hidden size (N * D), P positions.
+Shape suffixes: B sequences, R rows, L tokens of a row, S tokens of the longest sequence, (L) of
+each sequence (ragged), T flattened tokens, N heads, D head size, H hidden size (N * D), P
+positions.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
@@ -47,6 +54,165 @@ def to_padded(
         "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
         "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
     }
+
+
+ROW_LENGTHS = (64, 128, 256, 384, 512)  # Multiples of 128 above.
+SAMPLED_BATCHES = 64  # From which the numbers of rows are chosen.
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedShape:
+    """Static shapes of packed batches, of which XLA compiles one program each.
+
+    Attributes:
+        max_seq_length: S, maximum tokens per sequence.
+        row_counts: Numbers of rows, ascending. A batch has the smallest that holds its sequences;
+            the last one always does.
+    """
+
+    max_seq_length: int
+    row_counts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """L, tokens per row: one of `ROW_LENGTHS`, or a multiple of 128 above them."""
+        fitting = [length for length in ROW_LENGTHS if length >= self.max_seq_length]
+        return fitting[0] if fitting else -(-self.max_seq_length // 128) * 128
+
+    def rows_for(self, needed: int) -> int:
+        """Return the smallest of the numbers of rows that is enough."""
+        return next((count for count in self.row_counts if count >= needed), needed)
+
+    @classmethod
+    def of_lengths(
+        cls, lengths: np.ndarray, batch_size: int, max_seq_length: int, seed: int = 0
+    ) -> "PackedShape":
+        """Choose the shapes of batches drawn from sequences of these lengths.
+
+        Args:
+            lengths: int `(N,)`, tokens of all sequences, or of a sample of them.
+            batch_size: B, sequences per batch.
+            max_seq_length: Maximum tokens per sequence.
+            seed: Seed of the batches that are tried.
+
+        Returns:
+            Shapes with at most three numbers of rows: one that is enough for most batches, one for
+            all that were tried, and B.
+        """
+        rng = np.random.default_rng(seed)
+        length = cls(max_seq_length, ()).length
+        tried = [
+            int(assign_rows(rng.choice(lengths, batch_size), length)[0].max()) + 1
+            for _ in range(SAMPLED_BATCHES)
+        ]
+        most = int(np.quantile(tried, 0.75, method="higher"))
+        return cls(max_seq_length, tuple(sorted({most, max(tried), batch_size})))
+
+
+def assign_rows(lengths_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Put sequences into as few rows as first-fit decreasing finds.
+
+    Args:
+        lengths_B: int `(B,)`, tokens per sequence; at most `length`.
+        length: Tokens per row.
+
+    Returns:
+        The row of each sequence and the index of its first token in the row, int32 `(B,)` each.
+    """
+    row_B, offset_B = np.zeros(len(lengths_B), np.int32), np.zeros(len(lengths_B), np.int32)
+    free = np.full(max(len(lengths_B), 1), length)  # Tokens left per row.
+    for number in np.argsort(-lengths_B, kind="stable"):
+        row = int(np.argmax(free >= lengths_B[number]))
+        row_B[number], offset_B[number] = row, length - free[row]
+        free[row] -= lengths_B[number]
+    return row_B, offset_B
+
+
+def to_packed(
+    packed: Packed, vocabulary: Vocabulary, shape: PackedShape, num_sequences: int | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the packed layout, several of them per row.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        shape: Tokens per row and numbers of rows.
+        num_sequences: B; sequences without tokens are appended. Defaults to those of `packed`.
+
+    Returns:
+        Dict of int32 `(R, L)`: "input_ids", "segment_ids", "position_ids" and "sequence_ids", the
+        number of each token's sequence from 1, 0 for padding; and "token_indices" `(B, S)`, the
+        index of each token of a sequence among the R * L tokens, -1 for padding.
+    """
+    lengths_B = tf.cast(packed.input_ids.row_lengths(), tf.int32)
+    if num_sequences is not None:
+        lengths_B = tf.pad(lengths_B, [[0, num_sequences - tf.size(lengths_B)]])
+        lengths_B.set_shape([num_sequences])
+    tokens = (packed.input_ids.flat_values, packed.segment_ids.flat_values)
+    return _in_rows(*tokens, lengths_B, shape, vocabulary["[PAD]"])
+
+
+def padded_to_packed(
+    inputs: Mapping[str, tf.Tensor], shape: PackedShape, num_rows: tf.Tensor | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert a padded batch to the packed layout.
+
+    Args:
+        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+        shape: Tokens per row and numbers of rows.
+        num_rows: R. Defaults to the smallest number that is enough.
+
+    Returns:
+        Dict as of `to_packed`, with 0 instead of [PAD].
+    """
+    is_token_BL = inputs["input_mask"] > 0
+    tokens = (tf.boolean_mask(inputs[name], is_token_BL) for name in ("input_ids", "segment_ids"))
+    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
+    return _in_rows(*tokens, lengths_B, shape, pad_id=0, num_rows=num_rows)
+
+
+def rows_needed(input_mask_BL: tf.Tensor, shape: PackedShape) -> tf.Tensor:
+    """Return the number of rows of a padded batch in the packed layout, int32."""
+    return _assigned(tf.reduce_sum(input_mask_BL, axis=1), shape)[0]
+
+
+def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, pad_id, num_rows=None):
+    """Return the packed layout of tokens without padding."""
+    enough, starts_B = _assigned(lengths_B, shape)
+    num_rows = enough if num_rows is None else num_rows
+    position_T = tf.ragged.range(lengths_B).flat_values
+    sequence_T = tf.cast(tf.ragged.range(lengths_B).value_rowids(), tf.int32)
+    index_T = tf.gather(starts_B, sequence_T) + position_T
+
+    def in_rows(values_T, padding=0):
+        rows = tf.fill([num_rows * shape.length], padding)
+        rows = tf.tensor_scatter_nd_update(rows, index_T[:, tf.newaxis], values_T)
+        return tf.ensure_shape(tf.reshape(rows, [num_rows, shape.length]), [None, shape.length])
+
+    position_S = tf.range(shape.max_seq_length)
+    is_token_BS = position_S < lengths_B[:, tf.newaxis]
+    return {
+        "input_ids": in_rows(input_ids_T, pad_id),
+        "segment_ids": in_rows(segment_ids_T),
+        "position_ids": in_rows(position_T),
+        "sequence_ids": in_rows(sequence_T + 1),
+        "token_indices": tf.where(is_token_BS, starts_B[:, tf.newaxis] + position_S, -1),
+    }
+
+
+def _assigned(lengths_B, shape):
+    """Return the number of rows, and the index of each sequence's first token `(B,)`."""
+
+    def assign(lengths_B):
+        row_B, offset_B = assign_rows(lengths_B, shape.length)
+        num_rows = shape.rows_for(int(row_B.max(initial=0)) + 1)
+        return np.int32(num_rows), row_B * np.int32(shape.length) + offset_B
+
+    num_rows, starts_B = tf.numpy_function(
+        assign, [lengths_B], [tf.int32, tf.int32], stateful=False
+    )
+    num_rows.set_shape([])
+    return num_rows, tf.ensure_shape(starts_B, lengths_B.shape)
 
 
 def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> dict[str, tf.Tensor]:
@@ -148,44 +314,102 @@ def to_dense_like(values: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
         inputs: Encoder inputs in either layout.
 
     Returns:
-        `(B, L)` or `(B, L, C)`; L is that of padded inputs, or the longest sequence of flat ones.
+        `(B, S)` or `(B, S, C)`, as `by_sequence` returns outputs per token.
     """
     if not isinstance(values, tf.RaggedTensor):
         return values
-    # If L is not static, values and inputs have the same longest sequence.
-    length = None if "row_splits" in inputs else inputs["input_ids"].shape[1]
+    # If S is not static, values and inputs have the same longest sequence.
+    of_length = inputs.get("token_indices", inputs["input_ids"])
+    length = None if "row_splits" in inputs else of_length.shape[1]
     return values.to_tensor(0, shape=[None, length, *values.shape[2:]])
+
+
+def by_sequence(values: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Arrange outputs per token by sequence.
+
+    Args:
+        values: `(R, L, C)`, or `(T, C)` in the flat layout.
+        inputs: Encoder inputs in either layout.
+
+    Returns:
+        `(B, S, C)`, and is_token, bool `(B, S)`, false at padding, where values are undefined. S is
+        the longest sequence in the flat layout, L in a padded batch.
+    """
+    if "row_splits" in inputs:
+        splits = tf.cast(inputs["row_splits"], tf.int32)
+        rows = tf.RaggedTensor.from_row_splits(values[: splits[-1]], splits, validate=False)
+        return rows.to_tensor(), tf.sequence_mask(splits[1:] - splits[:-1])
+    if "token_indices" not in inputs:
+        return values, tf.cast(inputs["input_mask"], tf.bool)
+    index_BS = tf.cast(inputs["token_indices"], tf.int32)
+    layout = PackedLayout(inputs)
+    slot_T = layout.sequence_T * tf.shape(index_BS)[1] + layout.position_T
+    flat = tf.reshape(values, [-1, values.shape[-1]])
+    is_owned_T1 = layout.is_owned_T[:, tf.newaxis]
+    return _gather(flat, tf.maximum(index_BS, 0), slot_T, is_owned_T1), index_BS >= 0
 
 
 def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Return the number of tokens without padding, int32; 0 for inputs that are not tokens."""
-    counts = inputs["row_splits"][-1] if "row_splits" in inputs else inputs.get("input_mask", 0)
-    return tf.reduce_sum(tf.cast(counts, tf.int32))
+    if "row_splits" in inputs:
+        return tf.cast(inputs["row_splits"][-1], tf.int32)
+    if "sequence_ids" in inputs:
+        return tf.reduce_sum(tf.cast(inputs["sequence_ids"] > 0, tf.int32))
+    return tf.reduce_sum(tf.cast(inputs.get("input_mask", 0), tf.int32))
 
 
-class PaddedLayout:
-    """Layout of sequences padded to a common length L: T = B * L, in row-major order.
+class PackedLayout:
+    """Layout of rows of a common length L: T = R * L, in row-major order.
 
-    Dimensions of `input_mask` that are statically known stay static.
+    Dimensions that are statically known stay static.
 
     Args:
-        input_mask_BL: Int `(B, L)`; 1 marks a token, 0 padding.
+        inputs: Dict of int `(R, L)`. Either `input_mask`, 1 for tokens and 0 for padding, with one
+            sequence per row; or `sequence_ids`, `position_ids` and, `(B, S)`, `token_indices`, as
+            of `to_packed`.
 
     Attributes:
-        batch: B, an int if static, otherwise an int32 scalar.
+        rows: R, an int if static, otherwise an int32 scalar.
         length: L, an int if static, otherwise an int32 scalar.
-        key_bias_B11L: float32 `(B, 1, 1, L)`, added to the attention scores.
+        key_bias: float32 `(R, 1, 1, L)`, or `(R, 1, L, L)` with several sequences per row, added
+            to the attention scores.
+        rows_are_sequences: Whether a row of the attention grid is one sequence.
     """
 
-    def __init__(self, input_mask_BL: tf.Tensor) -> None:
-        shape = tf.shape(input_mask_BL)
-        self.batch = shape[0] if input_mask_BL.shape[0] is None else input_mask_BL.shape[0]
-        self.length = shape[1] if input_mask_BL.shape[1] is None else input_mask_BL.shape[1]
-        self.key_bias_B11L = _key_bias(tf.cast(input_mask_BL, tf.bool))
+    def __init__(self, inputs: Mapping[str, tf.Tensor]) -> None:
+        of_tokens = inputs["sequence_ids"] if "sequence_ids" in inputs else inputs["input_mask"]
+        shape = tf.shape(of_tokens)
+        self.rows = shape[0] if of_tokens.shape[0] is None else of_tokens.shape[0]
+        self.length = shape[1] if of_tokens.shape[1] is None else of_tokens.shape[1]
+        self._inputs = inputs
+        self._has_several = "sequence_ids" in inputs
+        self.rows_are_sequences = not self._has_several
+        if self._has_several:
+            # Padding attends to padding, which nothing reads.
+            is_same_RLL = of_tokens[:, :, tf.newaxis] == of_tokens[:, tf.newaxis, :]
+            self.key_bias = tf.where(is_same_RLL, 0.0, MASKED_SCORE)[:, tf.newaxis]
+        else:
+            self.key_bias = _key_bias(tf.cast(of_tokens, tf.bool))
 
-    def flatten(self, values_BL: tf.Tensor) -> tf.Tensor:
-        """Flatten per-token values `(B, L)` to `(T,)`."""
-        return tf.reshape(values_BL, [-1])
+    @property
+    def is_owned_T(self) -> tf.Tensor:
+        """Bool `(T,)`, true at tokens, with several sequences per row."""
+        return tf.reshape(self._inputs["sequence_ids"], [-1]) > 0
+
+    @property
+    def sequence_T(self) -> tf.Tensor:
+        """int32 `(T,)`, the sequence of each token, 0 at padding."""
+        sequence_ids_RL = tf.cast(self._inputs["sequence_ids"], tf.int32)
+        return tf.maximum(tf.reshape(sequence_ids_RL, [-1]) - 1, 0)
+
+    @property
+    def position_T(self) -> tf.Tensor:
+        """int32 `(T,)`, the position of each token in its sequence."""
+        return tf.reshape(tf.cast(self._inputs["position_ids"], tf.int32), [-1])
+
+    def flatten(self, values_RL: tf.Tensor) -> tf.Tensor:
+        """Flatten per-token values `(R, L)` to `(T,)`."""
+        return tf.reshape(values_RL, [-1])
 
     def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
         """Return the position embedding of each token.
@@ -197,37 +421,56 @@ class PaddedLayout:
             `(T, H)`, in the dtype of the table.
 
         Raises:
-            ValueError: The static length exceeds P.
+            ValueError: The static length of padded inputs exceeds P.
         """
+        if self._has_several:
+            return tf.gather(table_PH, self.position_T)
         if isinstance(self.length, int) and self.length > table_PH.shape[0]:
             raise ValueError(f"{self.length} tokens, {table_PH.shape[0]} positions: {TOO_LONG}")
         hidden = table_PH.shape[1]
         return tf.reshape(
-            tf.broadcast_to(table_PH[: self.length], [self.batch, self.length, hidden]),
+            tf.broadcast_to(table_PH[: self.length], [self.rows, self.length, hidden]),
             [-1, hidden],
         )
 
     def split_heads(self, vectors_TH: tf.Tensor, num_heads: int) -> tf.Tensor:
-        """Split flattened vectors `(T, H)` into heads `(B, N, L, D)`."""
+        """Split flattened vectors `(T, H)` into heads `(R, N, L, D)`."""
         head_size = vectors_TH.shape[-1] // num_heads
-        split_BLND = tf.reshape(vectors_TH, [self.batch, self.length, num_heads, head_size])
-        return tf.transpose(split_BLND, [0, 2, 1, 3])
+        split_RLND = tf.reshape(vectors_TH, [self.rows, self.length, num_heads, head_size])
+        return tf.transpose(split_RLND, [0, 2, 1, 3])
 
-    def merge_heads(self, context_BNLD: tf.Tensor) -> tf.Tensor:
-        """Merge heads `(B, N, L, D)` into flattened vectors `(T, H)`."""
-        return _merge_heads(context_BNLD)
+    def merge_heads(self, context_RNLD: tf.Tensor) -> tf.Tensor:
+        """Merge heads `(R, N, L, D)` into flattened vectors `(T, H)`."""
+        return _merge_heads(context_RNLD)
 
     def merge_heads_gradient(self, upstream_TH: tf.Tensor, num_heads: int) -> tf.Tensor:
-        """Return the gradient `(B, N, L, D)` of `merge_heads` for that of its output."""
+        """Return the gradient `(R, N, L, D)` of `merge_heads` for that of its output."""
         return self.split_heads(upstream_TH, num_heads)
 
     def cls_vectors(self, hidden_TH: tf.Tensor) -> tf.Tensor:
         """Return the [CLS] vector of each sequence, `(B, H)`."""
-        return self.unflatten(hidden_TH)[:, 0]
+        if not self._has_several:
+            return self.unflatten(hidden_TH)[:, 0]
+        cls_B = tf.maximum(tf.cast(self._inputs["token_indices"], tf.int32)[:, 0], 0)
+        return _gather(hidden_TH, cls_B, self.sequence_T, self._is_cls_T1)
+
+    def merge_cls_heads(self, context_RNLD: tf.Tensor) -> tf.Tensor:
+        """Merge the heads of the [CLS] token of each sequence, `(B, H)`."""
+        return self.cls_vectors(self.merge_heads(context_RNLD))
+
+    def merge_cls_heads_gradient(self, upstream_BH: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """Return the gradient `(R, N, L, D)` of `merge_cls_heads` for that of its output."""
+        upstream_TH = tf.gather(upstream_BH, self.sequence_T)
+        upstream_TH = tf.where(self._is_cls_T1, upstream_TH, tf.zeros([], upstream_TH.dtype))
+        return self.split_heads(upstream_TH, num_heads)
+
+    @property
+    def _is_cls_T1(self):
+        return (self.is_owned_T & (self.position_T == 0))[:, tf.newaxis]
 
     def unflatten(self, hidden_TH: tf.Tensor) -> tf.Tensor:
-        """Restore the layout of the inputs: `(T, H)` to `(B, L, H)`."""
-        return tf.reshape(hidden_TH, [self.batch, self.length, hidden_TH.shape[-1]])
+        """Restore the layout of the inputs: `(T, H)` to `(R, L, H)`."""
+        return tf.reshape(hidden_TH, [self.rows, self.length, hidden_TH.shape[-1]])
 
 
 class FlatLayout:
@@ -241,7 +484,8 @@ class FlatLayout:
 
     Attributes:
         length: L, an int32 scalar: the longest sequence, rounded up to a bucket.
-        key_bias_B11L: float32 `(B, 1, 1, L)`, added to the attention scores.
+        key_bias: float32 `(B, 1, 1, L)`, added to the attention scores.
+        rows_are_sequences: True, as a row of the attention grid is one sequence.
         row_T: int32 `(T,)`, the numbers 0 to T - 1.
         text_T: int32 `(T,)`, the sequence of each token.
         position_T: int32 `(T,)`, the position of each token in its sequence.
@@ -251,6 +495,8 @@ class FlatLayout:
     Raises:
         tf.errors.InvalidArgumentError: `row_splits` is malformed; raised when the graph runs.
     """
+
+    rows_are_sequences = True
 
     def __init__(self, inputs: Mapping[str, tf.Tensor]) -> None:
         splits = tf.cast(inputs["row_splits"], tf.int32)
@@ -281,14 +527,14 @@ class FlatLayout:
         self._is_token_BL = position_L < lengths_B[:, tf.newaxis]
         # Padding of the grid reads token 0 and is masked by the key bias.
         self.row_BL = tf.where(self._is_token_BL, starts_B[:, tf.newaxis] + position_L, 0)
-        self.key_bias_B11L = _key_bias(self._is_token_BL)
+        self.key_bias = _key_bias(self._is_token_BL)
 
     def flatten(self, values_T: tf.Tensor) -> tf.Tensor:
         """Return per-token values `(T,)` unchanged; they are flat already."""
         return tf.gather(values_T, self.row_T)
 
     def positions(self, table_PH: tf.Tensor) -> tf.Tensor:
-        """Return the position embedding of each token, as `PaddedLayout.positions`.
+        """Return the position embedding of each token, as `PackedLayout.positions`.
 
         Raises:
             tf.errors.InvalidArgumentError: A sequence has more than P tokens.
@@ -341,7 +587,7 @@ class FlatLayout:
         return hidden_TH
 
 
-Layout = PaddedLayout | FlatLayout
+Layout = PackedLayout | FlatLayout
 
 
 def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.Tensor]:
@@ -353,19 +599,19 @@ def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.T
         inputs: Encoder inputs in either layout, or `input_ids` `(B, L)` alone.
 
     Returns:
-        Dict of the inputs with `segment_ids` and, in the padded layout, `input_mask`.
+        Dict of the inputs with `segment_ids` and, in a padded batch, `input_mask`.
     """
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
     if "segment_ids" not in inputs:
         inputs["segment_ids"] = tf.zeros_like(inputs["input_ids"])
-    if "row_splits" not in inputs and "input_mask" not in inputs:
+    if not inputs.keys() & {"row_splits", "input_mask", "sequence_ids"}:
         inputs["input_mask"] = tf.ones_like(inputs["input_ids"])
     return inputs
 
 
 def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
-    """Return the layout of encoder inputs: flat with `row_splits`, else padded, by `input_mask`."""
-    return FlatLayout(inputs) if "row_splits" in inputs else PaddedLayout(inputs["input_mask"])
+    """Return the layout of encoder inputs: flat with `row_splits`, else packed."""
+    return FlatLayout(inputs) if "row_splits" in inputs else PackedLayout(inputs)
 
 
 def _key_bias(is_token_BL):

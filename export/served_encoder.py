@@ -149,7 +149,7 @@ class _OneTextLayout:
         self.text_T, self.starts_B = tf.zeros_like(self.row_T), tf.zeros([1], tf.int32)
         self.position_T, self.row_BL = self.row_T, self.row_T[tf.newaxis]
         key_bias_L = tf.where(self.row_T < count, 0.0, MASKED_SCORE)
-        self.key_bias_B11L = key_bias_L[tf.newaxis, tf.newaxis, tf.newaxis]
+        self.key_bias = key_bias_L[tf.newaxis, tf.newaxis, tf.newaxis]
 
     def flatten(self, values_T):
         return values_T
@@ -263,7 +263,7 @@ class _Branch:
         if self.is_portable:
             # TensorFlow's own softmax would add up in bfloat16.
             scores_BNLL = tf.cast(scores_BNLL, tf.float32)
-        bias_B11L = tf.cast(self.layout.key_bias_B11L, scores_BNLL.dtype)
+        bias_B11L = tf.cast(self.layout.key_bias, scores_BNLL.dtype)
         scores_BNLL = scores_BNLL * self.head_size**-0.5 + bias_B11L
         if self.is_portable:
             return tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)

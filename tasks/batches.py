@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.layout import to_dense_like
+from bert_tf.layout import PackedShape, to_dense_like, to_packed
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.windows import Windows
 
-Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.layout.to_flat or to_padded.
+Layout = Callable[..., dict[str, tf.Tensor]]  # bert_tf.layout.to_flat, to_padded or to_packed.
 # Maps indices of samples, int32 `(b,)`, to the model's inputs.
 Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
@@ -33,6 +33,7 @@ class WindowInputs:
         layout: Layout,
         length: int | None = None,
         num_parts: int = 1,
+        shape: PackedShape | None = None,
     ):
         """Put the row splits on the device.
 
@@ -40,11 +41,13 @@ class WindowInputs:
             windows: The packed sequences of all samples.
             sample_splits: int `(S + 1,)`, row splits of the windows by sample.
             vocabulary: The vocabulary of the ids.
-            layout: `to_flat` or `to_padded`.
+            layout: `to_flat`, `to_padded` or `to_packed`.
             length: Tokens per window of every batch, which then also has a fixed number of windows.
                 By default those of the batch.
             num_parts: Number of replicas between which Keras splits the inputs by their first axis.
+            shape: Shapes of packed batches.
         """
+        self.shape = shape
         self.windows, self.vocabulary = windows, vocabulary
         self.layout, self.length, self.num_parts = layout, length, num_parts
         self.windows_of_samples = tf.RaggedTensor.from_row_splits(
@@ -79,6 +82,9 @@ class WindowInputs:
         parts = [tf.gather(part, numbers) for part in self.windows.packed[:2]]
         if self.length is None:
             return self.layout(Packed(*parts), self.vocabulary)
+        if self.shape is not None:
+            num_sequences = count * (self.max_choices or 1)
+            return to_packed(Packed(*parts), self.vocabulary, self.shape, num_sequences)
         inputs = self.layout(Packed(*parts), self.vocabulary, length=self.length)
         num_rows = count * (self.max_choices or 1)
         return {name: _with_rows(values, num_rows) for name, values in inputs.items()}

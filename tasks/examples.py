@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.layout import PackedShape, to_packed
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.batches import BatchBuilder, Inputs, Layout, WindowInputs
 from tasks.windows import Windows, concat
@@ -148,9 +149,10 @@ class EncodedExamples:
             examples: Texts and labels.
             windows: The examples' packed sequences.
             vocabulary: The vocabulary of the ids.
-            layout: `to_flat` or `to_padded` of bert_tf.layout; XLA requires the latter.
-            static_shape: Pad all batches to max_seq_length and to the same number of samples, with
-                samples of weight 0, so that XLA compiles once.
+            layout: `to_flat`, `to_padded` or `to_packed` of bert_tf.layout; XLA requires one of the
+                last two.
+            static_shape: Give all batches the same number of samples, with samples of weight 0, and
+                pad windows to max_seq_length or pack them, so that XLA compiles few programs.
         """
         self.task, self.examples, self.windows = task, examples, windows
         self.vocabulary, self.layout, self.static_shape = vocabulary, layout, static_shape
@@ -213,7 +215,7 @@ class EncodedExamples:
         ]
         return _dataset(
             np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas),
-            self._with_targets(self._weights_of_samples()),
+            self._with_targets(self._weights_of_samples(), global_batch_size // num_replicas),
         )
 
     def fit_batches(
@@ -254,7 +256,9 @@ class EncodedExamples:
         rows = tf.data.Dataset.range(num_steps).map(
             lambda step: numbers[tf.minimum(step + first_step, last)]
         )
-        return _mapped(rows, self._with_targets(self._weights_of_samples(), multiple_of))
+        return _mapped(
+            rows, self._with_targets(self._weights_of_samples(), batch_size, multiple_of)
+        )
 
     def _weights_of_samples(self):
         """Return the loss weight per sample, of task and rows, or `None` if all are 1."""
@@ -273,7 +277,7 @@ class EncodedExamples:
     def validation_batches(self, global_batch_size: int) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights) in file order, for `validation_data` of fit."""
         numbers = _batched(np.arange(len(self)), global_batch_size)
-        return _dataset(numbers, self._with_targets(None))
+        return _dataset(numbers, self._with_targets(None, global_batch_size))
 
     def evaluation_batches(
         self, order: np.ndarray, replica_batch_size: int, num_replicas: int = 1
@@ -289,21 +293,26 @@ class EncodedExamples:
             Dataset whose is_sample, int32 `(B,)`, is 0 for padding samples.
         """
         numbers = _batched(order, replica_batch_size * num_replicas)
-        builder = BatchBuilder(self._inputs(), self.static_shape)
+        builder = BatchBuilder(self._inputs(replica_batch_size), self.static_shape)
         return _dataset(numbers.reshape(-1, replica_batch_size), builder.evaluation_batch)
 
     def by_length(self) -> np.ndarray:
-        """Return sample indices `(S,)`, longest first, so that batches contain little padding."""
+        """Return sample indices `(S,)`, longest first, so that batches contain little padding.
+
+        The order of packed batches is random, so that they have few shapes.
+        """
+        if self.layout is to_packed:
+            return np.random.default_rng(0).permutation(len(self))
         lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
         longest_S = np.maximum.reduceat(lengths_W, self.sample_splits[:-1])
         return np.argsort(-longest_S, kind="stable")
 
-    def _with_targets(self, weights_S, multiple_of=1):
+    def _with_targets(self, weights_S, batch_size, multiple_of=1):
         """Return the function from sample indices to a training batch."""
         if weights_S is None:
             weights_S = np.ones(len(self))
         builder = BatchBuilder(
-            self._inputs(multiple_of),
+            self._inputs(batch_size, multiple_of),
             self.static_shape,
             self.labels,
             self.weights,
@@ -312,8 +321,13 @@ class EncodedExamples:
         )
         return builder.training_batch
 
-    def _inputs(self, num_parts: int = 1) -> Inputs:
+    def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
         """Return the function from sample indices to inputs that Keras splits into parts."""
+        shape, splits = None, self.sample_splits
+        if self.layout is to_packed:
+            lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
+            num_sequences = batch_size * int(np.max(splits[1:] - splits[:-1]))
+            shape = PackedShape.of_lengths(lengths_W, num_sequences, self.task.max_seq_length)
         return WindowInputs(
             self.windows,
             self.sample_splits,
@@ -321,6 +335,7 @@ class EncodedExamples:
             self.layout,
             self.task.max_seq_length if self.static_shape else None,
             num_parts,
+            shape,
         )
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import bert_tf.train.losses
 import bert_tf.train.optimizer  # noqa: F401  Registers losses and AdamW for compiled models.
 from bert_tf.config import BertConfig
-from bert_tf.layout import MASKED_SCORE
+from bert_tf.layout import MASKED_SCORE, by_sequence
 from bert_tf.model.dense import dense
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.fused_ops import dropout
@@ -154,13 +154,7 @@ class _TokenWise(_Model):
         """Return scores `(B, L, C)`, and is_token, bool `(B, L)`, false at padding."""
         seed = self.encoder.dropout_seed(training, seed)
         sequence = self.encoder(inputs, training=training, seed=seed)["sequence"]
-        scores = self.scores(sequence, seed)
-        if "row_splits" not in inputs:
-            return scores, tf.cast(inputs["input_mask"], tf.bool)
-        splits = tf.cast(inputs["row_splits"], tf.int32)
-        rows = tf.RaggedTensor.from_row_splits(scores[: splits[-1]], splits, validate=False)
-        lengths_B = splits[1:] - splits[:-1]
-        return rows.to_tensor(), tf.sequence_mask(lengths_B)
+        return by_sequence(self.scores(sequence, seed), inputs)
 
 
 @keras.saving.register_keras_serializable("bert_tf", name="TokenModel")

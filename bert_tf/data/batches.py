@@ -21,11 +21,12 @@ from bert_tf.config import BertConfig
 from bert_tf.data import masking, pieces, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.layout import padded_to_flat
+from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed, rows_needed
 from bert_tf.text.vocabulary import Vocabulary
 
 ToLayout = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
 BLOCK_EXAMPLES = 1 << 16
+SAMPLED_EXAMPLES = 1024  # Whose lengths stand for those of all.
 READ_BYTES = 1 << 18  # As `tf.data.TFRecordDataset`.
 PIECES_PER_BLOCK = 16  # Of large shards, so that a block mixes examples of many parts of a file.
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
@@ -151,6 +152,13 @@ class PretrainingDataset:
 
         blocks = tf.data.Dataset.range(len(self._pieces.records)).map(block)
         return self._batches(blocks, 0, batch_size, layout, drop_remainder=False)
+
+    def sequence_lengths(self) -> np.ndarray:
+        """Return the number of tokens of the first `SAMPLED_EXAMPLES` examples, int `(N,)`."""
+        lengths = self.evaluation_batches(
+            SAMPLED_EXAMPLES, lambda examples: {"": tf.reduce_sum(examples["input_mask"], axis=1)}
+        )
+        return next(iter(lengths))[""].numpy()
 
     def _training_blocks(self, position):
         """Return a dataset of (epoch, pieces, order of their records), one block per element.
@@ -364,5 +372,41 @@ def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         **flat,
         **{name: examples[name] for name in tf_examples.MASKS},
         "masked_lm_positions": examples["masked_lm_positions"] + starts_B[:, tf.newaxis],
+        tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
+    }
+
+
+def pack_examples(
+    examples: Mapping[str, tf.Tensor], shape: PackedShape, num_parts: int = 1
+) -> dict[str, tf.Tensor]:
+    """Return examples in the packed layout, several per row.
+
+    Args:
+        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
+        shape: Tokens per row and numbers of rows.
+        num_parts: With gradient accumulation, the number of consecutive batches among the examples.
+            They get the same number of rows and are stacked on a new first axis.
+
+    Returns:
+        Dict with the inputs of `padded_to_packed`, masked_lm_positions `(B, P)` relative to all
+        tokens, the other masked_lm_* tensors and next_sentence_labels `(B,)`.
+    """
+    if num_parts == 1:
+        return _pack(examples, shape)
+    names = list(examples)
+    split = zip(*(tf.split(examples[name], num_parts) for name in names), strict=True)
+    parts = [dict(zip(names, values, strict=True)) for values in split]
+    needed = [rows_needed(part["input_mask"], shape) for part in parts]
+    packed = [_pack(part, shape, tf.reduce_max(needed)) for part in parts]
+    return {name: tf.stack([part[name] for part in packed]) for name in packed[0]}
+
+
+def _pack(examples, shape, num_rows=None):
+    packed = padded_to_packed(examples, shape, num_rows)
+    starts_B1 = packed["token_indices"][:, :1]
+    return {
+        **packed,
+        **{name: examples[name] for name in tf_examples.MASKS},
+        "masked_lm_positions": examples["masked_lm_positions"] + starts_B1,
         tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
     }

@@ -198,8 +198,9 @@ class Encoder(keras.layers.Layer):
             if self.recompute and seed is not None and not output_hidden_states:
                 # Only hidden states are returned; returning the probabilities as well would make
                 # recompute_grad differentiate them too.
-                hidden_of = functools.partial(_hidden_of, layer, options)
-                hidden_TH = tf.recompute_grad(hidden_of)(hidden_TH)
+                hidden_of = tf.recompute_grad(functools.partial(_hidden_of, layer, options))
+                weights = [tf.convert_to_tensor(weight) for weight in layer.weights]
+                hidden_TH = hidden_of(hidden_TH, *weights)
             else:
                 hidden_TH, probs_BNLL, recompute_hidden = layer(
                     hidden_TH, recompute_hidden=recompute_hidden, **options
@@ -236,6 +237,10 @@ class Encoder(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
-def _hidden_of(layer, options, hidden_TH):
-    """Return the hidden states of a layer alone."""
-    return layer(hidden_TH, **options)[0]
+def _hidden_of(layer, options, hidden_TH, *weights):
+    """Return the hidden states of a layer as a function of the values of its weights.
+
+    tf.recompute_grad differentiates arguments, but not tensors that a function only reads.
+    """
+    with keras.StatelessScope(list(zip(layer.weights, weights, strict=True))):
+        return layer(hidden_TH, **options)[0]

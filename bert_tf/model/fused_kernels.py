@@ -28,6 +28,13 @@ _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.
 
 Tensors = tuple[tf.Tensor, ...]
 MIN_WIDTH = 128  # The hidden size of the smallest published model.
+_is_enabled = True
+
+
+def compile_kernels(enabled: bool) -> None:
+    """Turn the compilation of kernels by XLA on or off for this process."""
+    global _is_enabled
+    _is_enabled = enabled
 
 
 def fused_op(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +56,7 @@ def fused_op(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(width, *tensors, **options):
         specs = tuple((tensor.dtype, tensor.shape.rank) for tensor in tensors)
-        function = traced(width >= MIN_WIDTH, specs, tuple(sorted(options.items())))
+        function = traced(_is_enabled and width >= MIN_WIDTH, specs, tuple(sorted(options.items())))
         return function(*tensors)
 
     return call

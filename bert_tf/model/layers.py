@@ -149,9 +149,15 @@ class Embeddings(keras.layers.Layer):
         if look_up is None:
             embeddings_VH = tf.convert_to_tensor(self.word_embeddings_VH)
             look_up = functools.partial(tf.gather, embeddings_VH)
+        types_H = tf.convert_to_tensor(self.token_type_embeddings)
+        if seed is None:
+            type_TH = tf.gather(types_H, segment_ids_T)
+        else:
+            # The gradient of a lookup adds T rows to two, one after the other on a GPU.
+            type_TH = tf.matmul(tf.one_hot(segment_ids_T, types_H.shape[0]), types_H)
         summed_TH = (
             look_up(input_ids_T)
-            + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
+            + type_TH
             + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
         )
         return fused_ops.dropout(
@@ -203,11 +209,14 @@ class SelfAttention(keras.layers.Layer):
 
         Returns:
             Projected context, `(T, H)`, and the attention probabilities before dropout, float32
-            `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`.
+            `(B, N, L, L)`. With `cls_only`, `(B, H)` and `(B, N, 1, L)`; the latter for one
+            sequence per row.
         """
         num_heads = self.config.num_attention_heads
         head_size = self.config.hidden_size // num_heads
-        if cls_only:
+        # In a row of several sequences, the queries of all tokens share one product with its keys.
+        is_cls_query = cls_only and layout.rows_are_sequences
+        if is_cls_query:
             k_TH, v_TH = linears(hidden_TH, (self.key, self.value), seed, recompute_hidden)
             q_BH = linear(layout.cls_vectors(hidden_TH), self.query, seed)
             q_BNLD = tf.reshape(q_BH, [-1, num_heads, 1, head_size])
@@ -222,13 +231,16 @@ class SelfAttention(keras.layers.Layer):
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
         # In training, only needed if attentions are returned; otherwise graph pruning removes it.
         probs_BNLL = tf.nn.softmax(
-            tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias_B11L
+            tf.cast(scores_BNLL, tf.float32) * head_size**-0.5 + layout.key_bias
         )
         merge: Callable[[tf.Tensor], tf.Tensor] = layout.merge_heads
         merge_gradient = functools.partial(layout.merge_heads_gradient, num_heads=num_heads)
-        if cls_only:
+        if is_cls_query:
             merge = functools.partial(tf.reshape, shape=[-1, self.config.hidden_size])
             merge_gradient = functools.partial(tf.reshape, shape=[-1, num_heads, 1, head_size])
+        elif cls_only:
+            merge = layout.merge_cls_heads
+            merge_gradient = functools.partial(layout.merge_cls_heads_gradient, num_heads=num_heads)
         if seed is None:
             context_TH = merge(tf.matmul(tf.cast(probs_BNLL, v_BNLD.dtype), v_BNLD))
             return linear(context_TH, self.output_dense, seed), probs_BNLL
@@ -238,7 +250,7 @@ class SelfAttention(keras.layers.Layer):
             v_BNLD,
             tf.convert_to_tensor(self.output_dense.kernel),
             tf.convert_to_tensor(self.output_dense.bias),
-            layout.key_bias_B11L,
+            layout.key_bias,
             merge,
             merge_gradient,
             self.config.attention_probs_dropout_prob,

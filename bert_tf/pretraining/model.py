@@ -138,8 +138,8 @@ class PretrainingModel(keras.Model):
         """Run the encoder and both heads.
 
         Args:
-            inputs: Encoder inputs in either layout, and `masked_lm_positions`, int `(B, P)`. In the
-                flat layout, positions index all T tokens.
+            inputs: Encoder inputs in either layout, and `masked_lm_positions`, int `(B, P)`:
+                indices of flattened tokens or, in a padded batch, of the example's.
             training: Turns dropout on.
             seed: int64 `(2,)`, the dropout seed; see `Encoder`.
 
@@ -153,12 +153,12 @@ class PretrainingModel(keras.Model):
         look_up, project = tied_embeddings(embeddings_VH, self.masked_lm.compute_dtype, seed)
         outputs = self.encoder(inputs, training=training, seed=seed, look_up=look_up)
         hidden_TH = outputs["sequence"]
-        if "row_splits" not in inputs:
-            # In the padded layout positions count within an example; the offset of the example
-            # turns them into indices of flattened tokens.
+        if not inputs.keys() & {"row_splits", "sequence_ids"}:
+            # In a padded batch positions count within an example; the offset of the example turns
+            # them into indices of flattened tokens.
             length = tf.shape(hidden_TH)[1]
             positions_BP += tf.range(tf.shape(hidden_TH)[0])[:, tf.newaxis] * length
-            hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])
+        hidden_TH = tf.reshape(hidden_TH, [-1, self.config.hidden_size])
         masked_NH = tf.gather(hidden_TH, tf.reshape(positions_BP, [-1]))
         logits_NV = self.masked_lm(masked_NH, project=project, seed=seed)
         shape = [-1, positions_BP.shape[1] or tf.shape(positions_BP)[1], self.config.vocab_size]
@@ -187,13 +187,16 @@ def to_batch(examples: Mapping[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], .
         Tuple (inputs, labels, weights) of dicts. Labels and weights are keyed "masked_lm" `(B, P)`
         and "next_sentence" `(B,)`.
     """
-    names = ("input_ids", "input_mask", "segment_ids", "row_splits", "masked_lm_positions")
+    labels = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
     labels_B = examples["next_sentence_labels"]
+    weights_B = tf.ones_like(labels_B, tf.float32)
+    if "token_indices" in examples:  # Examples without tokens fill up the batch.
+        weights_B = tf.cast(examples["token_indices"][..., 0] >= 0, tf.float32)
     return (
-        {name: examples[name] for name in names if name in examples},
+        {name: values for name, values in examples.items() if name not in labels},
         {"masked_lm": examples["masked_lm_ids"], "next_sentence": labels_B},
         {
             "masked_lm": examples["masked_lm_weights"],
-            "next_sentence": tf.ones_like(labels_B, tf.float32),
+            "next_sentence": weights_B,
         },
     )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.layout import PaddedLayout
+from bert_tf.layout import PackedLayout
 from bert_tf.model import encoder as encoder_module
 from bert_tf.model import fused_kernels
 from bert_tf.weights import h5_file, name_map
@@ -143,7 +143,7 @@ def test_equals_the_activations_of_the_real_bert_tiny(data_dir):
     }
     encoder = make_encoder(config, {**weights, **found})
     hidden_TH = tf.constant(expected["embedding_output"], tf.float32)
-    layout = PaddedLayout(tf.ones((1, 10), tf.int32))
+    layout = PackedLayout({"input_mask": tf.ones((1, 10), tf.int32)})
     for layer in encoder.transformer:
         hidden_TH, *_ = layer(hidden_TH, layout=layout)
     pooled_BH = encoder.pooler(layout.cls_vectors(hidden_TH))

@@ -11,7 +11,7 @@ from bert_tf import AdamW
 from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
 from bert_tf.layout import FlatLayout, to_flat, to_padded
 from bert_tf.text.packing import Packed
-from bert_tf.train.distribution import choose_layout, distribute
+from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
@@ -221,18 +221,6 @@ def test_training_and_evaluation_are_equal_in_both_layouts(config, vocabulary, n
     np.testing.assert_allclose(logits[to_flat], logits[to_padded], atol=1e-4)
     for path, values in weights[to_padded].items():
         np.testing.assert_allclose(weights[to_flat][path], values, atol=1e-4, err_msg=path)
-
-
-def test_fine_tuning_is_flat_unless_xla_compiles():
-    assert choose_layout(tf.distribute.get_strategy()) is to_flat
-    # XLA does not compile here.
-    on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)
-    assert choose_layout(on_tpu) is to_padded
-    tf.config.optimizer.set_jit(True)
-    try:
-        assert choose_layout(tf.distribute.get_strategy()) is to_padded
-    finally:
-        tf.config.optimizer.set_jit(False)
 
 
 def test_flat_is_close_to_padded_in_bfloat16(config, vocabulary):
