@@ -32,7 +32,8 @@ from bert_tf.errors import UserError
 
 import_tensorflow()  # As in the commands.
 
-from bert_tf.train.distribution import choose_layout, make_strategy
+from bert_tf.layout import to_flat
+from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
@@ -114,7 +115,7 @@ def _complete_run(settings, test, name):
     encoded = EncodedExamples.encode(
         trained.task.reader.load_examples(str(test)),
         trained.serving.pipeline,
-        choose_layout(strategy),
+        to_flat,
     )
     report = Evaluator(trained.task, trained.network, strategy).report(encoded)
     metrics = {key: value for key, value in report.items() if isinstance(value, float)}

@@ -9,6 +9,8 @@ import os
 from bert_tf.lazy_names import lazy_names
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# TensorFlow takes all memory of all GPUs otherwise, also for a process that exports or tokenizes.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,

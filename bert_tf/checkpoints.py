@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step)")  # Names that are not of the model.
+# Names that are not of the model.
+OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
 
 
 def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Variable]":

@@ -295,7 +295,7 @@ def _import_silently():
         try:
             import tensorflow as tf
 
-            tf.config.list_physical_devices()
+            gpus = tf.config.list_physical_devices("GPU")
         except BaseException:
             noise.seek(0)
             os.write(kept, noise.read())
@@ -303,6 +303,13 @@ def _import_silently():
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    if os.path.exists(_NVIDIA_DEVICE) and not gpus and not is_hidden:
+        raise UserError(
+            "this machine has an NVIDIA GPU that TensorFlow cannot use, because libraries of CUDA "
+            "are missing; run pip install 'tensorflow[and-cuda]', or set CUDA_VISIBLE_DEVICES=-1 "
+            "to run on the processor"
+        )
 
 
 def _limit_arenas():

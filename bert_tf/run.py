@@ -35,6 +35,7 @@ from bert_tf.versions import versions
 MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 # These divide a global batch, which leaves its loss and gradient as they are.
 MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
+MAY_CHANGE |= {"compile", "steps_per_execution"}
 
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
 # Types of the entries of train.json that are read later.
@@ -260,7 +261,9 @@ class Run:
         before = self.train["settings"]
         now = json.loads(json.dumps(settings))  # As read from JSON: tuples become lists.
         for name in sorted(set(before) | set(now)):
-            if before.get(name) != now.get(name) and name not in MAY_CHANGE:
+            # "auto" becomes a precision once TensorFlow is imported.
+            is_open = name in MAY_CHANGE or (name, now.get(name)) == ("precision", "auto")
+            if before.get(name) != now.get(name) and not is_open:
                 raise UserError(
                     f"--{name}: was {before.get(name)!r} when {self.path} was created, is now "
                     f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -184,6 +185,7 @@ def _run_isolated(moved, scratch):
         capture_output=True,
         text=True,
         cwd=scratch,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
     )
     if done.returncode:
         raise UserError(

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from bert_tf.layout import MASKED_SCORE
 from bert_tf.progress import Progress
+from bert_tf.train.compilation import compile_with_weights
 from bert_tf.train.distribution import distribute, gather
 from tasks.batches import Inputs
 from tasks.examples import EncodedExamples
@@ -30,6 +31,7 @@ class Evaluator:
         strategy: tf.distribute.Strategy,
         replica_batch_size: int = 64,
         log: Callable[[str], None] = lambda line: None,
+        is_compiled: bool = False,
     ):
         """Keep the arguments.
 
@@ -39,8 +41,12 @@ class Evaluator:
             strategy: Distribution strategy.
             replica_batch_size: Samples per replica and step.
             log: Callable that takes lines of progress.
+            is_compiled: Compiles the model with XLA, which requires examples with static shapes.
         """
         self.task, self.model, self.strategy = task, model, strategy
+        self._on_replica = self._outputs_of_replica
+        if is_compiled:
+            self._on_replica = compile_with_weights(model, self._outputs_of_replica, strategy)
         self.replica_batch_size, self.log = replica_batch_size, log
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
@@ -121,12 +127,12 @@ class Evaluator:
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _forward(self, batch):
-        def on_replica(batch):
-            inputs, is_sample_B = batch
-            outputs = self.model(inputs)
-            return {name: self._filled(values) for name, values in outputs.items()}, is_sample_B
+        return self.strategy.run(self._on_replica, args=(batch,))
 
-        return self.strategy.run(on_replica, args=(batch,))
+    def _outputs_of_replica(self, batch):
+        inputs, is_sample_B = batch
+        outputs = self.model(inputs)
+        return {name: self._filled(values) for name, values in outputs.items()}, is_sample_B
 
     def _filled(self, values):
         """Pad outputs per token to max_seq_length, so that batches and replicas can be joined."""
@@ -168,7 +174,7 @@ class FeatureExamples(EncodedExamples):
         self.log(f"extracting features of {len(self)} rows, once")
         return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
 
-    def _inputs(self, num_parts: int = 1) -> Inputs:
+    def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
         return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 

@@ -1,5 +1,6 @@
 """Fine-tuning from files: reads data and weights, and trains in a run directory."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from bert_tf.train.distribution import (
     is_chief,
     make_strategy,
     names_lost_worker,
+    resolve_precision,
     use_precision,
 )
 from bert_tf.weights.sources import read_pretrained
@@ -46,6 +48,9 @@ def finetune(
     """
     # First of all, because a multi-worker strategy must be created before TensorFlow runs anything.
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    settings = dataclasses.replace(
+        settings, precision=resolve_precision(settings.precision, strategy)
+    )
     with Run.writing(settings.output_dir, is_chief(strategy)):
         training = read(settings, log, strategy)
         run = training.open_run()

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
-from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
 from tasks import compiling, streaming
 from tasks.evaluation import FeatureExamples
@@ -40,8 +39,7 @@ def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
     """
     if isinstance(x, EncodedExamples):
         return x
-    layout = choose_layout(model.distribute_strategy)
-    return EncodedExamples.encode(examples_of(model.task, x, y), model.serving.pipeline, layout)
+    return EncodedExamples.encode(examples_of(model.task, x, y), model.serving.pipeline, to_flat)
 
 
 def fit(

@@ -145,7 +145,9 @@ def _settings_of(model: TaskModel, given: dict[str, Any]) -> TrainingSettings:
         **{name: of_task[name] for name in of_task.keys() & _FIELDS},
         "seed": model.seed,
         "frozen_layers": model.frozen_layers,
-        "precision": "bfloat16" if policy == "mixed_bfloat16" else "float32",
+        "precision": {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}.get(
+            policy, "float32"
+        ),
     }
     settings = TrainingSettings(**{**defaults, **given})
     settings.check_fits(model.config, model.record.get("origin", "the model"))

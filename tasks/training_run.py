@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from bert_tf import checkpoints, plotting, run_directory
 from bert_tf.errors import UserError
-from bert_tf.layout import to_padded
+from bert_tf.layout import to_flat, to_packed
 from bert_tf.run import Run
+from bert_tf.train import compilation
 from bert_tf.train.distribution import (
     barrier,
     check_alike,
-    choose_layout,
     from_chief,
     is_chief,
 )
@@ -70,6 +70,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
+        self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
         if not is_chief(self.strategy):
             self.log = lambda line: None
         replicas = self.strategy.num_replicas_in_sync
@@ -123,7 +124,7 @@ class TrainingRun:
         """
         settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
         replicas = strategy.num_replicas_in_sync
-        evaluator = Evaluator(task, model.network, strategy, log=log)
+        evaluator = Evaluator(task, model.network, strategy, log=log, is_compiled=self.is_compiled)
         encoded, *encoded_devs = [
             FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
             for data in self.encode(model)
@@ -144,6 +145,7 @@ class TrainingRun:
                 settings.weight_decay_rate,
                 bias_correction=settings.bias_correction,
                 layer_decay=settings.layer_decay,
+                scales_loss=settings.precision == "float16",
             )
             optimizer.build(model.network.trainable_variables)
 
@@ -188,6 +190,7 @@ class TrainingRun:
             TrainStep(
                 *(model.network, losses, optimizer, strategy, settings.seed),
                 more_losses=more_losses,
+                is_compiled=self.is_compiled,
             ),
             lambda step: (distilled or encoded).training_batches(
                 global_batch_size=settings.global_batch_size,
@@ -203,6 +206,7 @@ class TrainingRun:
             evaluate if encoded_devs else None,
             steps_per_epoch,
             patience=settings.patience,
+            steps_per_execution=compilation.STEPS_PER_EXECUTION if self.is_compiled else 1,
             log_wait=self.log_wait,
         ).train()
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
@@ -222,12 +226,10 @@ class TrainingRun:
     def encode(self, model: TaskModel) -> list[EncodedExamples]:
         """Return the encoded training and dev examples."""
         train, *devs = self.examples
-        layout = choose_layout(self.strategy)
         # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
-        # Padded batches get one static shape, because they are compiled by XLA.
         return [
             EncodedExamples.encode(
-                examples, model.serving.pipeline, layout, static_shape=layout is to_padded
+                examples, model.serving.pipeline, self._layout, static_shape=self.is_compiled
             )
             for examples in (self.task.select_training_examples(train), *devs)
         ]
@@ -236,8 +238,11 @@ class TrainingRun:
         """Return the encoded unlabelled examples."""
         if not self.distillation:
             return []
-        layout = choose_layout(self.strategy)
-        return self.distillation.encode(model.serving.pipeline, layout, layout is to_padded)
+        return self.distillation.encode(model.serving.pipeline, self._layout, self.is_compiled)
+
+    @property
+    def _layout(self):
+        return to_packed if self.is_compiled else to_flat
 
     def _create_run(self, model, encoded):
         """Initialize the head from the training examples, and create the run directory."""

@@ -106,9 +106,16 @@ class TrainingSettings:
     )
     tpu: str = flag("TPU name or grpc:// address, or local", "local", of_model=True)
     precision: str = flag(
-        "precision of matrix products in training; tf32 rounds float32 factors, on GPUs and TPUs",
-        "float32",
-        choices=("float32", "tf32", "bfloat16"),
+        "precision of matrix products in training; tf32 rounds float32 factors, on GPUs and TPUs; "
+        "auto is float32 on CPUs, bfloat16 on TPUs and on GPUs since A100, float16 on older GPUs",
+        "auto",
+        choices=("auto", "float32", "tf32", "bfloat16", "float16"),
+    )
+    compile: str = flag(
+        "what XLA compiles: the step, on batches packed into rows of one length; chains of its "
+        "elementwise operations; or nothing; auto is step on GPUs and TPUs, kernels on CPUs",
+        "auto",
+        choices=("auto", "step", "kernels", "none"),
     )
     do_lower_case: bool | None = flag(
         "lower-casing of the text; by default as in the pretrained weights' configuration",

@@ -13,9 +13,10 @@ import pytest
 
 from bert_tf import command
 from bert_tf.data.manifest import Manifest
+from bert_tf.layout import to_flat
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.train.distribution import choose_layout, make_strategy
+from bert_tf.train.distribution import make_strategy
 from tasks import autoencoder  # noqa: F401  Registers the class of a model.
 from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples
@@ -50,7 +51,7 @@ def evaluate(name, run=None):
     trained, strategy = load_model(run or f"runs/{name}"), make_strategy("none")
     path = next(flag for flag in EXPECTED[name]["flags"] if flag.startswith("--dev="))
     examples = trained.task.reader.load_examples(path.removeprefix("--dev="))
-    encoded = EncodedExamples.encode(examples, trained.serving.pipeline, choose_layout(strategy))
+    encoded = EncodedExamples.encode(examples, trained.serving.pipeline, to_flat)
     return Evaluator(trained.task, trained.network, strategy).metrics(encoded)
 
 

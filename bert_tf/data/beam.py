@@ -7,6 +7,7 @@ output paths.
 import contextlib
 import io
 import logging
+import os
 import shlex
 import threading
 import uuid
@@ -128,6 +129,7 @@ class _WriteShard(beam.DoFn):
         self._job, self._key = job, uuid.uuid4().hex
 
     def setup(self):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Workers share a machine; a GPU has one owner.
         # Some runners call this for each bundle, and in several threads.
         with _lock:
             if self._key not in _opened:

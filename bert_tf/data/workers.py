@@ -77,6 +77,7 @@ def _start(job, num_threads):
     global _write, _user_error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Text is prepared on processors.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from bert_tf.data.batches import PretrainingDataset, pad_examples
+from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
+from bert_tf.layout import PackedShape
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+from bert_tf.train.compilation import compile_with_weights
 from bert_tf.train.distribution import distribute
 
 BATCH_EXAMPLES = 64
@@ -19,7 +21,7 @@ class PretrainingEvaluator:
         model: Model to evaluate.
         strategy: Distribution strategy.
         data: Held-out shards; each example is counted once.
-        layout: `pad_examples` or `flatten_examples`.
+        is_compiled: Compiles the evaluation with XLA, on packed batches instead of flat ones.
         num_batches: Number of batches of 64 examples, taken from the start. Defaults to all.
     """
 
@@ -28,10 +30,17 @@ class PretrainingEvaluator:
         model: PretrainingModel,
         strategy: tf.distribute.Strategy,
         data: PretrainingDataset,
-        layout: Callable[..., dict[str, tf.Tensor]],
+        is_compiled: bool = False,
         num_batches: int | None = None,
     ) -> None:
-        self.model, self.strategy, self.data, self.layout = model, strategy, data, layout
+        self.model, self.strategy, self.data = model, strategy, data
+        self.layout: Callable[..., dict[str, tf.Tensor]] = flatten_examples
+        self._sums_on_replica = self._on_replica
+        if is_compiled:
+            lengths, size = data.sequence_lengths(), data.max_seq_length
+            shape = PackedShape.of_lengths(lengths, BATCH_EXAMPLES, size)
+            self.layout = lambda examples: pack_examples(_filled_up(examples), shape)
+            self._sums_on_replica = compile_with_weights(model, self._on_replica, strategy)
         # Ceiling division, as the last batch may be smaller.
         everything = -(-len(data) // BATCH_EXAMPLES)
         self.num_batches = min(num_batches or everything, everything)
@@ -61,8 +70,6 @@ class PretrainingEvaluator:
         """Return batches for all replicas, completed by batches of weight 0."""
         batches = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout)
         batches = batches.take(self.num_batches).map(to_batch)
-        if self.layout is pad_examples:
-            batches = batches.map(_filled_up)
         # Every replica takes part in each step, so batches of weight 0 complete the last step.
         missing = -self.num_batches % self.strategy.num_replicas_in_sync
         filler = batches.take(1).repeat(missing)
@@ -79,30 +86,29 @@ class PretrainingEvaluator:
     @tf.function(reduce_retracing=True, autograph=False)
     def _sums(self, batch):
         """Return the sums of weighted losses, correct predictions and weights of a step."""
-
-        def on_replica(batch):
-            inputs, labels, weights = batch
-            outputs, sums = self.model(inputs), {}
-            for name, loss in LOSSES.items():
-                sums[f"{name}/loss"] = weights[name] * loss(labels[name], outputs[name])
-                sums[f"{name}/weight"] = weights[name]
-            for name, metric in METRICS.values():
-                sums[f"{name}/accuracy"] = weights[name] * metric(labels[name], outputs[name])
-            return {name: tf.reduce_sum(values) for name, values in sums.items()}
-
-        sums = self.strategy.run(on_replica, args=(batch,))
+        sums = self.strategy.run(self._sums_on_replica, args=(batch,))
         return {
             name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
             for name, value in sums.items()
         }
 
+    def _on_replica(self, batch):
+        inputs, labels, weights = batch
+        outputs, sums = self.model(inputs), {}
+        for name, loss in LOSSES.items():
+            sums[f"{name}/loss"] = weights[name] * loss(labels[name], outputs[name])
+            sums[f"{name}/weight"] = weights[name]
+        for name, metric in METRICS.values():
+            sums[f"{name}/accuracy"] = weights[name] * metric(labels[name], outputs[name])
+        return {name: tf.reduce_sum(values) for name, values in sums.items()}
 
-def _filled_up(*batch):
-    """Pad a batch to BATCH_EXAMPLES with examples of weight 0, a static shape for XLA."""
+
+def _filled_up(examples):
+    """Append examples without tokens, up to BATCH_EXAMPLES: a static shape for XLA."""
 
     def fill(tensor):
         missing = BATCH_EXAMPLES - tf.shape(tensor)[0]
         filled = tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)])
         return tf.ensure_shape(filled, [BATCH_EXAMPLES, *tensor.shape[1:]])
 
-    return tf.nest.map_structure(fill, batch)
+    return tf.nest.map_structure(fill, examples)

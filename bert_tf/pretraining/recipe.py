@@ -1,6 +1,7 @@
 """Pretraining recipe, from shards to a run directory."""
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -11,10 +12,10 @@ import tensorflow as tf
 
 from bert_tf import files
 from bert_tf.config import MODEL_SIZES, BertConfig, read_json_object
-from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
+from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.layout import to_flat
+from bert_tf.layout import PackedShape
 from bert_tf.planning.memory import StepSizes, step_memory
 from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining import curves
@@ -24,13 +25,14 @@ from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.run import Run
 from bert_tf.run_directory import VERIFIED_SHARDS
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.train import compilation
 from bert_tf.train.distribution import (
     check_alike,
-    choose_layout,
     from_chief,
     is_chief,
     make_strategy,
     names_lost_worker,
+    resolve_precision,
     use_precision,
 )
 from bert_tf.train.loop import TrainingLoop
@@ -74,6 +76,10 @@ def _pretrain(settings, log, strategy):
     chief, log_wait = is_chief(strategy), log
     if not chief:
         log = _silent
+    settings = dataclasses.replace(
+        settings, precision=resolve_precision(settings.precision, strategy)
+    )
+    is_compiled = compilation.resolve(settings.compile, strategy)
 
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
     if settings.global_batch_size % (replicas * parts):
@@ -121,12 +127,12 @@ def _pretrain(settings, log, strategy):
         )
         schedule = _schedule(settings, num_train_steps)
         optimizer = OPTIMIZERS[settings.optimizer](
-            schedule, settings.weight_decay_rate, bias_correction=settings.bias_correction
+            schedule,
+            settings.weight_decay_rate,
+            bias_correction=settings.bias_correction,
+            scales_loss=settings.precision == "float16",
         )
         optimizer.build(model.trainable_variables)
-    # XLA needs static shapes and therefore padded batches.
-    layout = flatten_examples if choose_layout(strategy) is to_flat else pad_examples
-
     # All user errors have been ruled out, so a new run directory may be created now.
     if run is None:
         if source:
@@ -153,10 +159,13 @@ def _pretrain(settings, log, strategy):
         settings.seed,
         metrics=METRICS,
         accumulation_steps=parts,
+        is_compiled=is_compiled,
     )
     evaluate = None
     if held_out:
-        evaluator = PretrainingEvaluator(model, strategy, held_out, layout, settings.eval_batches)
+        evaluator = PretrainingEvaluator(
+            model, strategy, held_out, is_compiled, settings.eval_batches
+        )
 
         def evaluate():
             metrics = evaluator.metrics()
@@ -165,7 +174,7 @@ def _pretrain(settings, log, strategy):
 
     first_step = 0
     for data, last_step in zip(phases, settings.phase_ends, strict=True):
-        phase = _Phase(data, layout, first_step, settings, replicas)
+        phase = _Phase(data, first_step, settings, replicas, is_compiled)
         TrainingLoop(
             run,
             step,
@@ -182,7 +191,8 @@ def _pretrain(settings, log, strategy):
                 config, data.max_seq_length, data.manifest.settings["max_predictions_per_seq"]
             ),
             describe_position=phase.describe_position,
-            steps_per_execution=settings.steps_per_execution,
+            steps_per_execution=settings.steps_per_execution
+            or (compilation.STEPS_PER_EXECUTION if is_compiled else 1),
             log_wait=log_wait,
         ).train()
         first_step = last_step
@@ -232,10 +242,10 @@ class _Phase:
     """Batches of one directory of shards, starting at the first step of its phase."""
 
     data: PretrainingDataset
-    layout: Callable[..., dict[str, tf.Tensor]]
     first_step: int
     settings: PretrainSettings
     replicas: int
+    is_compiled: bool
 
     def batches(self, step: int) -> tf.data.Dataset:
         """Return the dataset of per-replica batches from a step on.
@@ -244,13 +254,17 @@ class _Phase:
         """
         parts = self.settings.gradient_accumulation_steps
         size = self.settings.global_batch_size // (self.replicas * parts)
-        batches = self.data.training_batches(self._position(step), size, self.layout)
-        batches = batches.map(to_batch)
+        position = self._position(step)
+        if self.is_compiled:
+            lengths, max_seq_length = self.data.sequence_lengths(), self.data.max_seq_length
+            shape = PackedShape.of_lengths(lengths, size, max_seq_length, self.settings.seed)
+            layout = functools.partial(pack_examples, shape=shape, num_parts=parts)
+            return self.data.training_batches(position, size * parts, layout).map(to_batch)
+        batches = self.data.training_batches(position, size, flatten_examples).map(to_batch)
         if parts == 1:
             return batches
         # Flat batches differ in their number of tokens, so a stack of them is ragged.
-        is_flat = self.layout is flatten_examples
-        return (batches.ragged_batch if is_flat else batches.batch)(parts, drop_remainder=True)
+        return batches.ragged_batch(parts, drop_remainder=True)
 
     def describe_position(self, step: int) -> str:
         """Describe the position in the data at a step, for error messages."""

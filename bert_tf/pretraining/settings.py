@@ -58,13 +58,22 @@ class PretrainSettings:
         choices=("none", "mirrored", "multi_worker", "tpu"),
     )
     tpu: str = flag("TPU name or grpc:// address, or local on a TPU VM", "local")
-    steps_per_execution: int = flag(
-        "training steps per tf.function call", 1, former_name="steps_per_call"
+    steps_per_execution: int | None = flag(
+        "training steps per tf.function call; by default 20 if XLA compiles the step, otherwise 1",
+        None,
+        former_name="steps_per_call",
     )
     precision: str = flag(
-        "precision of matrix products; tf32 is float32 with rounded factors on GPUs and TPUs",
-        "float32",
-        choices=("float32", "tf32", "bfloat16"),
+        "precision of matrix products; tf32 is float32 with rounded factors on GPUs and TPUs; auto "
+        "is float32 on CPUs, bfloat16 on TPUs and on GPUs since A100, float16 on older GPUs",
+        "auto",
+        choices=("auto", "float32", "tf32", "bfloat16", "float16"),
+    )
+    compile: str = flag(
+        "what XLA compiles: the step, on batches packed into rows of one length; chains of its "
+        "elementwise operations; or nothing; auto is step on GPUs and TPUs, kernels on CPUs",
+        "auto",
+        choices=("auto", "step", "kernels", "none"),
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False
@@ -87,7 +96,6 @@ class PretrainSettings:
             ("num_train_steps", 1),
             ("global_batch_size", 1),
             ("gradient_accumulation_steps", 1),
-            ("steps_per_execution", 1),
             ("warmup_steps", 0),
             ("save_every", 1),
             ("log_every", 1),
@@ -98,7 +106,7 @@ class PretrainSettings:
         # The dropout seed keeps this number in its lower 32 bits.
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
-        for name in ("eval_every", "eval_batches"):
+        for name in ("eval_every", "eval_batches", "steps_per_execution"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name}={value}: expected an integer >= 1")

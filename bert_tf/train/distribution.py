@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf import strict_json
 from bert_tf.errors import UserError
-from bert_tf.layout import to_flat, to_padded
+from bert_tf.train.compilation import is_accelerated
 
 # TensorFlow reports a lost worker in the text of its errors only.
 _OF_WORKERS = re.compile(
@@ -23,7 +23,13 @@ _LOST = re.compile(
     r"(?:remote target|reported from|heartbeats\):)\s+/job:worker(?:/replica:\d+)?/task:(\d+)"
 )
 _FIRST = re.compile(r"RPC to coordination service|RPC: /tensorflow\.CoordinationService/")
-DTYPE_POLICIES = {"float32": "float32", "tf32": "float32", "bfloat16": "mixed_bfloat16"}
+DTYPE_POLICIES = {
+    "float32": "float32",
+    "tf32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+BFLOAT16_CAPABILITY = (8, 0)  # Of the first GPUs whose matrix units have bfloat16 (A100).
 
 
 def make_strategy(
@@ -124,6 +130,24 @@ def lost_worker(error: tf.errors.OpError, where: str = "") -> UserError | None:
     )
 
 
+def resolve_precision(precision: str, strategy: tf.distribute.Strategy) -> str:
+    """Return the precision that "auto" selects for the devices of a strategy.
+
+    Args:
+        precision: A precision of `use_precision`, which is returned unchanged; or "auto": bfloat16
+            on TPUs and on GPUs with matrix units for it, float16 on other GPUs, float32 on CPUs.
+        strategy: Distribution strategy.
+    """
+    if precision != "auto":
+        return precision
+    if not is_accelerated(strategy):
+        return "float32"
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    capabilities = [of.get("compute_capability", BFLOAT16_CAPABILITY) for of in details]
+    is_fast = min(capabilities, default=BFLOAT16_CAPABILITY) >= BFLOAT16_CAPABILITY
+    return "bfloat16" if is_fast else "float16"
+
+
 def use_precision(precision: str) -> str:
     """Set the precision of this process's float32 matrix products; return a Keras dtype policy.
 
@@ -131,10 +155,10 @@ def use_precision(precision: str) -> str:
     bfloat16 on TPUs. Here only "tf32" does so. The switch is TensorFlow's own and is global.
 
     Args:
-        precision: "float32", "tf32" or "bfloat16".
+        precision: "float32", "tf32", "bfloat16" or "float16".
 
     Returns:
-        "float32" or "mixed_bfloat16".
+        "float32", "mixed_bfloat16" or "mixed_float16".
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     return DTYPE_POLICIES[precision]
@@ -207,15 +231,6 @@ def check_alike(strategy: tf.distribute.Strategy, values: Any) -> None:
             "this worker's flags or data differ from those of worker 0; start all workers with the "
             "same flags and files"
         )
-
-
-def choose_layout(strategy: tf.distribute.Strategy) -> Callable[..., dict[str, tf.Tensor]]:
-    """Return the batch layout: `to_padded` if XLA compiles the step, otherwise `to_flat`.
-
-    XLA is used on TPUs and after `tf.config.optimizer.set_jit`.
-    """
-    compiled = tf.config.optimizer.get_jit() or isinstance(strategy, tf.distribute.TPUStrategy)
-    return to_padded if compiled else to_flat
 
 
 def distribute(

@@ -104,21 +104,30 @@ class TrainingLoop:
             if is_due:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
+            unread: list[tuple[dict[str, tf.Tensor], int]] = []  # Results of calls, and steps.
+            logs, no_norm = None, tf.constant(0.0)
             while step < end and not patience_exhausted:
                 # A call never crosses a log line, checkpoint or evaluation, so Python handles each
                 # in time.
                 count = self._steps_until_next_event(step, end)
-                logs = self._steps(iterator, step, signal_arrived() is not None, count)
+                norm = unread[-1][0]["gradient_norm"] if unread else no_norm
+                asked = signal_arrived() is not None
+                unread.append((self._steps(iterator, step, asked, count, norm), count))
                 step += count
-                clock.count(logs, count)
+                evaluates, is_last = self._evaluates_at(step), step == end
+                is_saved = evaluates or is_last or step % self.save_every == 0
+                is_logged = is_last or step % self.log_every == 0
+                # Results are read one call late, so that a GPU never waits for Python, unless
+                # something is due that needs them.
+                logs = self._read(unread, 0 if is_saved or is_logged else 1, step, clock) or logs
                 progress.move(step)
-                if step % self.log_every == 0 or step == end:
+                if is_logged:
                     self._log_step(step, logs, clock, progress)
-                evaluates, signum = self._evaluates_at(step), self._asked(logs, signal_arrived())
-                is_last = step == end
+                signum = self._asked(logs, signal_arrived())
                 # The checkpoint precedes the evaluation: if the process dies while it evaluates, a
                 # restart repeats the evaluation only.
-                if evaluates or is_last or signum or step % self.save_every == 0:
+                if is_saved or signum:
+                    logs = self._read(unread, 0, step, clock) or logs
                     checkpoints.save(step, variables)
                 if signum:
                     raise Interrupted(
@@ -136,6 +145,23 @@ class TrainingLoop:
                 f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
                 f"last {self.patience} evaluation{'s' * (self.patience != 1)}"
             )
+
+    def _read(self, unread, num_kept, step, clock):
+        """Read the results of all calls but the last `num_kept`; return the last read, or `None`.
+
+        Reading waits for the call to end.
+        """
+        logs = None
+        while len(unread) > num_kept:
+            logs, count = unread.pop(0)
+            try:
+                is_finite = math.isfinite(logs["gradient_norm"])  # XLA drops the check that raises.
+            except tf.errors.OpError as error:
+                raise self._user_error(error, step) or error from None
+            if not is_finite:
+                raise self._not_finite()
+            clock.count(logs, count)
+        return logs
 
     def _restore(self, variables):
         """Restore the latest checkpoint; return its step, or `None` if there is none.
@@ -166,7 +192,8 @@ class TrainingLoop:
             return signum
         # All workers have to stop at the same step, so they act on the all-reduced count of the
         # step and not on the signal that they have received themselves.
-        return (signum or signal.SIGTERM) if int(logs["asked_to_stop"]) else None
+        is_asked = logs is not None and int(logs["asked_to_stop"])
+        return (signum or signal.SIGTERM) if is_asked else None
 
     def _steps_until_next_event(self, step, end):
         """Return the number of steps until the next log line, checkpoint, evaluation or end."""
@@ -177,23 +204,19 @@ class TrainingLoop:
             self.steps_per_execution, end - step, *(every - step % every for every in intervals)
         )
 
-    def _steps(self, iterator, step, is_asked_to_stop, count):
-        """Run `count` steps in one call; translate their errors."""
+    def _steps(self, iterator, step, is_asked_to_stop, count, norm):
+        """Run `count` steps in one call, after one that returned `norm`; translate their errors."""
         # A tensor, because each Python value would be traced as a new function.
         asked = tf.constant(is_asked_to_stop)
         try:
             if self.steps_per_execution == 1:
-                logs = self.step(iterator, asked)
-            else:
-                logs = self.step(iterator, asked, tf.constant(count))
+                return self.step(iterator, asked, gradient_norm=norm)
+            return self.step(iterator, asked, tf.constant(count), norm)
         except tf.errors.OpError as error:
             user_error = self._user_error(error, step)
             if user_error is None:
                 raise
             raise user_error from None
-        if not math.isfinite(logs["gradient_norm"]):  # XLA drops the check that raises.
-            raise self._not_finite()
-        return logs
 
     def _user_error(self, error, step):
         """Return the `UserError` for a TensorFlow error of a step, or `None`."""

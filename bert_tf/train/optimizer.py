@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from bert_tf.model.fused_kernels import MIN_WIDTH
 
+# Dynamic loss scaling of float16, as in tf.keras.mixed_precision.LossScaleOptimizer.
+FIRST_LOSS_SCALE, GROWTH_STEPS = 2.0**15, 2000
 NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
 
@@ -140,6 +142,8 @@ class AdamBase(keras.optimizers.Optimizer):
         bias_correction: Divides the moments by 1 - beta^t (Kingma & Ba 2015). The released BERT
             code does not.
         layer_decay: Factor per layer; 1 for equal rates.
+        scales_loss: Scales the loss of the train step dynamically, as float16 requires: a gradient
+            that is not finite skips the update and halves the scale.
         name: Name of the Keras optimizer. Defaults to the class name in lower case.
     """
 
@@ -153,12 +157,14 @@ class AdamBase(keras.optimizers.Optimizer):
         clip_norm: float | None = 1.0,
         bias_correction: bool = True,
         layer_decay: float = 1.0,
+        scales_loss: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name or type(self).__name__.lower())
         self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.bias_correction, self.layer_decay = bias_correction, layer_decay
+        self.scales_loss = scales_loss
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create both moments for each variable, once."""
@@ -173,6 +179,10 @@ class AdamBase(keras.optimizers.Optimizer):
                 id(variable): pair for variable, pair in zip(variables, slots, strict=True)
             }
             self._exponents = _exponents(variables)
+            if self.scales_loss:
+                first = keras.initializers.Constant(FIRST_LOSS_SCALE)
+                self.loss_scale = self.add_variable((), first, "float32", name="loss_scale")
+                self.finite_steps = self.add_variable((), "zeros", "int64", name="finite_steps")
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return True if weight decay applies to a variable."""
@@ -185,19 +195,25 @@ class AdamBase(keras.optimizers.Optimizer):
             names: Maps the path of each weight to its name in the checkpoint.
 
         Returns:
-            Dict from "NAME/adam_m", "NAME/adam_v" and "step" to Keras variables.
+            Dict from "NAME/adam_m", "NAME/adam_v", "step" and, with a scaled loss, "loss_scale" and
+            "finite_steps" to Keras variables.
         """
         slots = {
             f"{names[variable.path]}/{kind}": slot
             for kind, of_kind in (("adam_m", self._adam_m), ("adam_v", self._adam_v))
             for variable, slot in zip(self._trainable_variables, of_kind, strict=True)
         }
-        return {**slots, "step": self.iterations}
+        of_scale = {}
+        if self.scales_loss:
+            of_scale = {"loss_scale": self.loss_scale, "finite_steps": self.finite_steps}
+        return {**slots, **of_scale, "step": self.iterations}
 
     def apply(
         self,
         grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
+        is_running: tf.Tensor | None = None,
+        wrap: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] | None = None,
     ) -> tf.Tensor:
         """Run one update. Every replica has to call this.
 
@@ -205,15 +221,22 @@ class AdamBase(keras.optimizers.Optimizer):
         unchanged.
 
         Args:
-            grads: Gradient of this replica's summand of the loss per variable, or `None`.
+            grads: Gradient of this replica's summand of the loss per variable, or `None`; times
+                `loss_scale` with `scales_loss`.
             trainable_variables: Variables of the gradients. Defaults to those of `build`.
+            is_running: Bool scalar for a step that XLA compiles: `False` changes no variable, and
+                neither does a norm that is not finite, which raises no error. By default the step
+                is not compiled.
+            wrap: Wraps the function of clipping and update, for example to compile it. By default
+                it is part of the compiled step.
 
         Returns:
-            float32 scalar, the global norm of the summed gradient before clipping.
+            float32 scalar, the global norm of the summed gradient before clipping. With
+            `scales_loss`, 0 for a skipped update, as long as a smaller scale may be finite.
 
         Raises:
-            tf.errors.InvalidArgumentError: The norm is not finite. Code compiled by XLA
-                (jit_compile, TPU) omits this check.
+            tf.errors.InvalidArgumentError: The norm is not finite, without `is_running` and
+                `scales_loss`. Code compiled by XLA omits this check.
             ValueError: A variable was not passed to `build`.
         """
         if trainable_variables is not None:
@@ -233,6 +256,9 @@ class AdamBase(keras.optimizers.Optimizer):
         # A sparse gradient may list a row twice; its norm is only right once these are summed.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
+        if is_running is not None or self.scales_loss:
+            is_running = tf.constant(True) if is_running is None else is_running
+            return self._apply_or_skip(variables, grads, is_running, wrap)
         norm = tf.debugging.check_numerics(
             tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
         )
@@ -254,6 +280,56 @@ class AdamBase(keras.optimizers.Optimizer):
         self.iterations.assign_add(tf.cast(is_finite, self.iterations.dtype))
         return norm
 
+    def _apply_or_skip(self, variables, grads, is_running, wrap):
+        """Clip and update without a condition, which would wait for the device."""
+        power_1, power_2 = self._powers()
+        rate = tf.cast(self.learning_rate, tf.float32)
+        scale = tf.convert_to_tensor(self.loss_scale) if self.scales_loss else tf.constant(1.0)
+        scalars = tf.stack([rate, 1.0 - power_1, 1.0 - power_2, scale])
+        slots = [self._slots[id(variable)] for variable in variables]
+        handles = [
+            [of.value.handle for of in (variable, *pair)]
+            for variable, pair in zip(variables, slots, strict=True)
+        ]
+
+        def update(handles, grads, scalars, is_running):
+            rate, correction_1, correction_2, scale = tf.unstack(scalars)
+            norm = tf.linalg.global_norm(grads) / scale
+            is_applied = is_running & tf.math.is_finite(norm)
+            factor = 1.0 / scale
+            if self.clip_norm is not None:
+                factor *= self.clip_norm / tf.maximum(norm, self.clip_norm)
+            for variable, of_variable, grad in zip(variables, handles, grads, strict=True):
+                before = _read(of_variable, variable.shape)
+                after = self._updated(
+                    *before,
+                    grad * factor,
+                    self.layer_decay ** self._exponents[id(variable)] * rate,
+                    correction_1,
+                    correction_2,
+                    self.weight_decay_rate if self.decays(variable) else 0.0,
+                )
+                for handle, old, new in zip(of_variable, before, after, strict=True):
+                    value = tf.where(is_applied, new, old)
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            return norm
+
+        norm = (wrap(update) if wrap else update)(handles, list(grads), scalars, is_running)
+        is_finite = tf.math.is_finite(norm)
+        self.iterations.assign_add(tf.cast(is_running & is_finite, self.iterations.dtype))
+        return self._rescaled(norm, scale, is_finite, is_running) if self.scales_loss else norm
+
+    def _rescaled(self, norm, scale, is_finite, is_running):
+        """Adapt the scale of the loss; return the norm, 0 for a skipped update."""
+        before = tf.convert_to_tensor(self.finite_steps)
+        finite_steps = tf.where(is_finite, before + 1, tf.zeros_like(before))
+        grows = finite_steps >= GROWTH_STEPS
+        after = tf.where(grows, tf.zeros_like(before), finite_steps)
+        new_scale = tf.where(is_finite, tf.where(grows, scale * 2, scale), scale / 2)
+        self.loss_scale.assign(tf.where(is_running, tf.maximum(new_scale, 1.0), scale))
+        self.finite_steps.assign(tf.where(is_running, after, before))
+        return tf.where(is_finite | (scale <= 1.0), norm, 0.0)
+
     def _powers(self):
         """Return beta_1^t and beta_2^t for bias correction, or zeros without it."""
         step = tf.cast(self.iterations, tf.float32) + 1.0
@@ -265,8 +341,9 @@ class AdamBase(keras.optimizers.Optimizer):
         """Return the Keras config."""
         inherited = super().get_config()
         own = (
-            "weight_decay_rate beta_1 beta_2 epsilon clip_norm bias_correction layer_decay".split()
-        )
+            "weight_decay_rate beta_1 beta_2 epsilon clip_norm bias_correction layer_decay "
+            "scales_loss"
+        ).split()
         return {
             "name": inherited["name"],
             "learning_rate": inherited["learning_rate"],
@@ -291,6 +368,16 @@ class AdamW(AdamBase):
     With `bias_correction=False` it equals the released AdamWeightDecayOptimizer. On small datasets
     bias correction makes fine-tuning more stable (Mosbach et al. 2021).
     """
+
+    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decay):
+        """Return the weights and moments after an update with a clipped gradient."""
+        return _adamw_values(
+            *(weights, m, v, gradient, rate, correction_1, correction_2),
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            decay=decay,
+        )
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
         """Update a variable and its moments in place.
@@ -349,20 +436,39 @@ def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, 
     A variable's own assign methods return a copy; raw assignments let XLA write in place.
     """
     handles = (weights_at, m_at, v_at)
-    weights, m, v = (
-        tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles
+    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
+    values = _adamw_values(
+        *_read(handles, shape),
+        gradient * factor,
+        learning_rate,
+        correction_1,
+        correction_2,
+        beta_1=beta_1,
+        beta_2=beta_2,
+        epsilon=epsilon,
+        decay=decay,
     )
-    for value in (weights, m, v):
+    for handle, value in zip(handles, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _read(handles, shape):
+    """Return the values of float32 variables of a shape."""
+    values = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
+    for value in values:
         # XLA would make a dynamic size of tf.ensure_shape.
         value.set_shape(shape)
-    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
-    gradient *= factor
+    return values
+
+
+def _adamw_values(
+    weights, m, v, gradient, rate, correction_1, correction_2, *, beta_1, beta_2, epsilon, decay
+):
+    """Return the weights and moments after an update with a clipped gradient."""
     m = beta_1 * m + (1 - beta_1) * gradient
     v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
     step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
-    weights -= learning_rate * (step + decay * weights)
-    for handle, value in zip(handles, (weights, m, v), strict=True):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return weights - rate * (step + decay * weights), m, v
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -376,17 +482,28 @@ class Lamb(AdamBase):
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
         power_1, power_2 = self._powers()
-        gradient *= factor
-        m_new = self.beta_1 * tf.convert_to_tensor(m.value) + (1 - self.beta_1) * gradient
-        v_new = self.beta_2 * tf.convert_to_tensor(v.value) + (1 - self.beta_2) * gradient**2
-        update = m_new / (1 - power_1) / (tf.sqrt(v_new / (1 - power_2)) + self.epsilon)
-        weights = tf.convert_to_tensor(variable.value)
-        if self.decays(variable):
-            update += self.weight_decay_rate * weights
+        handles = [of.value.handle for of in (variable, m, v)]
+        # All replicas apply the same update to their own copies.
+        values = self._updated(
+            *_read(handles, variable.shape),
+            gradient * factor,
+            learning_rate,
+            1 - power_1,
+            1 - power_2,
+            self.weight_decay_rate if self.decays(variable) else 0.0,
+        )
+        for handle, value in zip(handles, values, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decay):
+        """Return the weights and moments after an update with a clipped gradient."""
+        m = self.beta_1 * m + (1 - self.beta_1) * gradient
+        v = self.beta_2 * v + (1 - self.beta_2) * gradient**2
+        update = m / correction_1 / (tf.sqrt(v / correction_2) + self.epsilon)
+        if decay:
+            update += decay * weights
             update_norm, weight_norm = tf.norm(update), tf.norm(weights)
             update *= tf.where(
                 (update_norm > 0) & (weight_norm > 0), weight_norm / update_norm, 1.0
             )
-        # All replicas apply the same update to their own copies.
-        for target, value in ((m, m_new), (v, v_new), (variable, weights - learning_rate * update)):
-            tf.raw_ops.AssignVariableOp(resource=target.value.handle, value=value)
+        return weights - rate * update, m, v

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.layout import count_tokens
+from bert_tf.train.compilation import compile_with_weights
 from bert_tf.train.optimizer import AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -43,9 +44,12 @@ class TrainStep:
             processed one after the other, and their sums make one update.
         more_losses: Further terms of the loss: maps a name to (output name, function). An example
             counts as one if it has a weight in the first of them.
+        is_compiled: Compiles the step with XLA, which requires batches of static shapes: on one
+            device as one program; on several as one for the gradients and one for the update, with
+            the sum over all replicas in between.
 
     Raises:
-        ValueError: The model computes in float16, which needs loss scaling.
+        ValueError: The model computes in float16, and the optimizer does not scale the loss.
     """
 
     def __init__(
@@ -60,14 +64,24 @@ class TrainStep:
         accumulation_steps: int = 1,
         more_losses: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
         | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
         self.more_losses = more_losses or {}
         self.seed, self.metrics = seed, metrics or {}
-        self.accumulation_steps = accumulation_steps
-        if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
-            # Keras 3's LossScaleOptimizer checks the gradients of one replica only.
-            raise ValueError("float16: not supported, because it needs loss scaling; use bfloat16")
+        self.accumulation_steps, self.is_compiled = accumulation_steps, is_compiled
+        self._replica_step, self._wrap = self._on_replica, None
+        self._sums_and_gradients = self._all_gradients
+        if is_compiled and isinstance(strategy, type(tf.distribute.get_strategy())):
+            self._replica_step = _compile(self._on_replica)
+        elif is_compiled:
+            self._sums_and_gradients = compile_with_weights(model, self._all_gradients, strategy)
+            if not isinstance(strategy, tf.distribute.TPUStrategy):
+                self._wrap = _compile
+        # Keras 3's LossScaleOptimizer checks the gradients of one replica only.
+        is_float16 = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
+        if is_float16 and not optimizer.scales_loss:
+            raise ValueError("float16: expected an optimizer with scales_loss=True")
 
     @tf.function(autograph=False)
     def __call__(
@@ -75,14 +89,16 @@ class TrainStep:
         iterator: Iterator[Any],
         is_asked_to_stop: tf.Tensor | bool = False,
         num_steps: tf.Tensor | None = None,
+        gradient_norm: tf.Tensor | float = 0.0,
     ) -> dict[str, tf.Tensor]:
         """Run one update, or `num_steps` of them.
 
         Args:
             iterator: Distributed iterator over batches.
             is_asked_to_stop: Bool scalar, whether this process has received a signal to stop.
-            num_steps: int32 scalar; the loop ends early after a gradient that is not finite.
-                Defaults to one update.
+            num_steps: int32 scalar, the number of updates. Defaults to one.
+            gradient_norm: That of the call before, for a compiled step: if it is not finite, this
+                call changes nothing and returns it. The caller need not wait for it in between.
 
         Returns:
             Dict of scalars. float32: "loss", the metrics, "gradient_norm" before clipping, and
@@ -90,21 +106,20 @@ class TrainStep:
             "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas that are
             asked to stop.
         """
+        gradient_norm = tf.convert_to_tensor(gradient_norm)
         if num_steps is None:
-            return self._update(iterator, is_asked_to_stop)
+            return self._update(iterator, is_asked_to_stop, gradient_norm)
         # tf.while_loop requires initial values of the right dtypes.
         floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
         start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
+        start["gradient_norm"] = gradient_norm
 
         def update(number, before):
-            now = self._update(iterator, is_asked_to_stop)
+            now = self._update(iterator, is_asked_to_stop, before["gradient_norm"])
             return number + 1, {**now, **{name: before[name] + now[name] for name in COUNTS}}
 
-        _, logs = tf.while_loop(
-            lambda number, logs: (number < num_steps) & tf.math.is_finite(logs["gradient_norm"]),
-            update,
-            (0, start),
-        )
+        # The condition reads no result of a step, for which the host would wait.
+        _, logs = tf.while_loop(lambda number, logs: number < num_steps, update, (0, start))
         return logs
 
     @property
@@ -112,38 +127,60 @@ class TrainStep:
         """The terms of the loss, (output name, function) by name."""
         return {**{name: (name, loss) for name, loss in self.losses.items()}, **self.more_losses}
 
-    def _update(self, iterator, is_asked_to_stop):
+    def _update(self, iterator, is_asked_to_stop, norm_before):
         """Run one update on all replicas and reduce their results."""
         # Read before the update, which advances the step of the schedule.
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
         asked = tf.cast(is_asked_to_stop, tf.int32)
-        sums, norm = self.strategy.run(self._on_replica, args=(next(iterator), asked))
-        # The gradient norm is equal on all replicas; MEAN only turns it into one scalar.
+        is_running = tf.math.is_finite(norm_before)
+        floats, counts, norm = self.strategy.run(
+            self._replica_step, args=(next(iterator), is_running)
+        )
         total = tf.distribute.ReduceOp.SUM
-        return {
-            **{name: self.strategy.reduce(total, value, axis=None) for name, value in sums.items()},
+        asked = self.strategy.run(tf.identity, args=(asked,))
+        logs = {
+            **_unstacked(self.strategy.reduce(total, floats, axis=None), ("loss", *self.metrics)),
+            **_unstacked(self.strategy.reduce(total, counts, axis=None), ("examples", "tokens")),
+            "asked_to_stop": self.strategy.reduce(total, asked, axis=None),
+            # The gradient norm is equal on all replicas; MEAN only turns it into one scalar.
             "gradient_norm": self.strategy.reduce(tf.distribute.ReduceOp.MEAN, norm, axis=None),
             "learning_rate": learning_rate,
         }
+        logs["gradient_norm"] = tf.where(is_running, logs["gradient_norm"], norm_before)
+        return logs
 
-    def _on_replica(self, batch, asked):
-        """Compute gradients on this replica and apply their sum over all replicas."""
-        replica = tf.distribute.get_replica_context()
-        weights = batch[2]
+    def _on_replica(self, batch, is_running):
+        """Compute this replica's summand of the gradient, and apply the sum over all replicas."""
+        replica, weights = tf.distribute.get_replica_context(), batch[2]
         # Dividing by sums over all replicas makes the loss a mean over the global batch.
         weight_sums = replica.all_reduce(
             tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
         )
-        if self.accumulation_steps == 1:
-            sums, gradients = self._gradients(batch, weight_sums, self._dropout_seed(replica))
-        else:
-            sums, gradients = self._accumulated(batch, weight_sums, replica)
+        seed = dropout_seed(self.seed, self.optimizer.iterations, replica.replica_id_in_sync_group)
+        options = {"is_running": is_running, "wrap": self._wrap} if self.is_compiled else {}
+        scale = tf.constant(1.0)
+        if self.optimizer.scales_loss:
+            scale = tf.convert_to_tensor(self.optimizer.loss_scale)
+        sums, gradients = self._sums_and_gradients(batch, weight_sums, seed, scale)
         # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
         gradients[-1] += tf.where(tf.math.is_finite(sums["loss"]), 0.0, float("nan"))
-        norm = self.optimizer.apply(gradients, self.model.trainable_variables)
-        return {**sums, "asked_to_stop": tf.identity(asked)}, norm
+        norm = self.optimizer.apply(gradients, self.model.trainable_variables, **options)
+        return (
+            tf.stack([sums[name] for name in ("loss", *self.metrics)]),
+            tf.stack([sums["examples"], sums["tokens"]]),
+            norm,
+        )
 
-    def _gradients(self, batch, weight_sums, seed):
+    def _all_gradients(self, batch, weight_sums, seed, scale):
+        """Return this replica's sums and gradients, over all stacked batches if there are any."""
+        if self.accumulation_steps > 1:
+            return self._accumulated(batch, weight_sums, seed, scale)
+        sums, gradients = self._gradients(batch, weight_sums, seed, scale)
+        if self.is_compiled:  # A gradient may be sparse, which XLA cannot return.
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return sums, gradients
+
+    def _gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's summands of loss, counts and metrics, and of the gradients.
 
         `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
@@ -155,7 +192,11 @@ class TrainStep:
                 tf.reduce_sum(weights[output] * values), weight_sums[output]
             )
 
+        # The values that stand for the variables in a compiled function, or the variables.
+        trained = [variable.value for variable in self.model.trainable_variables]
         with tf.GradientTape() as tape:
+            if self.is_compiled:
+                tape.watch(trained)
             outputs = self.model(inputs, training=True, seed=seed)
             loss = tf.add_n(
                 [
@@ -163,7 +204,8 @@ class TrainStep:
                     for name, (output, loss) in self._terms.items()
                 ]
             )
-        gradients = tape.gradient(loss, self.model.trainable_variables)
+            scaled = loss * scale
+        gradients = tape.gradient(scaled, trained)
         without = [
             variable.path
             for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True)
@@ -188,13 +230,12 @@ class TrainStep:
         }
         return sums, gradients
 
-    def _accumulated(self, batches, weight_sums, replica):
+    def _accumulated(self, batches, weight_sums, seed, scale):
         """Return the sums and gradients over all stacked batches, one in memory at a time."""
 
         def add(number, sums, gradients):
             batch = tf.nest.map_structure(lambda stacked: stacked[number], batches)
-            seed = self._dropout_seed(replica, number)
-            more = self._gradients(batch, weight_sums, seed)
+            more = self._gradients(batch, weight_sums, batch_seed(seed, number), scale)
             sums, gradients = tf.nest.map_structure(
                 lambda one, other: one + tf.convert_to_tensor(other), (sums, gradients), more
             )
@@ -210,30 +251,36 @@ class TrainStep:
         )
         return sums, gradients
 
-    def _dropout_seed(self, replica, batch=0):
-        return dropout_seed(
-            self.seed, self.optimizer.iterations, replica.replica_id_in_sync_group, batch
-        )
 
-
-def dropout_seed(
-    seed: int, step: keras.Variable, replica_id: tf.Tensor | int, batch: tf.Tensor | int = 0
-) -> tf.Tensor:
+def dropout_seed(seed: int, step: keras.Variable, replica_id: tf.Tensor | int) -> tf.Tensor:
     """Return the dropout seed of a step, int64 `(2,)`.
 
-    Layers add their dropout_id, which is below 2**16, to the second number.
+    Layers add their dropout_id, which is below 2**16, to the second number, and `batch_seed` adds
+    the batch to the first.
 
     Args:
         seed: Seed of the training, below 2**32.
         step: Iterations of the optimizer.
         replica_id: Index of the replica.
-        batch: Index of the batch within the step, with gradient accumulation.
     """
     # Each (batch, step, replica) has its own pair: the second number holds the dropout_id in bits 0
     # to 15, the replica in bits 16 to 31 and the step above.
     step = tf.cast(tf.convert_to_tensor(step), tf.int64)
-    first = tf.cast(batch, tf.int64) * 2**32 + seed
-    return tf.stack([first, step * 2**32 + tf.cast(replica_id, tf.int64) * 2**16])
+    second = step * 2**32 + tf.cast(replica_id, tf.int64) * 2**16
+    return tf.stack([tf.constant(seed, tf.int64), second])
+
+
+def batch_seed(seed: tf.Tensor, number: tf.Tensor | int) -> tf.Tensor:
+    """Return the dropout seed of a batch within the step, with gradient accumulation."""
+    return seed + tf.stack([tf.cast(number, tf.int64) * 2**32, 0])
+
+
+def _compile(function):
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def _unstacked(values, names):
+    return dict(zip(names, tf.unstack(values), strict=True))
 
 
 def _sum(values):

@@ -240,11 +240,22 @@ def test_a_command_uses_onednn_unless_the_environment_decides(opts):
         "command._NVIDIA_DEVICE = '/no/such/device'\ncommand.import_tensorflow()\n"
         "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
         "command._NVIDIA_DEVICE = '/'\nos.environ.pop('TF_ENABLE_ONEDNN_OPTS', None)\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'\n"
         "command.import_tensorflow()\nprint(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
     )
     done = run_code(code, "TF_ENABLE_ONEDNN_OPTS", opts)
     expected = opts or ("1" if platform.machine() == "x86_64" else None)
     assert done.stdout.split() == [str(expected), "None"]
+
+
+def test_a_gpu_that_tensorflow_cannot_use_is_reported():
+    code = (
+        "from bert_tf import UserError, command\ncommand._NVIDIA_DEVICE = '/'\n"
+        "import tensorflow as tf\ntf.config.list_physical_devices = lambda kind: []\n"
+        "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
+    )
+    assert "tensorflow[and-cuda]" in run_code(code, "CUDA_VISIBLE_DEVICES", None).stdout
+    assert run_code(code, "CUDA_VISIBLE_DEVICES", "-1").stdout == ""
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="not glibc")

@@ -6,11 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 
-from bert_tf import AdamW, BertConfig, WarmupLinearDecay, command
+from bert_tf import AdamW, BertConfig, WarmupLinearDecay
 from bert_tf.checkpoints import assign, model_variables
-from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
 from bert_tf.train.optimizer import Lamb
@@ -385,12 +383,8 @@ def test_a_variable_without_gradient_is_kept_by_apply_and_reported_by_the_step()
         train(step, small.batches(rows=8), 1)
 
 
-def test_float16_is_rejected_by_the_step_and_by_the_flag():
-    """Reject it because it needs loss scaling, which Keras 3 decides per replica."""
+def test_float16_requires_an_optimizer_that_scales_the_loss():
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8)
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
-    with pytest.raises(ValueError, match="float16: not supported.*use bfloat16"):
+    with pytest.raises(ValueError, match="float16: expected an optimizer with scales_loss"):
         TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)
-    given = ["x", "--shards=a", "--output_dir=b", "--model_size=tiny", "--precision=float16"]
-    with pytest.raises(flags.Error, match="--precision=float16: .* <float32.tf32.bfloat16>"):
-        command.parse(PretrainSettings, given)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.layout import to_padded
+from bert_tf.layout import to_packed, to_padded
 from bert_tf.train.step import TrainStep
 from tasks.classification import ClassificationTask
 from tasks.evaluation import Evaluator
@@ -53,12 +53,12 @@ def encoded(config, vocabulary, tmp_path):
     # XLA draws other dropout noise.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-    def encode(kind, static_shape):
+    def encode(kind, static_shape, layout=to_padded):
         task, examples = globals()[kind](tmp_path)
         keras.utils.set_random_seed(3)
         model = task.build_model(dataclasses.replace(config, **still))
         pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
-        return EncodedExamples.encode(examples, pipeline, to_padded, static_shape), model
+        return EncodedExamples.encode(examples, pipeline, layout, static_shape), model
 
     return encode
 
@@ -107,27 +107,29 @@ def test_a_replica_without_examples_gets_a_batch_of_weight_zero(encoded):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [to_padded, to_packed])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_compiled_step_is_one_program_and_trains_and_evaluates_equally(encoded, kind):
+def test_the_compiled_step_is_one_program_and_trains_and_evaluates_equally(encoded, kind, layout):
     results, traces = [], []
     for static_shape in (True, False):
-        data, model = encoded(kind, static_shape)
+        data, model = encoded(kind, static_shape, layout if static_shape else to_padded)
         optimizer = AdamW(1e-3)
         optimizer.build(model.trainable_variables)
         strategy = tf.distribute.get_strategy()
-        step = TrainStep(model, data.task.losses, optimizer, strategy, 0)
+        step = TrainStep(model, data.task.losses, optimizer, strategy, 0, is_compiled=static_shape)
 
         def on_replica(batch, step=step, static_shape=static_shape):
             traces.append(static_shape)
-            return step._on_replica(batch, tf.constant(0))
+            return step._on_replica(batch, tf.constant(True))
 
         if static_shape:
             on_replica = tf.function(on_replica, jit_compile=True, autograph=False)
-        logs = [on_replica(batch)[0] for batch in data.training_batches(**ARGUMENTS)]
-        assert [int(log["examples"]) for log in logs] == [4, 4, 2] * 2
-        outputs = Evaluator(data.task, model, strategy, 4).outputs(data)
+        logs = [on_replica(batch) for batch in data.training_batches(**ARGUMENTS)]
+        assert [int(counts[0]) for _, counts, _ in logs] == [4, 4, 2] * 2
+        evaluator = Evaluator(data.task, model, strategy, 4, is_compiled=static_shape)
+        outputs = evaluator.outputs(data)
         weights = [variable.numpy() for variable in model.trainable_variables]
-        results.append(([float(log["loss"]) for log in logs], *outputs.values(), *weights))
+        results.append(([float(floats[0]) for floats, *_ in logs], *outputs.values(), *weights))
     assert traces.count(True) == 1
     for mine, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)

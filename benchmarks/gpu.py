@@ -1,0 +1,529 @@
+"""Check and measure training and serving on a GPU.
+
+    python benchmarks/gpu.py --minutes=8 --output=results/gpu.json
+
+Each part runs in a process of its own with a time limit, so that a failure costs that part alone:
+
+    device        GPU, versions, precision that "auto" selects, memory growth, rates of a matrix
+                  product and of a copy
+    equality      losses, gradients and outputs of a small model, compared with the CPU in float32
+    pretraining   a step of base and large with 128 and 512 tokens, by compilation and layout
+    finetuning    a step of base with 32 texts of up to 128 tokens, by compilation and layout
+    serving       export for GPUs, parity check, latency of 1, 8 and 64 texts
+    determinism   two equal runs of 20 steps, compared bit for bit
+    pytorch       the same pretraining steps with transformers, SDPA and torch.compile
+
+FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
+over the peak of the GPU for dense bfloat16 products. Prints a table; --toy runs all parts with tiny
+sizes on any device.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+from pretraining_batch import Sizes, examples
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16 products, without sparsity.
+BASE, LARGE = {"layers": 12, "hidden": 768}, {"layers": 24, "hidden": 1024}
+TOY = {"layers": 2, "hidden": 128, "vocabulary": 2000}
+# Name of a case: sizes of the model, and options of the step.
+PRETRAINING = {
+    "base 128 packed step": (BASE, {"batch": 256, "length": 128}),
+    "base 128 padded step": (BASE, {"batch": 256, "length": 128, "layout": "padded"}),
+    "base 128 padded kernels": (
+        BASE,
+        {"batch": 256, "length": 128, "layout": "padded", "compile": "kernels"},
+    ),
+    "base 512 packed step": (BASE, {"batch": 64, "length": 512}),
+    "large 128 packed step": (LARGE, {"batch": 128, "length": 128}),
+    "large 512 packed step": (LARGE, {"batch": 32, "length": 512}),
+    "base 128 packed step, mixed lengths": (BASE, {"batch": 512, "length": 128, "mixed": True}),
+}
+FINETUNING = {
+    "base 32 x 128 packed step": (BASE, {"batch": 32, "length": 128}),
+    "base 32 x 128 padded step": (BASE, {"batch": 32, "length": 128, "layout": "padded"}),
+    "base 32 x 128 flat kernels": (
+        BASE,
+        {"batch": 32, "length": 128, "layout": "flat", "compile": "kernels"},
+    ),
+    "base 32 x 128 packed step, mixed lengths": (
+        BASE,
+        {"batch": 32, "length": 128, "mixed": True},
+    ),
+}
+PYTORCH = {
+    "base 128": (BASE, {"batch": 256, "length": 128}),
+    "base 512": (BASE, {"batch": 64, "length": 512}),
+    "large 128": (LARGE, {"batch": 128, "length": 128}),
+    "large 512": (LARGE, {"batch": 32, "length": 512}),
+}
+# Part: seconds at most, of the default of 8 minutes.
+LIMITS = {
+    "device": 60,
+    "equality": 90,
+    "pretraining": 100,
+    "finetuning": 90,
+    "serving": 150,
+    "determinism": 90,
+    "pytorch": 90,
+}
+TEXTS = ["the bill is too high", "my screen is broken and the app does not open " * 6]
+
+
+def sizes_of(model, options, toy):
+    """Return the `Sizes` of a case."""
+    if toy:
+        model, options = TOY, {**options, "batch": 8, "length": min(options["length"], 64)}
+    return Sizes(**model, batch=options["batch"], length=options["length"])
+
+
+def config_of(sizes):
+    """Return the `BertConfig` of sizes."""
+    from bert_tf.config import BertConfig
+
+    return BertConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.inner,
+        hidden_act="gelu_new",
+        max_position_embeddings=512,
+    )
+
+
+def batch_of(sizes, mixed):
+    """Return examples as in shards; with `mixed`, of lengths from an eighth to all of L."""
+    batch = examples(sizes)
+    if mixed:
+        rng = np.random.default_rng(1)
+        lengths = rng.integers(sizes.length // 8, sizes.length + 1, sizes.batch)
+        mask = (np.arange(sizes.length) < lengths[:, np.newaxis]).astype(np.int32)
+        for name in ("input_ids", "input_mask", "segment_ids"):
+            batch[name] = batch[name] * mask
+        positions = batch["masked_lm_positions"]
+        batch["masked_lm_weights"] = (positions < lengths[:, np.newaxis]).astype(np.float32)
+        batch["masked_lm_positions"] = np.minimum(positions, lengths[:, np.newaxis] - 1)
+    return {
+        name: values.astype(np.int32) if values.dtype.kind == "i" else values
+        for name, values in batch.items()
+    }
+
+
+def measured(step, dataset, seconds, steps_per_execution=10):
+    """Run a train step on a repeated dataset; return times, rates and the peak of the memory."""
+    import tensorflow as tf
+
+    iterator, no_stop = iter(dataset), tf.constant(False)
+    count, norm = tf.constant(steps_per_execution), tf.constant(0.0)
+    start = time.perf_counter()
+    logs = step(iterator, no_stop, tf.constant(1), norm)
+    loss = float(logs["loss"])
+    first = time.perf_counter() - start
+    logs = step(iterator, no_stop, count, logs["gradient_norm"])
+    float(logs["loss"])
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        before, logs = logs, step(iterator, no_stop, count, logs["gradient_norm"])
+        float(before["loss"])  # One call late, as in the training loop.
+        calls += 1
+    last = float(logs["loss"])
+    took = time.perf_counter() - start
+    steps = calls * steps_per_execution
+    result = {
+        "first_step_seconds": round(first, 1),
+        "ms_per_step": round(1000 * took / steps, 2),
+        "tokens_per_step": int(logs["tokens"]) // steps_per_execution,
+        "loss": [loss, last],
+    }
+    if tf.config.list_physical_devices("GPU"):
+        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+        result["peak_gb"] = round(peak / 1e9, 2)
+    return result
+
+
+def pretraining(name, toy, seconds):
+    """Time the pretraining step of a case."""
+    import tensorflow as tf
+
+    from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
+    from bert_tf.layout import PackedShape
+    from bert_tf.planning.training import flops_per_token
+    from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+    from bert_tf.train import compilation
+    from bert_tf.train.distribution import use_precision
+    from bert_tf.train.optimizer import AdamW
+    from bert_tf.train.step import TrainStep
+
+    model_sizes, options = PRETRAINING[name]
+    sizes = sizes_of(model_sizes, options, toy)
+    strategy, config = tf.distribute.get_strategy(), config_of(sizes)
+    batch = batch_of(sizes, options.get("mixed"))
+    lengths = batch["input_mask"].sum(axis=1)
+    shape = PackedShape.of_lengths(lengths, sizes.batch, sizes.length)
+    layouts = {
+        "packed": lambda values: pack_examples(values, shape),
+        "padded": pad_examples,
+        "flat": flatten_examples,
+    }
+    layout = layouts[options.get("layout", "packed")]
+    is_compiled = compilation.resolve(options.get("compile", "step"), strategy)
+    model = PretrainingModel(config, use_precision("bfloat16"))
+    optimizer = AdamW(1e-4)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(
+        model, LOSSES, optimizer, strategy, 0, metrics=METRICS, is_compiled=is_compiled
+    )
+    dataset = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch).cache().repeat()
+    result = measured(step, dataset.prefetch(2), seconds)
+    rate = 1000 / result["ms_per_step"]
+    flops = flops_per_token(config, sizes.length, sizes.predictions) * result["tokens_per_step"]
+    return {
+        **result,
+        "sequences_per_second": round(sizes.batch * rate, 1),
+        "tokens_per_second": round(result["tokens_per_step"] * rate),
+        "tflops": round(flops * rate / 1e12, 1),
+        "mfu": round(flops * rate / PEAK_FLOPS, 3),
+    }
+
+
+def finetuning(name, toy, seconds):
+    """Time the fine-tuning step of a case: a classifier of 3 labels."""
+    import tensorflow as tf
+
+    from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed
+    from bert_tf.planning.training import flops_per_token
+    from bert_tf.train import compilation
+    from bert_tf.train.distribution import use_precision
+    from bert_tf.train.losses import softmax_cross_entropy
+    from bert_tf.train.optimizer import AdamW
+    from bert_tf.train.step import TrainStep
+    from tasks.heads import SequenceClassifier
+
+    model_sizes, options = FINETUNING[name]
+    sizes = sizes_of(model_sizes, options, toy)
+    strategy, config = tf.distribute.get_strategy(), config_of(sizes)
+    batch = batch_of(sizes, options.get("mixed"))
+    inputs = {key: batch[key] for key in ("input_ids", "input_mask", "segment_ids")}
+    shape = PackedShape.of_lengths(inputs["input_mask"].sum(axis=1), sizes.batch, sizes.length)
+    layouts = {
+        "packed": lambda values: padded_to_packed(values, shape),
+        "padded": dict,
+        "flat": padded_to_flat,
+    }
+    layout = layouts[options.get("layout", "packed")]
+    labels = np.arange(sizes.batch, dtype=np.int32) % 3
+    weights = np.ones(sizes.batch, np.float32)
+    dataset = (
+        tf.data.Dataset.from_tensors(inputs)
+        .map(layout)
+        .map(lambda values: (values, {"label": labels}, {"label": weights}))
+    )
+    is_compiled = compilation.resolve(options.get("compile", "step"), strategy)
+    model = SequenceClassifier(config, 3, dtype=use_precision("bfloat16"))
+    model.build()
+    optimizer = AdamW(1e-5)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(
+        model, {"label": softmax_cross_entropy}, optimizer, strategy, 0, is_compiled=is_compiled
+    )
+    result = measured(step, dataset.cache().repeat().prefetch(2), seconds)
+    rate = 1000 / result["ms_per_step"]
+    flops = flops_per_token(config, sizes.length, 0) * result["tokens_per_step"]
+    return {
+        **result,
+        "examples_per_second": round(sizes.batch * rate, 1),
+        "tflops": round(flops * rate / 1e12, 1),
+        "mfu": round(flops * rate / PEAK_FLOPS, 3),
+    }
+
+
+def device(name, toy, seconds):
+    """Describe the device and measure its rates in TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    from bert_tf.train.distribution import resolve_precision
+
+    gpus = tf.config.list_physical_devices("GPU")
+    size = 256 if toy else 8192
+    dtype = tf.bfloat16
+    a, b = (tf.cast(tf.random.normal([size, size]), dtype) for _ in range(2))
+
+    def seconds_of(function, *args, count=3 if toy else 20):
+        function(*args)
+        float(tf.reduce_sum(tf.cast(function(*args)[:1, :1], tf.float32)))
+        start = time.perf_counter()
+        for _ in range(count):
+            result = function(*args)
+        float(tf.reduce_sum(tf.cast(result[:1, :1], tf.float32)))
+        return (time.perf_counter() - start) / count
+
+    product = tf.function(lambda a, b: tf.matmul(a, b), jit_compile=True)
+    copied = tf.function(lambda a: a + 1.0, jit_compile=True)
+    big = tf.zeros([64 if toy else 2**14, 2**14], tf.float32)
+    result = {
+        "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
+        "precision": resolve_precision("auto", tf.distribute.get_strategy()),
+        "matmul_tflops": round(2 * size**3 / seconds_of(product, a, b) / 1e12, 1),
+        "copy_gb_per_second": round(2 * 4 * tf.size(big).numpy() / seconds_of(copied, big) / 1e9),
+    }
+    if gpus:
+        smi = subprocess.run(
+            [
+                "nvidia-smi",
+                "--query-gpu=name,driver_version,memory.used,memory.total",
+                "--format=csv,noheader",
+            ],
+            capture_output=True,
+            text=True,
+        )
+        result["nvidia_smi"] = smi.stdout.strip()  # Memory growth: little is used.
+    return result
+
+
+def equality(name, toy, seconds):
+    """Compare a step in float32 on the GPU, compiled, with one on the CPU."""
+    import keras
+    import tensorflow as tf
+
+    from bert_tf.data.batches import flatten_examples, pack_examples
+    from bert_tf.layout import PackedShape
+    from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+    from bert_tf.train import compilation
+    from bert_tf.train.distribution import use_precision
+    from bert_tf.train.optimizer import AdamW
+    from bert_tf.train.step import TrainStep
+
+    sizes = Sizes(layers=4, hidden=256, batch=16, length=64, vocabulary=4000)
+    config = dataclasses.replace(
+        config_of(sizes), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    batch = batch_of(sizes, True)
+    shape = PackedShape.of_lengths(batch["input_mask"].sum(axis=1), sizes.batch, sizes.length)
+    strategy, results = tf.distribute.get_strategy(), {}
+    cases = {
+        "cpu": ("CPU:0", "kernels", flatten_examples),
+        "gpu step": ("GPU:0", "step", lambda values: pack_examples(values, shape)),
+        "gpu kernels": ("GPU:0", "kernels", flatten_examples),
+        "gpu none": ("GPU:0", "none", flatten_examples),
+    }
+    use_precision("float32")
+    if toy:
+        cases = {"cpu": cases["cpu"], "gpu step": ("CPU:0", *cases["gpu step"][1:])}
+    failed = {}
+    for case, (place, compile, layout) in cases.items():
+        try:
+            with tf.device(place):
+                keras.utils.set_random_seed(0)
+                model = PretrainingModel(config)
+                optimizer = AdamW(1e-3)
+                optimizer.build(model.trainable_variables)
+                is_compiled = compilation.resolve(compile, strategy)
+                step = TrainStep(
+                    model, LOSSES, optimizer, strategy, 0, METRICS, is_compiled=is_compiled
+                )
+                data = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch).repeat()
+                iterator = iter(data)
+                logs = [step(iterator) for _ in range(3)]
+            results[case] = (
+                [float(of["loss"]) for of in logs],
+                float(logs[0]["gradient_norm"]),
+                [moment.numpy() for moment in optimizer._adam_m],
+            )
+        except Exception as error:
+            failed[case] = str(error)[:1500]
+    losses, norm, moments = results["cpu"]
+    return {"failed": failed, "losses": losses} | {
+        case: {
+            "loss": float(np.max(np.abs(np.subtract(of[0], losses)))),
+            "gradient_norm": abs(of[1] / norm - 1),
+            # Relative to the largest of all, since the gradient of a key's bias is rounding alone.
+            "moments": max(
+                float(np.max(np.abs(a - b))) for a, b in zip(of[2], moments, strict=True)
+            )
+            / max(float(np.max(np.abs(b))) for b in moments),
+        }
+        for case, of in results.items()
+        if case != "cpu"
+    }
+
+
+def determinism(name, toy, seconds):
+    """Run 20 steps of the first pretraining case twice and compare the last losses."""
+    case = next(iter(PRETRAINING))
+    runs = [pretraining_losses(case, toy) for _ in range(2)]
+    return {"equal": runs[0] == runs[1], "losses": [run[-1] for run in runs]}
+
+
+def pretraining_losses(name, toy):
+    """Return the losses of 20 steps in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--part=losses", f"--case={name}", *["--toy"] * toy],
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def losses(name, toy, seconds):
+    """Return the losses of 20 steps of a pretraining case."""
+    import keras
+    import tensorflow as tf
+
+    from bert_tf.data.batches import pack_examples
+    from bert_tf.layout import PackedShape
+    from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
+    from bert_tf.train.distribution import use_precision
+    from bert_tf.train.optimizer import AdamW
+    from bert_tf.train.step import TrainStep
+
+    sizes = sizes_of(BASE, {"batch": 64, "length": 128}, toy)
+    keras.utils.set_random_seed(0)
+    model, optimizer = PretrainingModel(config_of(sizes), use_precision("bfloat16")), AdamW(1e-4)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, is_compiled=True)
+    shape = PackedShape(sizes.length, (sizes.batch,))
+    data = tf.data.Dataset.from_tensors(batch_of(sizes, False))
+    iterator = iter(data.map(lambda of: pack_examples(of, shape)).map(to_batch).repeat())
+    return [float(step(iterator)["loss"]).hex() for _ in range(20)]
+
+
+def pytorch(name, toy, seconds):
+    """Time the pretraining step of a case in PyTorch."""
+    import torch
+    from pretraining_step_torch import Pretraining, parameter_groups
+
+    sizes = sizes_of(*PYTORCH[name], toy)
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    batch = {
+        key: torch.from_numpy(values if values.dtype.kind == "f" else values.astype("int64"))
+        for key, values in examples(sizes).items()
+    }
+    batch = {key: values.to(place) for key, values in batch.items()}
+    model = Pretraining(sizes).train().to(place)
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
+    forward = torch.compile(model)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(place, torch.bfloat16):
+            loss = forward(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    start = time.perf_counter()
+    first_loss = step().item()
+    first = time.perf_counter() - start
+    for _ in range(5):
+        loss = step()
+    loss.item()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for _ in range(10):
+            loss = step()
+        last = loss.item()
+        count += 10
+    ms = 1000 * (time.perf_counter() - start) / count
+    return {
+        "first_step_seconds": round(first, 1),
+        "ms_per_step": round(ms, 2),
+        "sequences_per_second": round(1000 * sizes.batch / ms, 1),
+        "loss": [first_loss, last],
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if place == "cuda" else None,
+        "torch": torch.__version__,
+    }
+
+
+def serving(name, toy, seconds):
+    """Export a classifier for the GPU, check parity, and time requests."""
+    import tempfile
+
+    import tensorflow as tf
+    from benchmarks_gpu_serving import export_and_time
+
+    del tf
+    with tempfile.TemporaryDirectory() as directory:
+        return export_and_time(directory, toy, seconds)
+
+
+PARTS = {
+    "device": ("",),
+    "equality": ("",),
+    "pretraining": tuple(PRETRAINING),
+    "finetuning": tuple(FINETUNING),
+    "determinism": ("",),
+    "pytorch": tuple(PYTORCH),
+}
+
+
+def run_case(part, case, toy, seconds, limit):
+    """Run a case in a process of its own; return its result or the reason why there is none."""
+    command = [sys.executable, __file__, f"--part={part}", f"--case={case}"]
+    command += [f"--seconds={seconds}", *["--toy"] * toy]
+    paths = [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=limit
+        )
+    except subprocess.TimeoutExpired as expired:
+        said = (expired.stderr or b"").decode(errors="replace")
+        return {"failed": f"more than {limit:.0f} s", "stderr": said[-1500:]}
+    took = round(time.perf_counter() - start, 1)
+    if done.returncode:
+        return {"failed": done.stderr.strip()[-3000:], "process_seconds": took}
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "process_seconds": took}
+
+
+def main():
+    """Run the parts from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--cases", help="only cases whose name contains this text")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--case", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        function = globals()[options.part]
+        print(json.dumps(function(options.case, options.toy, options.seconds)))
+        return
+    end, results = time.perf_counter() + 60 * options.minutes, {}
+    for part in options.parts.split(","):
+        for case in PARTS[part]:
+            if options.cases and options.cases not in case:
+                continue
+            left = end - time.perf_counter()
+            result = {"failed": "no time left"}
+            if left > 5:
+                limit = min(left, LIMITS[part] * options.minutes / 8)
+                result = run_case(part, case, options.toy, options.seconds, limit)
+            results[f"{part}: {case}".removesuffix(": ")] = result
+            print(f"{part}: {case}: {json.dumps(result)}", flush=True)
+            if options.output:
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What XLA compiles: the step as a whole, chains of its operations, or nothing.
+
+On a GPU or TPU the step is one program on batches of static shapes. On a CPU, XLA's matrix products
+are slow, so that only the operations in between are compiled, on batches without padding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bert_tf.model import fused_kernels
+
+STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
+
+
+def resolve(compile: str, strategy: tf.distribute.Strategy) -> bool:
+    """Set what XLA compiles in this process; return whether the step is compiled as a whole.
+
+    Args:
+        compile: "step"; "kernels", chains of elementwise operations; "none"; or "auto", "step" on
+            GPUs and TPUs and "kernels" on CPUs.
+        strategy: Distribution strategy.
+    """
+    if compile == "auto":
+        compile = "step" if is_accelerated(strategy) else "kernels"
+    fused_kernels.compile_kernels(compile != "none")
+    return compile == "step"
+
+
+def is_accelerated(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether the replicas of a strategy are GPUs or TPUs."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return True
+    if not isinstance(strategy, type(tf.distribute.get_strategy())):
+        return all("GPU" in device for device in strategy.extended.worker_devices)
+    return bool(tf.config.get_visible_devices("GPU"))  # The default strategy names no device.
+
+
+def compile_with_weights(
+    model: keras.Model, function: Callable[..., Any], strategy: tf.distribute.Strategy
+) -> Callable[..., Any]:
+    """Compile a function that calls a model.
+
+    The weights become arguments of the program: XLA cannot compile a function that reads variables
+    of one of several replicas.
+
+    Args:
+        model: The model.
+        function: Function of tensors that reads the weights of the model and no other variable.
+        strategy: Distribution strategy. A TPUStrategy compiles all functions by itself.
+
+    Returns:
+        A function with the arguments of `function`.
+    """
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return function
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(values, *args):
+        with keras.StatelessScope(list(zip(model.weights, values, strict=True))):
+            return function(*args)
+
+    return lambda *args: compiled(
+        [tf.convert_to_tensor(weight.value) for weight in model.weights], *args
+    )
