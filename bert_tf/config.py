@@ -19,8 +19,12 @@ _ACTIVATION_ALIASES = {
     "gelu_pytorch_tanh": "gelu_new",
 }
 
+# Fields that determine how text becomes token ids, together with the vocabulary.
+TOKENIZER_SETTINGS = ("do_lower_case", "strip_accents", "max_input_chars_per_word")
+
 MAX_LAYERS = 1_000
 MAX_PARAMETERS = 10**11  # 400 GB in float32; the largest published BERT has 3.9e9.
+MAX_WORD_CHARACTERS = 1 << 20  # Numbers of bytes, four per character, are int32.
 MAX_FILE_BYTES = 64 << 20  # Enough for the manifest of 200,000 shards.
 
 # Keys of published configurations that do not affect the outputs of the encoder.
@@ -80,6 +84,8 @@ class BertConfig:
         layer_norm_eps: Epsilon of layer normalization.
         do_lower_case: Whether text is lower-cased.
         strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+        max_input_chars_per_word: Number of characters up to which a word is split into pieces; a
+            longer one is [UNK]. 200 in google-research/bert, 100 in Hugging Face.
 
     Raises:
         UserError: If a value is invalid or the model would be too large.
@@ -99,6 +105,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     do_lower_case: bool = True
     strip_accents: bool | None = None
+    max_input_chars_per_word: int = 200
 
     def __post_init__(self) -> None:
         for name in (
@@ -109,6 +116,7 @@ class BertConfig:
             "intermediate_size",
             "max_position_embeddings",
             "type_vocab_size",
+            "max_input_chars_per_word",
         ):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -131,6 +139,11 @@ class BertConfig:
                 f"configuration: do_lower_case={self.do_lower_case!r:.40}, strip_accents="
                 f"{self.strip_accents!r:.40}; expected true or false (strip_accents may be null)"
             )
+        if self.max_input_chars_per_word > MAX_WORD_CHARACTERS:
+            raise UserError(
+                f"configuration: max_input_chars_per_word is {self.max_input_chars_per_word:.3g}; "
+                f"expected at most {MAX_WORD_CHARACTERS}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"configuration: hidden_size is {self.hidden_size}; expected a multiple of "
@@ -148,6 +161,11 @@ class BertConfig:
                 f"{self.num_hidden_layers} give {self.num_parameters} parameters; expected at most "
                 f"{MAX_LAYERS} layers and {MAX_PARAMETERS:.0e} parameters"
             )
+
+    @property
+    def tokenizer_settings(self) -> dict[str, Any]:
+        """Keyword arguments of the `Tokenizer`."""
+        return {name: getattr(self, name) for name in TOKENIZER_SETTINGS}
 
     @property
     def num_parameters(self) -> int:

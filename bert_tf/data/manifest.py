@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf import files
-from bert_tf.config import read_json_object
+from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME = "manifest.json"
 MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
+# Settings of the tokenizer that earlier versions did not record, with their values then.
+_TOKENIZER_BEFORE = {"max_input_chars_per_word": 200}
 _REMEDY = "delete it and rerun the write_shards command to write it again"
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
@@ -175,7 +177,8 @@ class Manifest:
     @property
     def tokenizer(self) -> dict[str, Any] | None:
         """Tokenizer settings, or `None` for shards of other programs."""
-        return self._values.get("tokenizer")
+        settings = self._values.get("tokenizer")
+        return settings and {**_TOKENIZER_BEFORE, **settings}
 
     @property
     def is_complete(self) -> bool:
@@ -243,15 +246,20 @@ class Manifest:
             UserError: If they differ. The message names the first difference.
         """
         plans.check_same_settings(self.directory, self.settings, planned.settings)
-        for name, what in (
-            ("vocabulary", "--vocab: the vocabulary"),
-            ("tokenizer", "--do_lower_case, --strip_accents: the tokenizer"),
-            ("corpus", "--input: the text"),
+        tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
+        for what, before, now in (
+            (
+                "--vocab: the vocabulary",
+                self._values["vocabulary"],
+                planned._values["vocabulary"],
+            ),
+            (f"{tokenizer_flags}: the tokenizer", self.tokenizer, planned.tokenizer),
+            ("--input: the text", self._values["corpus"], planned._values["corpus"]),
         ):
-            if self._values[name] != planned._values[name]:
+            if before != now:
                 raise UserError(
-                    f"{what} is not that of {self.directory}. Expected: {self._values[name]}. "
-                    f"Received: {planned._values[name]}. Name a new --output_dir."
+                    f"{what} is not that of {self.directory}. Expected: {before}. "
+                    f"Received: {now}. Name a new --output_dir."
                 )
 
     def check_same_versions(self, planned: "Manifest") -> None:
@@ -355,6 +363,8 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
+        if "max_input_chars_per_word" in tokenizer:
+            field(tokenizer, "max_input_chars_per_word", int, f"{path}: tokenizer")
     if "corpus" in values:  # Then all inputs of `plan_sha256` are required.
         for name in ("corpus", "tokenizer", "versions"):
             field(values, name, dict, path)

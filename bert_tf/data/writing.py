@@ -40,7 +40,11 @@ def write_shards(
     vocabulary = Vocabulary.load(settings.vocab)
     lower = settings.do_lower_case
     lower = not vocabulary.looks_cased() if lower is None else lower
-    tokenizer = {"do_lower_case": lower, "strip_accents": settings.strip_accents}
+    tokenizer = {
+        "do_lower_case": lower,
+        "strip_accents": settings.strip_accents,
+        "max_input_chars_per_word": settings.max_input_chars_per_word,
+    }
     directory = settings.output_dir
     is_here = not files.is_remote(directory)
     paths = documents.find_files(settings.input, os.path.realpath(directory) if is_here else None)

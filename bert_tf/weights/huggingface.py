@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from bert_tf.config import BertConfig, read_json_object
+from bert_tf.config import TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
@@ -84,8 +84,7 @@ def _read_config(path, values):
     config = BertConfig.from_dict(
         {
             **config.to_dict(),
-            "do_lower_case": tokenizer.do_lower_case,
-            "strip_accents": tokenizer.strip_accents,
+            **{name: getattr(tokenizer, name) for name in TOKENIZER_SETTINGS},
         },
         where=f"{path}: tokenizer",
     )

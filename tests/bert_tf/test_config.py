@@ -144,3 +144,10 @@ def test_a_file_that_is_no_configuration_is_reported(tmp_path, content, message)
     with pytest.raises(UserError, match=f"config.json: {message}") as raised:
         BertConfig.load(path)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+
+
+def test_a_configuration_of_earlier_versions_splits_words_of_200_characters():
+    """They had no key for it; Hugging Face directories are read in test_tokenizer_files.py."""
+    values = BertConfig(vocab_size=11).to_dict()
+    del values["max_input_chars_per_word"]
+    assert BertConfig.from_dict(values).max_input_chars_per_word == 200
