@@ -16,6 +16,7 @@ import sys
 import tempfile
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -149,6 +150,8 @@ def run_main(
         print(_help(settings_class, doc))
         sys.exit(0)
     verbose = False
+    # A line of its own, as every message; Python adds the line of code that warns.
+    warnings.showwarning = lambda message, *_: log(f"warning: {message}")
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))

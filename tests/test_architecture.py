@@ -17,6 +17,7 @@ LAYERS = (
     {
         "bert_tf",
         "bert_tf.errors",
+        "bert_tf.config_keys",
         "bert_tf.files",
         "bert_tf.lazy_names",
         "bert_tf.plotting",

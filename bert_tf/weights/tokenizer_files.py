@@ -93,7 +93,8 @@ def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
         raise UserError(f"{text_path}: no such file; expected vocab.txt or tokenizer.json")
     _check_added_tokens(directory, settings, values, vocabulary)
     limit = values.get("model", {}).get("max_input_chars_per_word", _MAX_INPUT_CHARS_PER_WORD)
-    return Tokenizer(vocabulary, *_case(directory, settings, values, vocabulary), limit)
+    lower, strips = _case(directory, settings, values, vocabulary)
+    return Tokenizer(vocabulary, lower, strips, limit)
 
 
 def _settings(directory):
