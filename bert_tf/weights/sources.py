@@ -330,7 +330,13 @@ def _reader_of(path, config_file=None, vocab_file=None):
             "release (bert_config.json) or a keras-nlp preset"
         )
     if downloaded := hub.find(str(path)):
-        return huggingface, downloaded, f"Hugging Face model {path}"
+        snapshot, commit = downloaded
+        try:
+            reader, where, _ = _reader_of(snapshot)
+        except UserError as error:
+            command = hub.download_command(str(path))
+            raise UserError(f"{error}; to download it, run: {command}") from None
+        return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
     return keras_preset, str(path), f"keras-nlp preset {path}"
 
 
