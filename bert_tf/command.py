@@ -29,6 +29,7 @@ from bert_tf.progress import log
 __all__ = [
     "check_bounds",
     "check_types",
+    "defaults",
     "flag",
     "import_tensorflow",
     "log",
@@ -87,6 +88,12 @@ def flag(
         "former_name": former_name,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def defaults(settings_class: type) -> dict[str, Any]:
+    """Return the default of each flag that has one, by the name of its field."""
+    fields = dataclasses.fields(settings_class)
+    return {of.name: of.default for of in fields if of.default is not dataclasses.MISSING}
 
 
 def check_bounds(settings: Any) -> None:

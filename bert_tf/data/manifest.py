@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from bert_tf import files
+from bert_tf import files, formats
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
@@ -31,6 +31,9 @@ VOCABULARY_NAME = "vocab.txt"
 # Settings of the tokenizer that earlier versions did not record, with their values then.
 _TOKENIZER_BEFORE = {"max_input_chars_per_word": 200}
 _REMEDY = "delete it and rerun the write_shards command to write it again"
+_FIELDS = (
+    *("complete", "settings", "vocabulary", "tokenizer", "corpus", "versions", "input", "shards"),
+)
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
@@ -128,7 +131,7 @@ class Manifest:
         except UserError as error:
             what = str(error).removeprefix(f"{path}: ")
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
-        return cls(directory, values)
+        return cls(directory, formats.without_version(values, path, _FIELDS))
 
     def begin(self, vocabulary: Vocabulary, finished: Mapping[int, ShardEntry]) -> None:
         """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
@@ -156,7 +159,8 @@ class Manifest:
 
     def save(self) -> None:
         """Write manifest.json atomically."""
-        text = json.dumps(self._values, indent=1, ensure_ascii=False) + "\n"
+        values = formats.with_version(self._values)
+        text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
     def path(self, name: str) -> str:
@@ -239,13 +243,17 @@ class Manifest:
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
         return plans.digest([self._values[name] for name in names])
 
-    def check_same_plan(self, planned: "Manifest") -> None:
+    def check_same_plan(self, planned: "Manifest", defaults: Mapping[str, Any]) -> None:
         """Check that this manifest, from disk, has the settings and the text of a planned one.
+
+        Args:
+            planned: The manifest.
+            defaults: Defaults of the flags, for those that this manifest does not have.
 
         Raises:
             UserError: If they differ. The message names the first difference.
         """
-        plans.check_same_settings(self.directory, self.settings, planned.settings)
+        formats.check_same_settings(self.directory, self.settings, planned.settings, defaults)
         tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
         for what, before, now in (
             (

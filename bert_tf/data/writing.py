@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable
 
-from bert_tf import files, ownership
+from bert_tf import command, files, ownership
 from bert_tf.data import documents, entries, shard_jobs, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.data.settings import WriterArguments, WriteShardsSettings
@@ -138,7 +138,7 @@ def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
     if not files.exists(manifest.path(NAME)):
         return {}
     on_disk = Manifest.load(directory)
-    on_disk.check_same_plan(manifest)
+    on_disk.check_same_plan(manifest, command.defaults(WriteShardsSettings))
     finished = entries.finished(
         directory, shards, on_disk.shards, on_disk.plan_sha256, entries.check_entry
     )

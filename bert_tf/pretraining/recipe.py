@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf import files
+from bert_tf.command import defaults
 from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
@@ -100,7 +101,7 @@ def _pretrain(settings, log, strategy):
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = open_run(strategy, settings.output_dir, log_wait)
-        run.check_resumable(settings.recorded(), None)
+        run.check_resumable(settings.recorded(), None, defaults=defaults(PretrainSettings))
         if run.train.get("data") != digests:
             raise UserError(
                 f"--shards: differ from those {run.path} was started with; restore them or name a "
