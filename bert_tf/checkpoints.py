@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bert_tf import files, run_directory
+from bert_tf import files, formats, run_directory
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+_FIELDS = ("step", "score", "metrics", "tuned")  # Of checkpoint.json.
 # Names that are not of the model.
 OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
 
@@ -180,6 +181,7 @@ class CheckpointManager:
         """
         path = self._state(step)
         values = read_json_object(path, parse_constant=float)  # A metric may be NaN.
+        values = formats.without_version(values, path, _FIELDS)
         if values.get("score") is not None:
             field(values, "score", float, path)
             for name in field(values, "metrics", dict, path):
@@ -259,7 +261,7 @@ class CheckpointManager:
                 tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
             )
             files.sync_directory(directory)
-            files.atomic_write_text(self._state(step), json.dumps({"step": step}))
+            self._write_state(step, {"step": step})
             files.remove(saving)
         except (tf.errors.OpError, OSError) as error:
             self._remove(directory)
@@ -288,8 +290,11 @@ class CheckpointManager:
             self._add(step, tuned=tuned)
 
     def _add(self, step, **entries):
-        state = {**self.info(step), **entries}
-        files.atomic_write_text(self._state(step), json.dumps(state, ensure_ascii=False))
+        self._write_state(step, {**self.info(step), **entries})
+
+    def _write_state(self, step, values):
+        text = json.dumps(formats.with_version(values), ensure_ascii=False)
+        files.atomic_write_text(self._state(step), text)
 
     def restore_latest(
         self,

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from bert_tf.progress import log
 __all__ = [
     "check_bounds",
     "check_types",
+    "defaults",
     "flag",
     "import_tensorflow",
     "log",
@@ -86,6 +88,12 @@ def flag(
         "former_name": former_name,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def defaults(settings_class: type) -> dict[str, Any]:
+    """Return the default of each flag that has one, by the name of its field."""
+    fields = dataclasses.fields(settings_class)
+    return {of.name: of.default for of in fields if of.default is not dataclasses.MISSING}
 
 
 def check_bounds(settings: Any) -> None:
@@ -149,6 +157,8 @@ def run_main(
         print(_help(settings_class, doc))
         sys.exit(0)
     verbose = False
+    # A line of its own, as every message; Python adds the line of code that warns.
+    warnings.showwarning = lambda message, *_: log(f"warning: {message}")
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))

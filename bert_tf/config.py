@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from bert_tf import files, strict_json
+from bert_tf import config_keys, files, strict_json
 from bert_tf.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
@@ -19,44 +20,13 @@ _ACTIVATION_ALIASES = {
     "gelu_pytorch_tanh": "gelu_new",
 }
 
+# Fields that determine how text becomes token ids, together with the vocabulary.
+TOKENIZER_SETTINGS = ("do_lower_case", "strip_accents", "max_input_chars_per_word")
+
 MAX_LAYERS = 1_000
 MAX_PARAMETERS = 10**11  # 400 GB in float32; the largest published BERT has 3.9e9.
+MAX_WORD_CHARACTERS = 1 << 20  # Numbers of bytes, four per character, are int32.
 MAX_FILE_BYTES = 64 << 20  # Enough for the manifest of 200,000 shards.
-
-# Keys of published configurations that do not affect the outputs of the encoder.
-IGNORED_KEYS = frozenset(
-    """
-    _attn_implementation _commit_hash _name_or_path _num_labels architectures attn_implementation
-    bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id directionality dtype
-    eos_token_id finetuning_task gradient_checkpointing id2label label2id language mask_token_id
-    model_type name num_labels output_attentions output_hidden_states output_past pad_token_id
-    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    problem_type return_dict sentence_transformers sep_token_id task_specific_params
-    tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version
-    unk_token_id use_bfloat16 use_cache xla_device
-    """.split()
-)
-# Settings of text generation, which older versions of transformers wrote to every config.json.
-IGNORED_KEYS |= frozenset(
-    """
-    bad_words_ids begin_suppress_tokens cross_attention_hidden_size decoder_start_token_id
-    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty
-    max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
-    num_return_sequences output_scores prefix remove_invalid_values repetition_penalty
-    return_dict_in_generate suppress_tokens temperature tf_legacy_loss top_k top_p typical_p
-    """.split()
-)
-
-# Keys that are accepted only with the value under which they have no effect.
-NEUTRAL_VALUES = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "pruned_heads": {},
-    "tie_word_embeddings": True,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +50,8 @@ class BertConfig:
         layer_norm_eps: Epsilon of layer normalization.
         do_lower_case: Whether text is lower-cased.
         strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+        max_input_chars_per_word: Number of characters up to which a word is split into pieces; a
+            longer one is [UNK]. 200 in google-research/bert, 100 in Hugging Face.
 
     Raises:
         UserError: If a value is invalid or the model would be too large.
@@ -99,6 +71,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     do_lower_case: bool = True
     strip_accents: bool | None = None
+    max_input_chars_per_word: int = 200
 
     def __post_init__(self) -> None:
         for name in (
@@ -109,6 +82,7 @@ class BertConfig:
             "intermediate_size",
             "max_position_embeddings",
             "type_vocab_size",
+            "max_input_chars_per_word",
         ):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -131,6 +105,11 @@ class BertConfig:
                 f"configuration: do_lower_case={self.do_lower_case!r:.40}, strip_accents="
                 f"{self.strip_accents!r:.40}; expected true or false (strip_accents may be null)"
             )
+        if self.max_input_chars_per_word > MAX_WORD_CHARACTERS:
+            raise UserError(
+                f"configuration: max_input_chars_per_word is {self.max_input_chars_per_word:.3g}; "
+                f"expected at most {MAX_WORD_CHARACTERS}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"configuration: hidden_size is {self.hidden_size}; expected a multiple of "
@@ -150,6 +129,11 @@ class BertConfig:
             )
 
     @property
+    def tokenizer_settings(self) -> dict[str, Any]:
+        """Keyword arguments of the `Tokenizer`."""
+        return {name: getattr(self, name) for name in TOKENIZER_SETTINGS}
+
+    @property
     def num_parameters(self) -> int:
         """Number of encoder parameters without biases and layer normalization."""
         # Embeddings, the pooler, and per layer four attention and two feed-forward matrices.
@@ -158,56 +142,67 @@ class BertConfig:
         return self.hidden_size * (rows + self.hidden_size + self.num_hidden_layers * of_layer)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> Self:
+    def from_dict(
+        cls, values: Mapping[str, Any], where: str = "configuration", *, is_foreign: bool = False
+    ) -> Self:
         """Build a configuration from the config.json of a run or of Hugging Face.
 
         Args:
             values: The JSON object.
             where: The file, for error messages.
+            is_foreign: Whether another program wrote the file. A key that nothing is known about is
+                then a warning that names it, otherwise an error. It may be null, false or empty.
 
         Raises:
-            UserError: If a key is unknown and set (not null, false or empty), or a value is invalid
-                or not supported.
+            UserError: If a key is unknown, or a value is invalid or not supported.
         """
         values = dict(values)
         if values.get("model_type", "bert") != "bert":
             raise UserError(f"{where}: model_type is {values['model_type']!r:.80}; expected 'bert'")
-        # A model with narrower embeddings projects them to the hidden size.
-        neutral_values = {**NEUTRAL_VALUES, "embedding_size": values.get("hidden_size")}
-        for name, neutral in neutral_values.items():
-            if values.get(name) not in (None, neutral):
+        fixed = config_keys.fixed_keys(values)
+        for name, (value, reason) in fixed.items():
+            if values.get(name) not in (None, value):
                 raise UserError(
-                    f"{where}: {name}={values[name]!r:.80} is not supported; expected {neutral!r}"
+                    f"{where}: {name}={values[name]!r:.80} is not supported ({reason}); expected "
+                    f"{value!r}"
                 )
         fields = {field.name for field in dataclasses.fields(cls)}
-        known = fields | IGNORED_KEYS | set(neutral_values)
+        known = fields | config_keys.IGNORED_KEYS | set(fixed)
         unknown = sorted(
             name for name, value in values.items() if name not in known and not _is_unset(value)
         )
-        if unknown:
+        if unknown and not is_foreign:
             raise UserError(
-                f"{where}: unknown key {', '.join(unknown):.200}; remove it if it does not affect "
-                "the model's outputs"
+                f"{where}: unknown key {', '.join(unknown):.200}; expected the fields of "
+                f"BertConfig, {', '.join(sorted(fields))}"
             )
         if "vocab_size" not in values:
             raise UserError(f"{where}: vocab_size is missing")
         activation = values.get("hidden_act")
         if isinstance(activation, str) and activation in _ACTIVATION_ALIASES:
             values["hidden_act"] = _ACTIVATION_ALIASES[activation]
+        if unknown:
+            warnings.warn(
+                f"{where}: ignored the unknown key {', '.join(unknown):.200}; if the model was "
+                "changed by it, outputs differ",
+                stacklevel=2,
+            )
         try:
             return cls(**{name: value for name, value in values.items() if name in fields})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
     @classmethod
-    def from_google(cls, values: Mapping[str, Any], where: str = "configuration") -> Self:
+    def from_google(
+        cls, values: Mapping[str, Any], where: str = "configuration", *, is_foreign: bool = False
+    ) -> Self:
         """Build a configuration from a bert_config.json of google-research/bert.
 
         Its "gelu" is the tanh approximation. Otherwise like `from_dict`.
         """
         if values.get("hidden_act") == "gelu":
             values = {**values, "hidden_act": "gelu_new"}
-        return cls.from_dict(values, where)
+        return cls.from_dict(values, where, is_foreign=is_foreign)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:

@@ -1,7 +1,7 @@
 """File operations on local and remote paths, with atomic writes.
 
 Remote paths contain "://" (gs://, s3://, hdfs:// and others that `tf.io.gfile` supports).
-TensorFlow is imported only for these. All errors are raised as `OSError`.
+TensorFlow is imported only for these. All errors of files are raised as `OSError`.
 """
 
 import codecs
@@ -15,6 +15,8 @@ import re
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Literal
+
+from bert_tf.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -233,9 +235,19 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def _remote(function, path, *arguments, **options):
-    """Call a function of `tf.io.gfile`, raising `OSError` as local file operations do."""
+    """Call a function of `tf.io.gfile`, raising `OSError` as local file operations do.
+
+    Raises:
+        UserError: If TensorFlow has no file system for the path.
+    """
     import tensorflow as tf
 
+    known = [scheme for scheme in tf.io.gfile.get_registered_schemes() if scheme]
+    if str(path).partition("://")[0] not in known:
+        raise UserError(
+            f"{path}: expected a local path, or one of the file systems of TensorFlow here "
+            f"({', '.join(f'{scheme}://' for scheme in sorted(known))}); download the files first"
+        )
     try:
         return getattr(tf.io.gfile, function)(path, *arguments, **options)
     except tf.errors.OpError as error:

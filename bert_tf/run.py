@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from bert_tf import files, ownership, run_directory, strict_json
+from bert_tf import files, formats, ownership, run_directory, strict_json
 from bert_tf.checkpoints import CheckpointManager
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -47,6 +47,7 @@ _TRAIN_KINDS: dict[str, type] = {
     "threads": int,
     "teacher": dict,
 }
+_TRAIN_FIELDS = {*_TRAIN_KINDS, "data", "vocabulary_sha256", "tokenizer_tables_sha256"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,7 +113,11 @@ class Run:
 
     @classmethod
     def check_resume(
-        cls, path: str | os.PathLike, settings: Mapping[str, Any], kind: str | None = None
+        cls,
+        path: str | os.PathLike,
+        settings: Mapping[str, Any],
+        kind: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Self | None:
         """Return the run that would be resumed in a directory, without reading data.
 
@@ -131,7 +136,7 @@ class Run:
         if not cls.has_checkpoint(path):
             return None
         run = cls.open(path)
-        run.check_settings(settings, kind)
+        run.check_settings(settings, kind, defaults)
         return run
 
     @classmethod
@@ -164,13 +169,15 @@ class Run:
         config = BertConfig.load(config_path)
         vocabulary = Vocabulary.load(vocabulary_path)
         vocabulary.check_size(config.vocab_size, where=vocabulary_path)
-        train = read_json_object(train_path)
+        train = formats.without_version(read_json_object(train_path), train_path, _TRAIN_FIELDS)
         for name, kind in _TRAIN_KINDS.items():
             if name in train:
                 strict_json.field(train, name, kind, train_path)
         for name in {"settings", "changes"} & train.keys():
             train[name] = with_new_names(train[name])
-        task = with_new_names(read_json_object(task_path)) if files.exists(task_path) else None
+        task = None
+        if files.exists(task_path):
+            task = with_new_names(formats.without_version(read_json_object(task_path), task_path))
         return cls(str(path), config, vocabulary, train, task, is_writer)
 
     @classmethod
@@ -209,8 +216,8 @@ class Run:
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
-            _write_json(run.file("task.json"), task)
-        _write_json(run.file("train.json"), run.train)
+            _write_json(run.file("task.json"), formats.with_version(task))
+        _write_json(run.file("train.json"), formats.with_version(run.train))
         _write_json(run.file("config.json"), config.to_dict())
         return run
 
@@ -219,6 +226,7 @@ class Run:
         settings: Mapping[str, Any],
         task: dict[str, Any] | None,
         tunable_fields: tuple[str, ...] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Check that settings and task are those the run was started with.
 
@@ -226,24 +234,31 @@ class Run:
             settings: See `check_settings`.
             task: The task as in task.json, or `None` for pretraining.
             tunable_fields: Fields of task.json that earlier versions set after training.
+            defaults: See `check_settings`.
 
         Raises:
             UserError: If they differ.
         """
-        self.check_settings(settings, (task or {}).get("kind"))
+        self.check_settings(settings, (task or {}).get("kind"), defaults)
         before = self.task and {**self.task, **dict.fromkeys(tunable_fields)}
-        if before != json.loads(json.dumps(task)):
+        if json.loads(json.dumps(before)) != json.loads(json.dumps(task)):  # Tuples become lists.
             raise UserError(
                 f"{self.path}: task.json does not match the data (labels or columns have "
                 "changed); name a new directory"
             )
 
-    def check_settings(self, settings: Mapping[str, Any], kind: str | None) -> None:
+    def check_settings(
+        self,
+        settings: Mapping[str, Any],
+        kind: str | None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         """Check that settings and task type are those the run was started with.
 
         Args:
             settings: The settings by name. Those in `MAY_CHANGE` may differ.
             kind: The task type, or `None` for pretraining.
+            defaults: Defaults of the settings, for those that the run does not have.
 
         Raises:
             UserError: If they differ. The message names the first difference.
@@ -259,15 +274,10 @@ class Run:
                 f"not {kind or 'pretraining'!r}; name a new directory"
             )
         before = self.train["settings"]
-        now = json.loads(json.dumps(settings))  # As read from JSON: tuples become lists.
-        for name in sorted(set(before) | set(now)):
-            # "auto" becomes a precision once TensorFlow is imported.
-            is_open = name in MAY_CHANGE or (name, now.get(name)) == ("precision", "auto")
-            if before.get(name) != now.get(name) and not is_open:
-                raise UserError(
-                    f"--{name}: was {before.get(name)!r} when {self.path} was created, is now "
-                    f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"
-                )
+        may_change = MAY_CHANGE
+        if settings.get("precision") == "auto":  # Resolved once TensorFlow is imported.
+            may_change |= {"precision"}
+        formats.check_same_settings(self.path, before, settings, defaults or {}, may_change)
 
     def change_num_train_steps(
         self, step: int, before: int, after: int, rate_before: float, rate_after: float
@@ -285,7 +295,7 @@ class Run:
         self.train["settings"]["num_train_steps"] = after
         self.train.setdefault("changes", []).append(change)
         if self.is_writer:
-            _write_json(self.file("train.json"), self.train)
+            _write_json(self.file("train.json"), formats.with_version(self.train))
 
     def changes(self) -> list[str]:
         """Return one warning per package version or thread count that has changed.

@@ -9,7 +9,8 @@ from bert_tf.errors import UserError
 STATE = "checkpoint.json"
 VERIFIED_SHARDS = "verified_shards.json"  # Of pretraining: what does not have to be read again.
 SAVING = ".saving"  # Exists in a checkpoint while it is being written.
-STEP = re.compile(r"step-(\d{8,})")
+# As "step-" and 8 digits are written: other digits, or more zeros, are not of a run.
+STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 # The files of a run and of a checkpoint that are read to resume. Only fine-tuned runs have a task.
 FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
 CHECKPOINT_FILES = (STATE, "variables.index", "variables.data-00000-of-00001")
@@ -23,7 +24,7 @@ _PART = (
 )
 OF_RUN = re.compile(
     rf"{_PART}|\.{_PART}{_TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
-    rf"|checkpoints/((damaged-)?step-\d{{8,}}/{_CHECKPOINT})?"
+    rf"|checkpoints/((damaged-)?{STEP.pattern}/{_CHECKPOINT})?"
 )
 
 

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any, Self
 
-from bert_tf import strict_json
+from bert_tf import formats, strict_json
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.vocabulary import Vocabulary
@@ -51,7 +51,9 @@ class Contents:
                     name: archive.read(name).decode("utf-8")
                     for name in ("config.json", "task.json", "vocab.txt")
                 }
-            task = strict_json.parse_object(texts["task.json"])
+            task = formats.without_version(
+                strict_json.parse_object(texts["task.json"]), f"{path}: task.json"
+            )
             config = BertConfig.from_dict(strict_json.parse_object(texts["config.json"]))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(
@@ -67,7 +69,7 @@ class Contents:
             path,
             {
                 "config.json": _as_json(self.config.to_dict()),
-                "task.json": _as_json(self.task),
+                "task.json": _as_json(formats.with_version(self.task)),
                 "vocab.txt": self.vocabulary.to_bytes(),
             },
         )

@@ -8,10 +8,10 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.errors import UserError
 from export.client import ModelClient
-from export.publishing import versions
 from export.signature_defs import read_signatures
 from tasks.examples import as_tensor
 from tasks.prediction import jsonable
+from tasks.published import version_directories
 
 
 class LocalClient(ModelClient):
@@ -31,8 +31,8 @@ class LocalClient(ModelClient):
             raise UserError(f"--model_dir={path}: no such directory")
         if (path / "saved_model.pb").exists():
             self.path = path
-        elif numbers := versions(path):
-            self.path = path / str(numbers[-1])
+        elif found := version_directories(path):
+            self.path = pathlib.Path(found[max(found)])
         else:
             raise UserError(
                 f"--model_dir={path}: no published version; run export.export_saved_model"

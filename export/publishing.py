@@ -24,6 +24,7 @@ from export.saved_model import write_saved_model
 from export.served_products import has_packed_products
 from tasks.loading import load_model
 from tasks.pipeline import Pipeline
+from tasks.published import MAX_VERSION, version_directories
 from tasks.task_model import TaskModel
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -83,6 +84,7 @@ def publish(
     output_dir = pathlib.Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
+    _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
         if precision != "int8":
             return _publish(model, output_dir, precision, log, write, portable)
@@ -170,15 +172,22 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
 
 def versions(directory: os.PathLike | str) -> list[int]:
     """Return the numbers of the published versions in a directory, oldest first."""
-    return sorted(
-        int(path.name)
-        for path in pathlib.Path(directory).iterdir()
-        if path.name.isdecimal() and path.is_dir()
-    )
+    return list(version_directories(directory))
+
+
+def _next_version(output_dir):
+    """Return the number of the next version, which is 1 if there is no directory yet."""
+    newest = max(versions(output_dir), default=0) if output_dir.exists() else 0
+    if newest >= MAX_VERSION:
+        raise UserError(
+            f"--output_dir={output_dir}: has version {newest}, the highest that TensorFlow Serving "
+            "reads; expected lower versions only; remove it, or name another directory"
+        )
+    return newest + 1
 
 
 def _rename_to_next_version(temporary, output_dir):
-    version = max(versions(output_dir), default=0) + 1
+    version = _next_version(output_dir)
     while True:
         try:
             os.rename(temporary, output_dir / str(version))

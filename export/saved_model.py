@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from bert_tf import formats
 from bert_tf.text import unicode_tables
 from export.served_encoder import ServedEncoder
 from export.served_products import has_packed_products
@@ -67,7 +68,7 @@ def write_saved_model(
     model.vocabulary.save(extra / "vocab.txt")
     for name, values in (
         ("config.json", model.config.to_dict()),
-        ("task.json", model.task.to_dict()),
+        ("task.json", formats.with_version(model.task.to_dict())),
         (
             "tokenizer.json",
             {"tables_sha256": unicode_tables.sha256(), "unicode": unicode_tables.unicode_version()},

@@ -50,7 +50,8 @@ def _remove_abandoned(output_dir, own, log):
     for path in sorted(output_dir.glob(f"{PREFIX}*")):
         number = path.name.removeprefix(PREFIX)
         # Without locks in the file system, another process may be writing there.
-        if number.isdecimal() and path.is_dir() and (path == own or not _lives(int(number))):
+        is_pid = number.isascii() and number.isdecimal()
+        if is_pid and path.is_dir() and (path == own or not _lives(int(number))):
             shutil.rmtree(path, ignore_errors=True)
             log(f"{path}: removed, left by a killed export")
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_tf import files
-from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from tasks.published import TASK_OF_VERSION, published_task
 from tasks.readers.rows import raise_bad_rows
 from tasks.registry import row_reader
 
@@ -86,13 +86,12 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
             raise UserError(f"--teacher={path}: expected a fine-tuned run")
         check_run(path)
     else:
-        task_path = os.path.join(path, "assets.extra", "task.json")
-        if not files.exists(task_path):
+        if not files.exists(os.path.join(path, TASK_OF_VERSION)):
             raise UserError(
-                f"--teacher={path}: no assets.extra/task.json; expected a SavedModel of "
+                f"--teacher={path}: no {TASK_OF_VERSION}; expected a SavedModel of "
                 "export.export_saved_model, or a run"
             )
-        task = read_json_object(task_path)
+        task = published_task(path)
         if kind not in SERVED_TEACHERS:
             raise UserError(
                 f"--teacher={path}: a SavedModel of {kind} does not return its logits; pass the "

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from bert_tf import files
+from bert_tf import files, formats
 from bert_tf.config import read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.errors import UserError
@@ -20,6 +20,7 @@ from bert_tf.ownership import MARKER
 from bert_tf.strict_json import field
 
 NAME = "manifest.json"
+_FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
 
 
 class OutputEntry(TypedDict):
@@ -87,7 +88,7 @@ class OutputManifest:
             return {}
         on_disk = self._read()
         before, now = on_disk["plan"], self.plan
-        plans.check_same_settings(self.directory, before["settings"], now["settings"])
+        formats.check_same_settings(self.directory, before["settings"], now["settings"], {})
         for name, what in (("model", "the model"), ("input", "--input: the rows")):
             if before[name] != now[name]:
                 raise UserError(
@@ -114,7 +115,7 @@ class OutputManifest:
             "plan": self.plan,
             "shards": shards,
         }
-        text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(formats.with_version(values), indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(os.path.join(self.directory, NAME), text)
         if is_complete:
             entries.remove_all(self.directory, self.shard_names)
@@ -122,7 +123,7 @@ class OutputManifest:
     def _read(self):
         path = os.path.join(self.directory, NAME)
         try:
-            values = read_json_object(path)
+            values = formats.without_version(read_json_object(path), path, _FIELDS)
             plan = field(values, "plan", dict, path)
             for name in ("settings", "versions"):
                 field(plan, name, dict, path)

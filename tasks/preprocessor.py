@@ -15,6 +15,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.text.byte_limit import truncate_utf8
+from bert_tf.text.normalizer import MAX_INPUT_CHARS_PER_WORD
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.readers.memory import columns_of
@@ -38,6 +39,7 @@ class Preprocessor(keras.layers.Layer):
         do_lower_case: Whether text is lower-cased.
         strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
         vocabulary: The vocabulary. `None` until `load_assets` reads it from a .keras file.
+        max_input_chars_per_word: Maximum number of characters of a word; a longer one is [UNK].
         **kwargs: `keras.layers.Layer` arguments.
 
     Call arguments:
@@ -53,11 +55,13 @@ class Preprocessor(keras.layers.Layer):
         do_lower_case: bool,
         strip_accents: bool | None = None,
         vocabulary: Vocabulary | None = None,
+        max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.task = task_from_dict(task) if isinstance(task, Mapping) else task
         self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
+        self.max_input_chars_per_word = max_input_chars_per_word
         # Not an attribute of Keras, which would track the tables of a tf.Module as its own.
         object.__setattr__(self, "_tokenizer", None)
         if vocabulary is not None:
@@ -67,10 +71,12 @@ class Preprocessor(keras.layers.Layer):
     @classmethod
     def of(cls, task: Task, config: BertConfig, vocabulary: Vocabulary | None) -> Self:
         """Create the layer for a task and the configuration of its model."""
-        return cls(task, config.do_lower_case, config.strip_accents, vocabulary)
+        return cls(task, vocabulary=vocabulary, **config.tokenizer_settings)
 
     def _set_vocabulary(self, vocabulary):
-        tokenizer = Tokenizer(vocabulary, self.do_lower_case, self.strip_accents)
+        tokenizer = Tokenizer(
+            vocabulary, self.do_lower_case, self.strip_accents, self.max_input_chars_per_word
+        )
         object.__setattr__(self, "_tokenizer", tokenizer)
 
     @property
@@ -141,6 +147,7 @@ class Preprocessor(keras.layers.Layer):
             "task": self.task.to_dict(),
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
+            "max_input_chars_per_word": self.max_input_chars_per_word,
         }
 
 

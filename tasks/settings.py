@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from bert_tf import files, paths
-from bert_tf.command import flag
+from bert_tf.command import defaults, flag
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
@@ -218,7 +218,10 @@ class FinetuneSettings(TrainingSettings, DataSettings):
     def _check_output(self):
         if self.strategy == "multi_worker":
             return  # Workers may see the run's files late; they check it when all see the same.
-        if Run.check_resume(self.output_dir, self.recorded(), self._dataset.kind) is None:
+        started = Run.check_resume(
+            self.output_dir, self.recorded(), self._dataset.kind, defaults(FinetuneSettings)
+        )
+        if started is None:
             config = sources.check(self.init_from)
             if config is not None:
                 self.check_fits(config, self.init_from)

@@ -164,12 +164,17 @@ class Task(abc.ABC):
         Raises:
             UserError: If a field is missing, unknown or of a wrong type.
         """
-        # Fields have to match exactly: a default for a missing field would change the task.
-        expected = sorted(field.name for field in dataclasses.fields(cls))
-        if sorted(values) != expected:
+        # Files of earlier versions lack the fields that were added since. The default of such a
+        # field has to reproduce what was done without it.
+        fields = dataclasses.fields(cls)
+        required = {field.name for field in fields if field.default is dataclasses.MISSING}
+        if missing := sorted(required - values.keys()):
+            raise UserError(f"task.json: no field {', '.join(missing)}; expected it of {cls.kind}")
+        known = sorted(field.name for field in fields)
+        if unknown := sorted(values.keys() - set(known)):
             raise UserError(
-                f"task.json: expected the fields {', '.join(expected)}, received "
-                f"{sorted(values)!r:.200}"
+                f"task.json: unknown field {', '.join(unknown):.200}; expected {', '.join(known)}; "
+                "update bert_tf if a newer version wrote the file"
             )
         return cls(**cls._checked(values, "task.json"))
 

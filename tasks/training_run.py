@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bert_tf import checkpoints, plotting, run_directory
+from bert_tf.command import defaults
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_packed
 from bert_tf.run import Run
@@ -29,6 +30,7 @@ from tasks import fitting, plots
 from tasks.distillation import Distillation
 from tasks.evaluation import Evaluator, FeatureExamples
 from tasks.examples import EncodedExamples, Examples
+from tasks.registry import task_from_dict
 from tasks.run_checkpoint import RunCheckpoint
 from tasks.training_settings import TrainingSettings
 from tasks.tuning import task_at
@@ -99,7 +101,14 @@ class TrainingRun:
                 self.distillation.check(self.task, None)
             return None
         run = open_run(self.strategy, self.output_dir, self.log_wait)
-        run.check_resumable(self.recorded, self.task.to_dict(), self.task.tunable_fields)
+        if run.task:  # With the fields that were added since it was written.
+            run.task = task_from_dict(run.task).to_dict()
+        run.check_resumable(
+            self.recorded,
+            self.task.to_dict(),
+            self.task.tunable_fields,
+            defaults(type(self.settings)),
+        )
         if run.train.get("data") != self.digests:
             raise UserError(
                 f"{self.rows} differ from those that {run.path} was started with; "

@@ -99,6 +99,7 @@ def config():
         intermediate_size=20,
         hidden_act="gelu",
         max_position_embeddings=16,
+        max_input_chars_per_word=100,  # As in the Hugging Face directory of this configuration.
     )
 
 

@@ -124,7 +124,7 @@ def write_tensorflow_h5(path, tensors, num_heads=None):
 
     with h5py.File(path, "w") as file:
         for name, array in tensors.items():
-            theirs, kernel = _tensorflow_name(name)
+            theirs, kernel = tensorflow_name(name)
             array = array.T if kernel else array
             if num_heads and "/attention/" in theirs and "LayerNorm" not in theirs:
                 array = _with_heads(array, "/attention/output/" in theirs, num_heads)
@@ -138,7 +138,7 @@ def write_tensorflow_h5(path, tensors, num_heads=None):
         file.attrs["layer_names"] = [name.encode() for name in file]
 
 
-def _tensorflow_name(name):
+def tensorflow_name(name):
     """Return the TensorFlow name of a tensor, and whether it is a kernel."""
     *owners, kind = name.split(".")
     kernel = kind == "weight"

@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 import tensorflow as tf
 
+from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.weights import name_map
 from tasks.loading import load_model, model_class
 from tasks.settings import FinetuneSettings
@@ -52,9 +53,7 @@ def write_huggingface(directory, config, vocabulary, weights=None, **changes):
         )
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     values = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name not in ("do_lower_case", "strip_accents")
+        name: value for name, value in config.to_dict().items() if name not in TOKENIZER_SETTINGS
     }
     (directory / "config.json").write_text(
         json.dumps({**values, "model_type": "bert", "architectures": ["BertModel"], **changes})

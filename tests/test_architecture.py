@@ -17,7 +17,9 @@ LAYERS = (
     {
         "bert_tf",
         "bert_tf.errors",
+        "bert_tf.config_keys",
         "bert_tf.files",
+        "bert_tf.formats",
         "bert_tf.lazy_names",
         "bert_tf.plotting",
         "bert_tf.progress",

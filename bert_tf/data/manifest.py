@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from bert_tf import files
-from bert_tf.config import read_json_object
+from bert_tf import files, formats
+from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 NAME = "manifest.json"
 MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
+# Settings of the tokenizer that earlier versions did not record, with their values then.
+_TOKENIZER_BEFORE = {"max_input_chars_per_word": 200}
 _REMEDY = "delete it and rerun the write_shards command to write it again"
+_FIELDS = (
+    *("complete", "settings", "vocabulary", "tokenizer", "corpus", "versions", "input", "shards"),
+)
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
@@ -126,7 +131,7 @@ class Manifest:
         except UserError as error:
             what = str(error).removeprefix(f"{path}: ")
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
-        return cls(directory, values)
+        return cls(directory, formats.without_version(values, path, _FIELDS))
 
     def begin(self, vocabulary: Vocabulary, finished: Mapping[int, ShardEntry]) -> None:
         """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
@@ -154,7 +159,8 @@ class Manifest:
 
     def save(self) -> None:
         """Write manifest.json atomically."""
-        text = json.dumps(self._values, indent=1, ensure_ascii=False) + "\n"
+        values = formats.with_version(self._values)
+        text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
     def path(self, name: str) -> str:
@@ -175,7 +181,8 @@ class Manifest:
     @property
     def tokenizer(self) -> dict[str, Any] | None:
         """Tokenizer settings, or `None` for shards of other programs."""
-        return self._values.get("tokenizer")
+        settings = self._values.get("tokenizer")
+        return settings and {**_TOKENIZER_BEFORE, **settings}
 
     @property
     def is_complete(self) -> bool:
@@ -236,22 +243,31 @@ class Manifest:
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
         return plans.digest([self._values[name] for name in names])
 
-    def check_same_plan(self, planned: "Manifest") -> None:
+    def check_same_plan(self, planned: "Manifest", defaults: Mapping[str, Any]) -> None:
         """Check that this manifest, from disk, has the settings and the text of a planned one.
+
+        Args:
+            planned: The manifest.
+            defaults: Defaults of the flags, for those that this manifest does not have.
 
         Raises:
             UserError: If they differ. The message names the first difference.
         """
-        plans.check_same_settings(self.directory, self.settings, planned.settings)
-        for name, what in (
-            ("vocabulary", "--vocab: the vocabulary"),
-            ("tokenizer", "--do_lower_case, --strip_accents: the tokenizer"),
-            ("corpus", "--input: the text"),
+        formats.check_same_settings(self.directory, self.settings, planned.settings, defaults)
+        tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
+        for what, before, now in (
+            (
+                "--vocab: the vocabulary",
+                self._values["vocabulary"],
+                planned._values["vocabulary"],
+            ),
+            (f"{tokenizer_flags}: the tokenizer", self.tokenizer, planned.tokenizer),
+            ("--input: the text", self._values["corpus"], planned._values["corpus"]),
         ):
-            if self._values[name] != planned._values[name]:
+            if before != now:
                 raise UserError(
-                    f"{what} is not that of {self.directory}. Expected: {self._values[name]}. "
-                    f"Received: {planned._values[name]}. Name a new --output_dir."
+                    f"{what} is not that of {self.directory}. Expected: {before}. "
+                    f"Received: {now}. Name a new --output_dir."
                 )
 
     def check_same_versions(self, planned: "Manifest") -> None:
@@ -355,6 +371,8 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
+        if "max_input_chars_per_word" in tokenizer:
+            field(tokenizer, "max_input_chars_per_word", int, f"{path}: tokenizer")
     if "corpus" in values:  # Then all inputs of `plan_sha256` are required.
         for name in ("corpus", "tokenizer", "versions"):
             field(values, name, dict, path)

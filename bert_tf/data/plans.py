@@ -13,25 +13,6 @@ def digest(plan: Any) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
-def check_same_settings(directory: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a command is run with the settings that a directory was created with.
-
-    Args:
-        directory: The directory, for messages.
-        before: Its settings by flag.
-        now: The settings of the command.
-
-    Raises:
-        UserError: If they differ. The message names the first flag.
-    """
-    for name in sorted(set(before) | set(now)):
-        if before.get(name) != now.get(name):
-            raise UserError(
-                f"--{name}: was {before.get(name)!r} when {directory} was created, is now "
-                f"{now.get(name)!r}; pass the old value to resume, or a new --output_dir"
-            )
-
-
 def check_same_versions(directory: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that missing shards will be written with the versions of the others.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bert_tf.command import flag, import_tensorflow
+from bert_tf.config import MAX_WORD_CHARACTERS
 from bert_tf.data.documents import FORMATS
 from bert_tf.data.entries import ShardEntry
 from bert_tf.data.shard_jobs import RunnerSettings
@@ -14,7 +15,8 @@ from bert_tf.text.vocabulary import Vocabulary
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
     """
-    input vocab do_lower_case strip_accents output_dir num_workers runner beam_args dask_address
+    input vocab do_lower_case strip_accents max_input_chars_per_word output_dir num_workers runner
+    beam_args dask_address
     """.split()
 )
 
@@ -61,6 +63,11 @@ class WriteShardsSettings(RunnerSettings):
         "lower-casing of text; default: inferred from the vocabulary", None
     )
     strip_accents: bool | None = flag("removal of accents; default: as lower-casing", None)
+    max_input_chars_per_word: int = flag(
+        "maximum number of characters of a word, beyond which it is [UNK]: 200 as in "
+        "google-research/bert, 100 for models of Hugging Face",
+        200,
+    )
     seed: int = flag("random seed", 12345)
 
     def __post_init__(self) -> None:
@@ -72,6 +79,7 @@ class WriteShardsSettings(RunnerSettings):
             ("max_seq_length", 5, 1 << 16),
             ("max_predictions_per_seq", 1, self.max_seq_length),
             ("dupe_factor", 1, 1000),
+            ("max_input_chars_per_word", 1, MAX_WORD_CHARACTERS),
             ("seed", 0, (1 << 32) - 1),
         ):
             value = getattr(self, name)

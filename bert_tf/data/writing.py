@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable
 
-from bert_tf import files, ownership
+from bert_tf import command, files, ownership
 from bert_tf.data import documents, entries, shard_jobs, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.data.settings import WriterArguments, WriteShardsSettings
@@ -40,7 +40,11 @@ def write_shards(
     vocabulary = Vocabulary.load(settings.vocab)
     lower = settings.do_lower_case
     lower = not vocabulary.looks_cased() if lower is None else lower
-    tokenizer = {"do_lower_case": lower, "strip_accents": settings.strip_accents}
+    tokenizer = {
+        "do_lower_case": lower,
+        "strip_accents": settings.strip_accents,
+        "max_input_chars_per_word": settings.max_input_chars_per_word,
+    }
     directory = settings.output_dir
     is_here = not files.is_remote(directory)
     paths = documents.find_files(settings.input, os.path.realpath(directory) if is_here else None)
@@ -134,7 +138,7 @@ def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
     if not files.exists(manifest.path(NAME)):
         return {}
     on_disk = Manifest.load(directory)
-    on_disk.check_same_plan(manifest)
+    on_disk.check_same_plan(manifest, command.defaults(WriteShardsSettings))
     finished = entries.finished(
         directory, shards, on_disk.shards, on_disk.plan_sha256, entries.check_entry
     )

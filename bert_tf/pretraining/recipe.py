@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from bert_tf import files
-from bert_tf.config import MODEL_SIZES, BertConfig, read_json_object
+from bert_tf.command import defaults
+from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
@@ -106,7 +107,7 @@ def _pretrain(settings, log, strategy):
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = open_run(strategy, settings.output_dir, log_wait)
-        run.check_resumable(settings.recorded(), None)
+        run.check_resumable(settings.recorded(), None, defaults=defaults(PretrainSettings))
         if run.train.get("data") != digests:
             raise UserError(
                 f"--shards: differ from those {run.path} was started with; restore them or name a "
@@ -310,7 +311,21 @@ def case_of(manifest: Manifest) -> dict[str, Any]:
     """Return the normalization of the shards' text; shards of other programs do not record it."""
     if manifest.tokenizer is None:
         return {"do_lower_case": not manifest.vocabulary().looks_cased()}
-    return {name: manifest.tokenizer[name] for name in ("do_lower_case", "strip_accents")}
+    return {name: manifest.tokenizer[name] for name in TOKENIZER_SETTINGS}
+
+
+def word_length_warning(config: BertConfig, manifest: Manifest) -> list[str]:
+    """Return a line if the shards have other ids for long words than the model, else none."""
+    found = (manifest.tokenizer or {}).get("max_input_chars_per_word")
+    expected = config.max_input_chars_per_word
+    if found in (None, expected):
+        return []
+    low, high = sorted((found, expected))
+    return [
+        f"warning: {manifest.directory}: words of {low + 1} to {high} characters have other token "
+        f"ids than in the model; expected shards with --max_input_chars_per_word={expected}, "
+        f"received {found}"
+    ]
 
 
 def _read_verified(path):
@@ -343,6 +358,7 @@ def _plan(settings, config, model, phases, replicas, origin):
             f"{data.manifest.directory}: steps {first_step} to {last_step}, {num_tokens:,} tokens "
             f"per step, {examples / len(data):.2f} epochs over {len(data):,} examples"
         )
+        yield from word_length_warning(config, data.manifest)
         first_step = last_step
     manifests = [data.manifest for data in phases]
     peak = step_memory(step_sizes(settings, config, manifests, replicas))["peak"]

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bert_tf import files
-from bert_tf.command import check_bounds, flag
+from bert_tf.command import check_bounds, defaults, flag
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
@@ -148,7 +148,7 @@ class PretrainSettings:
             sources.check(self.init_from)
         # Workers may see the run's files late; they check it when all see the same.
         if not self.dry_run and self.strategy != "multi_worker":
-            Run.check_resume(self.output_dir, self.recorded())
+            Run.check_resume(self.output_dir, self.recorded(), None, defaults(PretrainSettings))
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all except `output_dir`."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_tf.text import unicode_tables as tables
 
-MAX_WORD_CHARACTERS = 200  # As released; a longer word becomes [UNK].
+MAX_INPUT_CHARS_PER_WORD = 200  # As released; a longer word becomes [UNK].
 NEVER = "\ufffd"  # Cleaning drops this character, so it matches no vocabulary entry.
 
 
@@ -22,7 +22,7 @@ class Words(NamedTuple):
     """Words of all texts and the code points they come from.
 
     Attributes:
-        words: String `(W,)`; `NEVER` for a word of more than `MAX_WORD_CHARACTERS`.
+        words: String `(W,)`; `NEVER` for a word of more than `max_input_chars_per_word`.
         row_splits: int64 `(B + 1,)`, the words of each text.
         word_splits: int64 `(W + 1,)`, the characters of each word.
         first: int64 `(K,)`, the first code point of each character.
@@ -64,10 +64,17 @@ class Normalizer(tf.Module):
     Args:
         do_lower_case: Lower-cases the text.
         strip_accents: Strips accents, as in Hugging Face. Defaults to `do_lower_case`, as released.
+        max_input_chars_per_word: Maximum number of characters of a word after normalization.
     """
 
-    def __init__(self, do_lower_case: bool, strip_accents: bool | None = None) -> None:
+    def __init__(
+        self,
+        do_lower_case: bool,
+        strip_accents: bool | None = None,
+        max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
+    ) -> None:
         super().__init__(name="normalizer")
+        self._max_input_chars_per_word = max_input_chars_per_word
         strips = do_lower_case if strip_accents is None else strip_accents
         with tf.init_scope():
             loaded = vars(tables.load(do_lower_case, strips))
@@ -89,7 +96,7 @@ class Normalizer(tf.Module):
         num_kept = tf.size(characters, out_type=tf.int64)
         word_splits = tf.concat([word_begins_W, num_kept[tf.newaxis]], axis=0)
         return Words(
-            _encode_words(characters, word_splits),
+            self._encode_words(characters, word_splits),
             tf.searchsorted(word_begins_W, kept_splits, out_type=tf.int64),
             word_splits,
             tf.gather(normalized.first, kept),
@@ -211,6 +218,16 @@ class Normalizer(tf.Module):
         is_first = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.int32), size[tf.newaxis]) > 0
         return tf.where(begins | is_first)[:, 0]
 
+    def _encode_words(self, characters, word_splits):
+        """Encode words as UTF-8 strings `(W,)`; words over the limit become `NEVER`."""
+        words = tf.strings.unicode_encode(
+            tf.RaggedTensor.from_row_splits(characters, word_splits, validate=False), "UTF-8"
+        )
+        is_long = word_splits[1:] - word_splits[:-1] > self._max_input_chars_per_word
+        return tf.cond(
+            tf.reduce_any(is_long), lambda: tf.where(is_long, NEVER, words), lambda: words
+        )
+
 
 def after_marks(ends: tf.Tensor, entries_N: tf.Tensor) -> tf.Tensor:
     """Extend the ends of tokens over stripped marks that follow.
@@ -226,12 +243,3 @@ def after_marks(ends: tf.Tensor, entries_N: tf.Tensor) -> tf.Tensor:
     is_mark = (kinds_N == tables.MARK) | (kinds_N == tables.MARK_STARTER)
     others = tf.concat([tf.where(~is_mark)[:, 0], [tf.size(kinds_N, tf.int64)]], axis=0)
     return tf.gather(others, tf.searchsorted(others, ends))
-
-
-def _encode_words(characters, word_splits):
-    """Encode words as UTF-8 strings `(W,)`; words over the limit become `NEVER`."""
-    words = tf.strings.unicode_encode(
-        tf.RaggedTensor.from_row_splits(characters, word_splits, validate=False), "UTF-8"
-    )
-    is_long = word_splits[1:] - word_splits[:-1] > MAX_WORD_CHARACTERS
-    return tf.cond(tf.reduce_any(is_long), lambda: tf.where(is_long, NEVER, words), lambda: words)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.text.normalizer import MAX_WORD_CHARACTERS, NEVER, Normalizer, after_marks
+from bert_tf.text.normalizer import MAX_INPUT_CHARS_PER_WORD, NEVER, Normalizer, after_marks
 from bert_tf.text.vocabulary import Vocabulary
 
 # Texts that need only lower-casing and splitting at spaces and punctuation. Cleaning drops control
@@ -62,25 +62,37 @@ class Tokenizer(tf.Module):
         vocabulary: Entries and ids.
         do_lower_case: Lower-cases the text.
         strip_accents: Strips accents, as in Hugging Face. Defaults to `do_lower_case`, as released.
+        max_input_chars_per_word: Maximum number of characters of a word; a longer one is [UNK].
+            100 in Hugging Face.
 
     Raises:
         UserError: TF Text rejects the vocabulary.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, do_lower_case: bool, strip_accents: bool | None = None
+        self,
+        vocabulary: Vocabulary,
+        do_lower_case: bool,
+        strip_accents: bool | None = None,
+        max_input_chars_per_word: int = MAX_INPUT_CHARS_PER_WORD,
     ) -> None:
         super().__init__(name="tokenizer")
         self.vocabulary = vocabulary
         self._do_lower_case = do_lower_case
-        self._normalizer = Normalizer(do_lower_case, strip_accents)
+        self._normalizer = Normalizer(do_lower_case, strip_accents, max_input_chars_per_word)
         entries = vocabulary.entries
         self._wordpiece_of_texts = _wordpiece(
-            entries, lambda entry: ASCII_ENTRY.fullmatch(entry), MAX_WORD_CHARACTERS, splits=True
+            entries,
+            lambda entry: ASCII_ENTRY.fullmatch(entry),
+            max_input_chars_per_word,
+            splits=True,
         )
         # "" and a bare "##" never match in the released code.
         self._wordpiece_of_words = _wordpiece(
-            entries, lambda entry: entry not in ("", "##"), 4 * MAX_WORD_CHARACTERS, splits=False
+            entries,
+            lambda entry: entry not in ("", "##"),
+            4 * max_input_chars_per_word,
+            splits=False,
         )
         lengths = [len(entry.removeprefix("##")) for entry in entries]
         self._lengths_V = tf.constant(lengths, tf.int64)  # In characters, for offsets.
@@ -96,8 +108,8 @@ class Tokenizer(tf.Module):
 
     @classmethod
     def from_config(cls, config: BertConfig, vocabulary: Vocabulary) -> Self:
-        """Create the tokenizer of a model, with its lower-casing and accent stripping."""
-        return cls(vocabulary, config.do_lower_case, config.strip_accents)
+        """Create the tokenizer of a model, with the settings of its configuration."""
+        return cls(vocabulary, **config.tokenizer_settings)
 
     def tokenize(self, texts: tf.Tensor) -> Tokens:
         """Return the `Tokens` of texts, string `(B,)`, without offsets."""

@@ -92,7 +92,7 @@ def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
             )
     # Unlike Hugging Face, Google calls the tanh form "gelu", whatever the file's name.
     values = read_json_object(location.config)
-    config = BertConfig.from_google(values, where=str(location.config))
+    config = BertConfig.from_google(values, where=str(location.config), is_foreign=True)
     vocabulary = Vocabulary.load(location.vocabulary)
     vocabulary.check_size(config.vocab_size, where=str(location.vocabulary))
     # A release does not record whether it is cased; its vocabulary shows it.

@@ -49,6 +49,13 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
         dropped.append(f"do_lower_case={config.do_lower_case}")
     if config.strip_accents not in (None, config.do_lower_case):
         dropped.append(f"strip_accents={config.strip_accents}")
+    if config.max_input_chars_per_word != 200:
+        # Read back by bert_tf; ignored by the released code.
+        values["max_input_chars_per_word"] = config.max_input_chars_per_word
+        dropped.append(
+            f"max_input_chars_per_word={config.max_input_chars_per_word}: google-research/bert "
+            "uses 200"
+        )
     if model.head is not None:
         # Ignored by the released code.
         values |= {"architectures": [class_name(model)], **model.config_values()}

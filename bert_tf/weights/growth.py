@@ -153,7 +153,7 @@ def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> 
     from bert_tf.text.tokenizer import Tokenizer
 
     config = pretrained.config
-    normalized = Normalizer(config.do_lower_case, config.strip_accents).words(list(words))
+    normalized = Normalizer(**config.tokenizer_settings).words(list(words))
     texts = [text.decode() for text in normalized.words.numpy()]
     splits = normalized.row_splits.numpy()
     for word, begin, end in zip(words, splits[:-1], splits[1:], strict=True):

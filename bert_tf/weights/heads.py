@@ -14,6 +14,7 @@ Shape suffixes: H hidden size, C outputs of the head.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -172,14 +173,21 @@ def _recorded(values, task):
     """Return the task that a conversion recorded, if it is of the same outputs; else `task`."""
     entries = values.get("task_specific_params")
     found = entries.get(_RECORD) if isinstance(entries, dict) else None
-    if not isinstance(found, dict) or set(found) != set(task):
-        return task
     same = ("kind", "labels", "multi_label")
-    if any(found.get(name) != task.get(name) for name in same):
+    if not isinstance(found, dict) or any(found.get(name) != task.get(name) for name in same):
         return task
-    length = found["max_seq_length"]
-    # The other values are checked when the run is opened.
-    return found if type(length) is int and 0 < length <= task["max_seq_length"] else task
+    if unknown := sorted(set(found) - set(task)):
+        warnings.warn(
+            f"task_specific_params: ignored the recorded task, whose field "
+            f"{', '.join(unknown):.200} is unknown; update bert_tf if a newer version wrote it",
+            stacklevel=2,
+        )
+        return task
+    length = found.get("max_seq_length")
+    if type(length) is not int or not 0 < length <= task["max_seq_length"]:
+        return task
+    # Fields that were added since have their defaults. Values are checked when the run is opened.
+    return {**task, **found}
 
 
 def match_head(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from bert_tf.config import BertConfig, read_json_object
+from bert_tf.config import TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
@@ -23,6 +23,7 @@ _COPIES = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+_OF_ENCODER = "embeddings.position_embeddings.weight"  # A tensor that every encoder has once.
 _INDEX = ".index.json"
 # Files of weights and their readers, in the order of preference of transformers.
 _READERS: dict[str, Callable[[pathlib.Path], Mapping[str, np.ndarray]]] = {
@@ -57,7 +58,10 @@ def read(path: pathlib.Path) -> StoredModel:
     config, vocabulary = _read_config(path, values)
     name = next(name for name in _READERS if (path / name).is_file())
     where = str(path / name)
-    tensors = _canonical(_READERS[name](path / name), where)
+    found = _READERS[name](path / name)
+    if any("/" in theirs for theirs in found):  # Never in names of PyTorch.
+        found = tensorflow_h5.to_pytorch(found, where)
+    tensors = _canonical(found, where)
     _check_tied(values, tensors, where)
     _merge_copies(tensors, where)
     return StoredModel(config, vocabulary, tensors, "huggingface", IGNORED, where, values)
@@ -79,13 +83,12 @@ def _read_config(path, values):
     """Return configuration and vocabulary, given the values of the configuration."""
     # Whether the output layer is tied is decided by the weights, if there is one.
     encoder = {name: value for name, value in values.items() if name != "tie_word_embeddings"}
-    config = BertConfig.from_dict(encoder, where=str(_config_path(path)))
+    config = BertConfig.from_dict(encoder, where=str(_config_path(path)), is_foreign=True)
     tokenizer = tokenizer_files.read(path, config.vocab_size)
     config = BertConfig.from_dict(
         {
             **config.to_dict(),
-            "do_lower_case": tokenizer.do_lower_case,
-            "strip_accents": tokenizer.strip_accents,
+            **{name: getattr(tokenizer, name) for name in TOKENIZER_SETTINGS},
         },
         where=f"{path}: tokenizer",
     )
@@ -127,14 +130,25 @@ def _read_shards(path, read_shard):
 def _canonical(tensors, where):
     """Remove prefixes of models with a head and of wrappers, and rename gamma and beta.
 
+    Whatever contains the encoder puts a prefix before the names of its tensors, such as "bert.",
+    "module.bert." or "_orig_mod.bert."; a head has the part of it that is not the encoder's own.
+
     Raises:
-        UserError: Two tensors get the same name.
+        UserError: There are two encoders, or two tensors get the same name.
     """
+    prefixes = sorted(
+        {name.removesuffix(_OF_ENCODER) for name in tensors if _ends_with(name, _OF_ENCODER)}
+    )
+    if len(prefixes) > 1:
+        raise UserError(
+            f"{where}: holds {len(prefixes)} encoders, {' and '.join(map(repr, prefixes)):.200}; "
+            "expected one model per file"
+        )
+    parts = prefixes[0].split(".")[:-1] if prefixes else ["bert"]
     result: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         canonical = (
-            name.removeprefix("module.")
-            .removeprefix("bert.")
+            _without(name, parts)
             .replace("LayerNorm.gamma", "LayerNorm.weight")
             .replace("LayerNorm.beta", "LayerNorm.bias")
         )
@@ -145,6 +159,20 @@ def _canonical(tensors, where):
             )
         result[canonical] = tensor
     return result
+
+
+def _ends_with(name, suffix):
+    """Return True if the last components of a name are those of `suffix`."""
+    return f".{name}".endswith(f".{suffix}")
+
+
+def _without(name, parts):
+    """Remove the components of a prefix from a name, up to the first one that differs."""
+    for part in parts:
+        if not name.startswith(f"{part}."):
+            break
+        name = name.removeprefix(f"{part}.")
+    return name
 
 
 def _check_tied(values, tensors, where):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from bert_tf.config import BertConfig
+from bert_tf.config import TOKENIZER_SETTINGS, BertConfig
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 from bert_tf.weights.exported_model import ExportedModel
 
@@ -31,6 +31,7 @@ _PRETRAINING_CLASSES = {
     ("next_sentence",): "BertForNextSentencePrediction",
     ("masked_lm", "next_sentence"): "BertForPreTraining",
 }
+_BERT_TOKENIZER_CHARACTERS = 100  # max_input_chars_per_word of BertTokenizer, whatever files say.
 _WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
 
 
@@ -90,7 +91,8 @@ def _config(model, name):
 def encoder_values(config: BertConfig) -> dict[str, Any]:
     """Return the configuration of the encoder without the settings of the tokenizer."""
     values = config.to_dict()
-    del values["do_lower_case"], values["strip_accents"]
+    for name in TOKENIZER_SETTINGS:
+        del values[name]
     # transformers accepts no integer for these.
     return values | {
         name: float(values[name])
@@ -113,10 +115,17 @@ def _write_tokenizer(model, directory):
         "do_lower_case": config.do_lower_case,
     }
     length = model.max_seq_length or config.max_position_embeddings
+    tokenizer_class: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
+    if config.max_input_chars_per_word != _BERT_TOKENIZER_CHARACTERS:
+        # The class without a constant of its own, which takes all settings from tokenizer.json.
+        tokenizer_class = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        }
     _write_json(
         directory / "tokenizer_config.json",
         {
-            "tokenizer_class": "BertTokenizer",
+            **tokenizer_class,
             **normalizer,
             "model_max_length": length,
             **specials,
@@ -174,7 +183,7 @@ def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
+            "max_input_chars_per_word": config.max_input_chars_per_word,
             # Unlike Google, transformers strips line ends only.
             "vocab": {line: number for number, line in enumerate(vocabulary.lines)},
         },

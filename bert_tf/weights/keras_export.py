@@ -17,6 +17,7 @@ import numpy as np
 from bert_tf.versions import versions
 from bert_tf.weights import exported_model
 from bert_tf.weights.exported_model import ExportedModel
+from bert_tf.weights.keras_preset import MAX_INPUT_CHARS_PER_WORD
 
 LIBRARY = "keras-hub"
 WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
@@ -85,6 +86,11 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
                 file.create_dataset("optimizer/vars/1", data=np.float32(1e-3))
     if config.attention_probs_dropout_prob != config.hidden_dropout_prob:
         dropped.append(f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}")
+    if config.max_input_chars_per_word != MAX_INPUT_CHARS_PER_WORD:
+        dropped.append(
+            f"max_input_chars_per_word={config.max_input_chars_per_word}: keras-hub uses "
+            f"{MAX_INPUT_CHARS_PER_WORD}"
+        )
     return _flat(tensors), dropped + model.dropped
 
 

@@ -25,6 +25,8 @@ _FORMER = {
     "_token_embedding/": "layers/reversible_embedding/",
     "layers/token_embedding/": "layers/reversible_embedding/",
 }
+# keras-nlp counts bytes. The two differ for words with non-ASCII characters only.
+MAX_INPUT_CHARS_PER_WORD = 100
 _CLASSIFIERS = ("BertTextClassifier", "BertClassifier")  # The second before keras-nlp 0.14.
 
 
@@ -73,6 +75,7 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
             "max_position_embeddings": backbone.get("max_sequence_length", 512),
             "type_vocab_size": backbone.get("num_segments", 2),
             "do_lower_case": tokenizer.get("lowercase", False),
+            "max_input_chars_per_word": MAX_INPUT_CHARS_PER_WORD,
         },
         where=str(path),
     )

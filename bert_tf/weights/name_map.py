@@ -71,6 +71,12 @@ class StoredModel(NamedTuple):
     values: Mapping[str, Any] = MappingProxyType({})
 
 
+_LAYER = re.compile(r"(?:layer_|layer\.)(\d+)\b")
+_ADAPTER = re.compile(r"lora_|\badapters?\b")
+_QUANTIZED = re.compile(
+    r"(qweight|qzeros|\.scales|_scale|zero_point|absmax|quant_map|SCB)$|quant_state"
+)
+
 # Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
 _TABLES = (
     ("embeddings/word_embeddings", "embeddings/word_embeddings", "reversible_embedding"),
@@ -321,8 +327,8 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
     left_over = sorted(set(tensors) - known - set(unused_tensors))
     if left_over:
         raise UserError(
-            f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]}; "
-            f"check num_hidden_layers={config.num_hidden_layers} in the config"
+            f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]:.200}; "
+            f"{_remedy(left_over, config, next(iter(columns['bert'])))}"
         )
     if column == "huggingface" and not _WITH_POOLER & set(architectures(values)):
         pooler = {theirs for theirs, name in columns["bert"].items() if "/pooler/" in name}
@@ -349,6 +355,21 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
         for theirs, name in names.items():
             result[name] = _converted(column, name, tensors[theirs], shapes[name], theirs, where)
     return result, unused_tensors
+
+
+def _remedy(unknown, config, example):
+    """Return what to do about tensors that are not of the model."""
+    layers = [int(found[1]) for name in unknown if (found := _LAYER.search(name))]
+    if len(layers) == len(unknown) and min(layers) >= config.num_hidden_layers:
+        return (
+            f"num_hidden_layers is {config.num_hidden_layers} in the configuration, which does not "
+            f"belong to these weights, with {max(layers) + 1} layers"
+        )
+    if any(_ADAPTER.search(name) for name in unknown):
+        return "an adapter is not merged; merge it into the model and save the model again"
+    if any(_QUANTIZED.search(name) for name in unknown):
+        return "the weights are quantized; expected the model in floating-point numbers"
+    return f"expected the names of a BERT model, such as {example}"
 
 
 def architectures(values: Mapping[str, Any]) -> list[str]:

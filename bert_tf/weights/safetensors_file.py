@@ -34,8 +34,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 dtype = stored.get_slice(name).get_dtype()
                 if dtype not in (*_FLOATS, "I64"):
                     raise UserError(
-                        f"{path}: holds a tensor of dtype {dtype}; expected one of "
-                        f"{', '.join(_FLOATS)}, I64"
+                        f"{path}: holds a tensor of dtype {dtype}, as quantized models do; "
+                        f"expected the model in one of {', '.join(_FLOATS)}"
                     )
                 array = stored.get_tensor(name)
                 tensors[name] = array.astype(np.float32, copy=False) if dtype in _FLOATS else array

@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     import keras
 
 _CLASSIFIER = {heads.KERNEL, heads.BIAS}
+_ADAPTER = "adapter_config.json"
+# Files of models that are not read, by pattern.
+_OTHER_FORMATS = {
+    _ADAPTER: "an adapter, which changes the weights of another model; merge it into that model "
+    "(merge_and_unload of PEFT) and save the model",
+    "*.gguf": "a GGUF file of llama.cpp",
+    "*.onnx": "an ONNX graph",
+    "onnx/*.onnx": "an ONNX graph",
+    "openvino_model*.xml": "an OpenVINO graph",
+    "flax_model*.msgpack": "a Flax model",
+    "rust_model.ot": "a model of rust-bert",
+    "*.tflite": "a LiteRT graph",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,18 +308,38 @@ def _reader_of(path, config_file=None, vocab_file=None):
     for flag, value in (("config_file", config_file), ("vocab_file", vocab_file)):
         if value:
             raise UserError(f"--{flag}: only for TensorFlow checkpoints; {path} is none")
+    if (directory / _ADAPTER).is_file():  # Also beside the model that it changes.
+        raise UserError(f"{directory}: holds {_ADAPTER}, {_OTHER_FORMATS[_ADAPTER]}")
     for kind, reader in (
         ("Hugging Face directory", huggingface),
         ("keras-nlp preset", keras_preset),
     ):
         if reader.is_directory_of(directory):
             return reader, directory, f"{kind} {name}"
-    if directory.exists():
+    if directory.is_file():
         raise UserError(
-            f"{directory}: no model found; expected a run directory (config.json, vocab.txt, "
-            "checkpoints/), a Hugging Face directory (model.safetensors), a Google release "
-            "(bert_config.json) or a keras-nlp preset"
+            f"{directory}: is {_other_format(directory) or 'a file'}; expected the directory of a "
+            "model"
+        )
+    if directory.exists():
+        found = [path for pattern in _OTHER_FORMATS for path in sorted(directory.glob(pattern))]
+        there = f", only {found[0].name}, {_other_format(found[0])}" if found else ""
+        raise UserError(
+            f"{directory}: no model found{there}; expected a run directory (config.json, "
+            "vocab.txt, checkpoints/), a Hugging Face directory (model.safetensors), a Google "
+            "release (bert_config.json) or a keras-nlp preset"
         )
     if downloaded := hub.find(str(path)):
-        return huggingface, downloaded, f"Hugging Face model {path}"
+        snapshot, commit = downloaded
+        try:
+            reader, where, _ = _reader_of(snapshot)
+        except UserError as error:
+            command = hub.download_command(str(path))
+            raise UserError(f"{error}; to download it, run: {command}") from None
+        return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
     return keras_preset, str(path), f"keras-nlp preset {path}"
+
+
+def _other_format(path):
+    """Return what a file is, or `None` if its name does not show it."""
+    return next((what for pattern, what in _OTHER_FORMATS.items() if path.match(pattern)), None)

@@ -1,6 +1,10 @@
-"""Reader of tf_model.h5, the TensorFlow models of Hugging Face before transformers 5."""
+"""TensorFlow models of Hugging Face before transformers 5: tf_model.h5, and their names of tensors.
+
+Their model.safetensors has the same names, without the prefixes of the file's groups.
+"""
 
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,24 +31,39 @@ _KINDS = {
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all tensors of a tf_model.h5, and convert them to PyTorch's names and orientation.
+    """Read all tensors of a tf_model.h5, as `to_pytorch` returns them.
 
     Args:
         path: Local file.
+
+    Raises:
+        UserError: As `to_pytorch`, or the file is damaged, or a tensor is not stored as plain
+            floating-point numbers in the file.
+    """
+    return to_pytorch(h5_file.read(path), path)
+
+
+def to_pytorch(
+    tensors: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> dict[str, np.ndarray]:
+    """Convert the tensors of a TensorFlow model to PyTorch's names and orientation.
+
+    Args:
+        tensors: Arrays by the names of TensorFlow, such as "bert/pooler/dense/kernel:0".
+        path: The file, for error messages.
 
     Returns:
         Dict from names without the prefix "bert." to float32 arrays.
 
     Raises:
-        UserError: The file is damaged, or holds a tensor of an unknown layer, a tensor twice with
-            different values, or one that is not stored as plain floating-point numbers in the file.
+        UserError: There is a tensor of an unknown layer, or a tensor twice with different values.
     """
-    tensors: dict[str, np.ndarray] = {}
-    for name, stored in h5_file.read(path).items():
+    result: dict[str, np.ndarray] = {}
+    for name, stored in tensors.items():
         theirs, array = _converted(name, stored, path)
-        if not np.array_equal(tensors.setdefault(theirs, array), array):
+        if not np.array_equal(result.setdefault(theirs, array), array):
             raise UserError(f"{path}: holds {theirs:.200} twice, with different values")
-    return tensors
+    return result
 
 
 def _converted(name, array, path):

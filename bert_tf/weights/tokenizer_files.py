@@ -40,9 +40,9 @@ _REQUIRED_PARTS = {
         "type": "WordPiece",
         "unk_token": "[UNK]",
         "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
     },
 }
+_MAX_INPUT_CHARS_PER_WORD = 100  # Of transformers and of old files that do not say it.
 
 
 class Tokenizer(NamedTuple):
@@ -52,11 +52,13 @@ class Tokenizer(NamedTuple):
         vocabulary: One entry per row of the word embeddings.
         do_lower_case: Whether text is lower-cased.
         strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
+        max_input_chars_per_word: Maximum number of characters of a word.
     """
 
     vocabulary: Vocabulary
     do_lower_case: bool
     strip_accents: bool | None
+    max_input_chars_per_word: int
 
 
 def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
@@ -90,7 +92,9 @@ def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
     else:
         raise UserError(f"{text_path}: no such file; expected vocab.txt or tokenizer.json")
     _check_added_tokens(directory, settings, values, vocabulary)
-    return Tokenizer(vocabulary, *_case(directory, settings, values, vocabulary))
+    limit = values.get("model", {}).get("max_input_chars_per_word", _MAX_INPUT_CHARS_PER_WORD)
+    lower, strips = _case(directory, settings, values, vocabulary)
+    return Tokenizer(vocabulary, lower, strips, limit)
 
 
 def _settings(directory):

@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -283,6 +284,18 @@ def test_packages_that_were_imported_before_are_not_hidden(monkeypatch):
         with pytest.raises(ImportError):
             import IPython  # noqa: F401
     assert "IPython" not in sys.modules and sys.modules["pandas"] is sys
+
+
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # Restored afterwards.
+    monkeypatch.setattr(sys, "argv", ["x", "--name=n"])
+    monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
+
+    def warn(settings):
+        warnings.warn("config.json: ignored the unknown key x", stacklevel=1)
+
+    command.run_main(warn, Settings, "doc", imports_tensorflow=False)
+    assert capsys.readouterr().err == "warning: config.json: ignored the unknown key x\n"
 
 
 def test_a_tensorflow_error_is_reported_in_one_line(monkeypatch, capsys):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_tf import MODEL_SIZES, BertConfig, UserError
-from bert_tf.config import IGNORED_KEYS, NEUTRAL_VALUES
+from bert_tf.config_keys import FIXED_KEYS, IGNORED_KEYS
 from bert_tf.weights import name_map
 
 PUBLISHED = {
@@ -56,6 +56,13 @@ def test_irrelevant_keys_are_ignored_and_the_rest_is_kept(tmp_path):
     assert BertConfig.from_dict(config.to_dict()) == config
 
 
+def test_keys_of_released_transformers_are_ignored():
+    assert IGNORED_KEYS >= {
+        *("_attn_implementation_autoset", "transformers.js_config", "unsloth_fixed"),
+        *("pretraining_tp", "summary_type", "label_smoothing"),
+    }
+
+
 @pytest.mark.parametrize("name", sorted(IGNORED_KEYS))
 def test_each_key_without_an_effect_is_ignored(name):
     expected = BertConfig(vocab_size=11)
@@ -67,8 +74,9 @@ def test_each_key_without_an_effect_is_ignored(name):
     ("values", "expected"),
     [
         *(({"unknown": value}, {}) for value in (None, False, {}, [])),
-        *(({name: value}, {}) for name, value in NEUTRAL_VALUES.items()),
-        *(({name: None}, {}) for name in NEUTRAL_VALUES),
+        *(({name: fixed.value}, {}) for name, fixed in FIXED_KEYS.items()),
+        *(({name: None}, {}) for name in FIXED_KEYS),
+        ({"vocab_size_or_config_json_file": 11}, {}),
         ({"hidden_size": 24, "embedding_size": 24}, {"hidden_size": 24}),
         ({"hidden_act": "gelu_python"}, {"hidden_act": "gelu"}),
         *(
@@ -97,8 +105,10 @@ def test_neutral_values_and_other_names_are_accepted(values, expected):
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads={'0': \\[1\\]} is not supported"),
         ({"hidden_size": 24, "embedding_size": 12}, "embedding_size=12 is not supported"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "unknown key auto_map"),
-        ({"use_rope": True}, "unknown key use_rope"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map=.* is not supported .*code of its own"),
+        ({"use_rope": True}, "use_rope=True is not supported"),
+        ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
+        ({"vocab_size_or_config_json_file": 12}, "two sizes of the vocabulary"),
         ({"hidden_size": 10}, "hidden_size is 10; expected a multiple of"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
@@ -144,3 +154,10 @@ def test_a_file_that_is_no_configuration_is_reported(tmp_path, content, message)
     with pytest.raises(UserError, match=f"config.json: {message}") as raised:
         BertConfig.load(path)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+
+
+def test_a_configuration_of_earlier_versions_splits_words_of_200_characters():
+    """They had no key for it; Hugging Face directories are read in test_tokenizer_files.py."""
+    values = BertConfig(vocab_size=11).to_dict()
+    del values["max_input_chars_per_word"]
+    assert BertConfig.from_dict(values).max_input_chars_per_word == 200

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
+import tokenizers
 
 from bert_tf import UserError, conversion, convert, read_pretrained
 from bert_tf.run import Run
@@ -64,7 +65,8 @@ def tanh(config):
 def test_a_real_checkpoint_goes_through_all_formats_and_back_bitwise(data_dir, tmp_path):
     source = data_dir / "checkpoints" / "tf1_ckpt_tiny"
     first = read_pretrained(source)
-    path, expected = source, first.weights
+    path, expected, config = source, first.weights, first.config
+    assert config.max_input_chars_per_word == 200
     formats = ("run", "huggingface", "run", "google", "run", "keras", "run", "google")
     for number, format in enumerate(formats):
         path = converted(path, tmp_path / str(number), format=format)
@@ -74,10 +76,11 @@ def test_a_real_checkpoint_goes_through_all_formats_and_back_bitwise(data_dir, t
                 for name, array in expected.items()
                 if not name.startswith("next_sentence/")
             }
+            config = dataclasses.replace(config, max_input_chars_per_word=100)
         back = read_pretrained(path)
         there = {name: back.weights[name] for name in expected}
         conversion.compare_bitwise(expected, there, path)
-        assert back.config == first.config
+        assert back.config == config
         assert back.vocabulary.lines == first.vocabulary.lines
     released = tf.train.load_checkpoint(str(source / "bert_model.ckpt"))
     ours = tf.train.load_checkpoint(str(tmp_path / "3" / "bert_model.ckpt"))
@@ -225,6 +228,25 @@ def test_the_tokenizer_files_hold_ids_case_and_length(tmp_path, config, vocabula
     assert read_pretrained(path).vocabulary.lines == vocabulary.lines
 
 
+@pytest.mark.parametrize("limit", [100, 200, 37])
+def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh, vocabulary, limit):
+    config = dataclasses.replace(tanh, max_input_chars_per_word=limit)
+    pretrained_run(tmp_path / "run", config, vocabulary, parts=("bert",))
+    path = tmp_path / "run"
+    for number, format in enumerate(("huggingface", "google", "run")):
+        path = converted(path, tmp_path / str(number), format=format)
+        assert read_pretrained(path).config.max_input_chars_per_word == limit
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "0" / "tokenizer.json"))
+    counts = [len(theirs.encode("a" * n, add_special_tokens=False)) for n in (limit, limit + 1)]
+    assert counts == [1, 1] and theirs.model.max_input_chars_per_word == limit
+    settings = json.loads((tmp_path / "0" / "tokenizer_config.json").read_text())
+    # BertTokenizer of transformers 5 has 100, whatever tokenizer.json says.
+    assert (settings["tokenizer_class"] == "BertTokenizer") == (limit == 100)
+    path = converted(tmp_path / "run", tmp_path / "keras", format="keras")
+    dropped = json.loads((path / "conversion.json").read_text())["dropped"]
+    assert dropped == [f"max_input_chars_per_word={limit}: keras-hub uses 100"] * (limit != 100)
+
+
 @pytest.mark.parametrize("name", small.fast(WORDS_OF_TASKS, "binary"))
 def test_a_preset_holds_heads_of_classification_and_regression(
     tmp_path, tanh, vocabulary, name, inputs_BL
@@ -313,6 +335,7 @@ def test_google_says_what_its_code_does_not_compute(tmp_path, config, vocabulary
         "hidden_act=gelu (erf), which google-research/bert does not know",
         "layer_norm_eps=1e-05: google-research/bert uses 1e-12",
         "do_lower_case=False",
+        "max_input_chars_per_word=100: google-research/bert uses 200",
     ]
     assert read_pretrained(path).config.hidden_act == "gelu"
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, convert, read_pretrained
+from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.weights import name_map
 from tests import small
 from tests.bert_tf.test_head_weights import assert_holds
@@ -16,8 +17,9 @@ ADAM = ("adam_m", "adam_v", "Adam", "Adam_1", "AdamWeightDecayOptimizer_1")
 
 def write_files(directory, config, vocabulary):
     directory.mkdir(parents=True, exist_ok=True)
-    names = ("do_lower_case", "strip_accents")
-    values = {key: value for key, value in config.to_dict().items() if key not in names}
+    values = {
+        key: value for key, value in config.to_dict().items() if key not in TOKENIZER_SETTINGS
+    }
     (directory / "bert_config.json").write_text(json.dumps({**values, "hidden_act": "gelu"}))
     vocabulary.save(directory / "vocab.txt")
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from bert_tf import Encoder, UserError, convert, read_pretrained
 from bert_tf.checkpoints import model_variables
+from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.run import Run
 from bert_tf.weights import name_map
@@ -176,8 +177,9 @@ def test_both_heads_are_read_from_a_google_release(tmp_path, config, vocabulary)
         shape_and_slices=[""] * len(tensors),
         tensors=list(tensors.values()),
     )
-    values = config.to_dict()
-    del values["do_lower_case"], values["strip_accents"]
+    values = {
+        key: value for key, value in config.to_dict().items() if key not in TOKENIZER_SETTINGS
+    }
     (tmp_path / "bert_config.json").write_text(json.dumps(values))
     vocabulary.save(tmp_path / "vocab.txt")
     pretrained = read_pretrained(tmp_path)

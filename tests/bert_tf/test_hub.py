@@ -10,14 +10,19 @@ from bert_tf.weights import hub, sources
 ID, COMMIT = "google-bert/bert-tiny", "0123456789abcdef" * 2 + "01234567"
 
 
-@pytest.fixture(params=["HF_HUB_CACHE", "HF_HOME", "HOME"])
+@pytest.fixture(params=["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
 def cache(request, tmp_path, monkeypatch):
     """Return the cache, named by one of the variables that transformers knows."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HF_HUB_CACHE", "HF_HOME"):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(request.param, str(tmp_path / "there"))
-    inside = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "HOME": ".cache/huggingface/hub"}
+    inside = {
+        "HF_HUB_CACHE": "",
+        "HF_HOME": "hub",
+        "XDG_CACHE_HOME": "huggingface/hub",
+        "HOME": ".cache/huggingface/hub",
+    }
     return tmp_path / "there" / inside[request.param]
 
 
@@ -55,11 +60,49 @@ def test_a_model_that_is_not_there_is_reported_with_the_command(cache, huggingfa
         sources.check(ID)
     assert "\n" not in str(raised.value)
     model = download(cache, huggingface_dir)
-    for reference in ("../../secret", "", "0" * 40, "\xff"):
+    others = "bert-tiny: the Hugging Face cache has other revisions than main only; pass the dir"
+    for reference in ("../../secret", "0" * 40, "\xff"):
         (model / "refs" / "main").write_text(reference, encoding="latin-1")
-        with pytest.raises(UserError, match=command):
+        with pytest.raises(UserError, match=others) as raised:
             read_pretrained(ID)
+    directory = str(raised.value).split("such as ")[1].split(";")[0]
+    assert read_pretrained(directory).config.hidden_size == 12
     assert hub.find("no_such_preset") is None
+
+
+def test_the_only_revision_is_read_where_main_is_unknown(cache, huggingface_dir):
+    model = download(cache, huggingface_dir)
+    (model / "refs" / "main").unlink()
+    assert read_pretrained(ID).origin == f"Hugging Face model {ID}, revision {COMMIT}"
+    (model / "snapshots" / ("f" * 40)).mkdir()
+    with pytest.raises(UserError, match="has other revisions than main only"):
+        sources.check(ID)
+
+
+def test_a_model_without_its_weights_is_reported_with_the_command(cache, huggingface_dir):
+    """transformers downloads config.json alone for some of its classes."""
+    (huggingface_dir / "model.safetensors").unlink()
+    download(cache, huggingface_dir)
+    for read in (sources.check, read_pretrained):
+        with pytest.raises(UserError, match=f"no model found; .*, run: hf download {ID}$"):
+            read(ID)
+
+
+def test_a_user_without_a_home_directory_has_no_cache(monkeypatch):
+    """Numbers of users in containers are often in no list of users."""
+    for name in ("HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654)
+    with pytest.raises(UserError, match="no_such/model: no such directory"):
+        sources.check("no_such/model")
+
+
+def test_an_address_is_no_path():
+    with pytest.raises(
+        UserError, match="^https://huggingface.co/a/b.*: expected a local path"
+    ) as raised:
+        read_pretrained("https://huggingface.co/a/b")
+    assert "gs://" in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("path", ["a/b/c", "/a", "../a", "a/..", "./a/b", "~/a", "a b/c", "a/b\n"])

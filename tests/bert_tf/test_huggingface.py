@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from bert_tf import UserError, read_pretrained
-from bert_tf.weights import huggingface, name_map
+from bert_tf.weights import huggingface, name_map, sources
 from tests import small
 from tests.huggingface_files import write_json, write_torch_old, write_torch_zip
 
@@ -37,7 +37,13 @@ def add_config(directory, **values):
     write_json(path, {**json.loads(path.read_text()), **values})
 
 
-@pytest.mark.parametrize("prefix", ["", "bert.", "module.bert.", "module."])
+PREFIXES = """
+    bert. module.bert. module. _orig_mod.bert. model. model.bert. bert.bert. 0.auto_model.
+    module._orig_mod.bert.
+""".split()
+
+
+@pytest.mark.parametrize("prefix", ["", *PREFIXES])
 @pytest.mark.parametrize("is_old", [False, True])
 def test_prefixes_and_old_names_are_removed(huggingface_dir, config, prefix, is_old):
     tensors = {}
@@ -48,6 +54,91 @@ def test_prefixes_and_old_names_are_removed(huggingface_dir, config, prefix, is_
         tensors[prefix + name.removeprefix("bert.")] = array
     save(huggingface_dir, tensors)
     assert_same(huggingface_dir, config)
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "model."])
+def test_a_head_has_the_prefix_of_the_wrapper(huggingface_dir, wrapper):
+    head = {"classifier.weight": np.ones((3, 12)), "classifier.bias": np.ones(3)}
+    tensors = {**tensors_of(huggingface_dir), **head}
+    save(
+        huggingface_dir,
+        {wrapper + name: np.float32(array) for name, array in tensors.items()},
+    )
+    add_config(
+        huggingface_dir,
+        architectures=["BertForSequenceClassification"],
+        id2label={"0": "a", "1": "b", "2": "c"},
+    )
+    assert read_pretrained(huggingface_dir).heads == ("classifier",)
+
+
+def test_two_encoders_are_not_one(huggingface_dir):
+    tensors = tensors_of(huggingface_dir)
+    save(huggingface_dir, {f"{of}.{name}": tensors[name] for of in "ab" for name in tensors})
+    with pytest.raises(UserError, match="holds 2 encoders, 'a.bert.' and 'b.bert.'; expected one"):
+        read_pretrained(huggingface_dir)
+
+
+UP = "bert.encoder.layer.0.intermediate.dense"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            [f"bert.encoder.layer.{layer}.x" for layer in (2, 11)],
+            "2 unknown tensors, .*; num_hidden_layers is 2 in the configuration, which does not "
+            "belong to these weights, with 12 layers",
+        ),
+        ([f"{UP}.lora_A.weight", f"{UP}.lora_B.weight"], "an adapter is not merged; merge it"),
+        ([f"{UP}.SCB"], "the weights are quantized; expected the model in floating-point"),
+        ([f"{UP}.weight_scale"], "the weights are quantized"),
+        (["lstm.weight"], "expected the names of a BERT model, such as embeddings.word_embeddin"),
+        (["bert.encoder.layer.0.x", "bert.encoder.layer.2.x"], "expected the names of a BERT mo"),
+    ],
+)
+def test_unknown_tensors_are_reported_by_what_they_are(huggingface_dir, names, message):
+    extra = dict.fromkeys(names, np.ones(1, np.float32))
+    save(huggingface_dir, {**tensors_of(huggingface_dir), **extra})
+    with pytest.raises(UserError, match=message) as raised:
+        read_pretrained(huggingface_dir)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.gguf", "no model found, only model.gguf, a GGUF file"),
+        ("model.onnx", "no model found, only model.onnx, an ONNX graph"),
+        ("onnx/model.onnx", "no model found, only model.onnx, an ONNX graph"),
+        ("adapter_config.json", "holds adapter_config.json, an adapter, which .*; merge it"),
+        ("flax_model.msgpack", "only flax_model.msgpack, a Flax model"),
+    ],
+)
+def test_other_formats_are_refused_by_what_they_are(huggingface_dir, name, message):
+    (huggingface_dir / name).parent.mkdir(exist_ok=True)
+    (huggingface_dir / name).write_bytes(b"{}")
+    if "adapter" in name:  # transformers adds it to the weights beside it.
+        with pytest.raises(UserError, match=message):
+            sources.check(huggingface_dir)
+    else:
+        sources.check(huggingface_dir)
+    (huggingface_dir / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=message):
+        sources.check(huggingface_dir)
+
+
+def test_a_file_is_no_directory_of_a_model(huggingface_dir):
+    (huggingface_dir / "model.gguf").write_bytes(b"GGUF")
+    for name, what in (("model.safetensors", "a file"), ("model.gguf", "a GGUF file of llama.cpp")):
+        with pytest.raises(UserError, match=f"{name}: is {what}; expected the directory of a mod"):
+            sources.check(huggingface_dir / name)
+
+
+def test_an_unknown_key_of_the_configuration_is_a_warning(huggingface_dir, config):
+    add_config(huggingface_dir, invented_by_someone=3, pretraining_tp=1)
+    with pytest.warns(UserWarning, match="ignored the unknown key invented_by_someone; if"):
+        assert read_pretrained(huggingface_dir).config == config
 
 
 def test_two_tensors_of_the_same_name_are_rejected(huggingface_dir):
@@ -89,7 +180,7 @@ def test_mixed_dtypes_become_float32(huggingface_dir, config):
 
 def test_a_dtype_that_is_no_weight_is_rejected(huggingface_dir):
     save(huggingface_dir, {**tensors_of(huggingface_dir), "x": np.zeros(2, np.int8)})
-    with pytest.raises(UserError, match="holds a tensor of dtype I8"):
+    with pytest.raises(UserError, match="holds a tensor of dtype I8, as quantized models do"):
         read_pretrained(huggingface_dir)
 
 

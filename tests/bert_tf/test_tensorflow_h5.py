@@ -8,7 +8,7 @@ import safetensors.numpy
 from bert_tf import UserError, read_pretrained
 from bert_tf.weights import huggingface, tensorflow_h5
 from tests import small
-from tests.huggingface_files import write_tensorflow_h5
+from tests.huggingface_files import tensorflow_name, write_json, write_tensorflow_h5
 
 
 def random(*shape):
@@ -51,6 +51,31 @@ def test_all_tensors_get_the_names_and_the_orientation_of_pytorch(
     # A model has one task head.
     one = {name: array for name, array in tensors.items() if not name.startswith("qa_outputs")}
     write_tensorflow_h5(huggingface_dir / "tf_model.h5", one, num_heads)
+    pretrained = read_pretrained(huggingface_dir)
+    for name, array in small.random_weights(config).items():
+        np.testing.assert_array_equal(pretrained.weights[name], array, err_msg=name)
+    assert {"masked_lm", "next_sentence"} <= set(pretrained.heads)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_safetensors_of_tensorflow_models_have_the_same_names(
+    huggingface_dir, config, tensors, is_sharded
+):
+    stored = {}
+    for name, array in tensors.items():
+        if not name.startswith("qa_outputs"):
+            theirs, is_kernel = tensorflow_name(name)
+            stored[f"{theirs}:0"] = np.ascontiguousarray(array.T if is_kernel else array)
+    if is_sharded:
+        parts = [dict(list(stored.items())[number::2]) for number in range(2)]
+        files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+        for file, part in zip(files, parts, strict=True):
+            safetensors.numpy.save_file(part, huggingface_dir / file, {"format": "tf"})
+        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+        write_json(huggingface_dir / "model.safetensors.index.json", {"weight_map": weight_map})
+    else:
+        path = huggingface_dir / "model.safetensors"
+        safetensors.numpy.save_file(stored, path, {"format": "tf"})
     pretrained = read_pretrained(huggingface_dir)
     for name, array in small.random_weights(config).items():
         np.testing.assert_array_equal(pretrained.weights[name], array, err_msg=name)

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+import tokenizers
 
-from bert_tf import UserError, Vocabulary, read_pretrained
+from bert_tf import Tokenizer, UserError, Vocabulary, read_pretrained
 from tests.conftest import WORDS
 from tests.huggingface_files import tokenizer_json, write_json
 
@@ -112,8 +113,12 @@ def test_sentence_transformers_lower_case_before_the_tokenizer(huggingface_dir):
             "model.continuing_subword_prefix='__'",
         ),
         (
-            lambda v: v["model"].update(max_input_chars_per_word=5),
-            "model.max_input_chars_per_word=5",
+            lambda v: v["model"].update(max_input_chars_per_word="5"),
+            "tokenizer: configuration: max_input_chars_per_word is '5'; expected an integer >= 1",
+        ),
+        (
+            lambda v: v["model"].update(max_input_chars_per_word=10**9),
+            "max_input_chars_per_word is 1e\\+09; expected at most",
         ),
         (lambda v: v.update(post_processor=None), '"post_processor" is None'),
         (
@@ -225,6 +230,31 @@ def test_a_directory_without_a_vocabulary_is_rejected(huggingface_dir):
     (huggingface_dir / "vocab.txt").unlink()
     with pytest.raises(UserError, match="vocab.txt: no such file; expected vocab.txt or"):
         read_pretrained(huggingface_dir)
+
+
+@pytest.mark.parametrize("limit", [None, 100, 9])
+def test_words_are_as_long_as_in_hugging_face(modern_dir, limit):
+    """Compare with the tokenizers library around the limit, in ASCII and in other characters."""
+    vocabulary = Vocabulary([*WORDS[:-4], "##a", "##b", "e", "##e"])
+    path = write_json(modern_dir / "tokenizer.json", tokenizer_json(vocabulary))
+    if limit is None:  # Old files do not say it, and a vocab.txt alone cannot.
+        edit(path, lambda values: values["model"].pop("max_input_chars_per_word"))
+    else:
+        edit(path, lambda values: values["model"].update(max_input_chars_per_word=limit))
+    lengths = [n for of in (9, 100, 200) for n in (of, of + 1)]
+    texts = [unit * n for unit in ("a", "ab", "\u00e9", "A\u0301") for n in lengths]
+    texts += [f"the {text} bill" for text in texts]
+    ids = {entry: number for number, entry in enumerate(vocabulary.entries)}
+    options = {} if limit is None else {"max_input_chars_per_word": limit}
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]", **options))
+    theirs.normalizer = tokenizers.normalizers.BertNormalizer()
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    expected = [theirs.encode(text, add_special_tokens=False).ids for text in texts]
+    pretrained = read_pretrained(modern_dir)
+    tokenizer = Tokenizer.from_config(pretrained.config, pretrained.vocabulary)
+    assert {len(ids) for ids in expected} > {1, limit or 100}
+    assert tokenizer.tokenize(texts).ids.to_list() == expected
+    assert tokenizer.tokenize_with_offsets(texts).ids.to_list() == expected
 
 
 @pytest.mark.parametrize("has_json", [False, True])

@@ -1,6 +1,7 @@
 """write_shards: interrupted, on a full disk or with bad settings; one-line errors, no losses."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,11 +21,13 @@ from bert_tf import UserError, Vocabulary, files, progress
 from bert_tf.data import documents, shard_jobs, sharding, workers, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
+from bert_tf.pretraining import recipe
 from tests.bert_tf.import_job import ImportJob
 from tests.conftest import ROOT
 from tests.corpus import (
     ENTRIES,
     arguments,
+    config_of,
     contents,
     settings_of,
     write_command,
@@ -203,6 +206,41 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     (tmp_path / "shards" / "manifest.json").unlink()
     with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
+
+
+def test_the_length_of_words_is_part_of_the_plan(corpus, tmp_path, monkeypatch):
+    """Shards of earlier versions, which do not record it, have 200."""
+    received = []
+
+    @contextlib.contextmanager
+    def run(settings, arguments, num_tasks):
+        def make(tasks, on_entry):
+            received.append(arguments.tokenizer)
+            write_here(settings, arguments.plan_sha256)
+
+        yield make
+
+    monkeypatch.setattr(shard_jobs, "run", run)
+    directory = tmp_path / "shards"
+    manifest = writing.write_shards(settings_of(corpus, directory, max_input_chars_per_word=100))
+    assert received[0]["max_input_chars_per_word"] == 100
+    assert recipe.case_of(manifest)["max_input_chars_per_word"] == 100
+    with pytest.raises(UserError, match="--max_input_chars_per_word: the tokenizer is not that"):
+        writing.write_shards(settings_of(corpus, directory))
+
+    values = json.loads((directory / "manifest.json").read_text())
+    del values["tokenizer"]["max_input_chars_per_word"]
+    (directory / "manifest.json").write_text(json.dumps(values))
+    writing.write_shards(settings_of(corpus, directory))  # Complete, so nothing is done.
+    assert len(received) == 1
+    before = Manifest.load(directory)
+    assert recipe.case_of(before)["max_input_chars_per_word"] == 200
+    config = config_of()
+    assert recipe.word_length_warning(config, before) == []
+    (line,) = recipe.word_length_warning(
+        dataclasses.replace(config, max_input_chars_per_word=100), before
+    )
+    assert "words of 101 to 200 characters have other token ids than in the model" in line
 
 
 def test_verification_of_shards_shows_its_progress(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from export import isolated_runner, package, parity, publishing, warmup
 from export.publishing import publish, versions
 from tasks.classification import ClassificationTask
 from tasks.loading import load_model
+from tasks.published import published_version, version_directories
 from tests import small
 from tests.conftest import ROOT
 from tests.export import c_engine
@@ -107,6 +108,25 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
     assert versions(output_dir) == list(range(1, 51))
     assert [path.name for path in output_dir.glob(".*")] == [ownership.MARKER]
+
+
+def test_versions_are_the_names_that_tensorflow_serving_reads(tmp_path, without_tensorflow):
+    newest, too_new = str(2**63 - 1), str(2**63)
+    for name in ("2", "3", "003", "007", "\u0668", "\u00b2", "-9", "1_0", too_new, "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "8").touch()
+    found = version_directories(tmp_path)
+    assert list(found) == versions(tmp_path) == [2, 3, 7]
+    assert [os.path.basename(path) for path in found.values()] == ["2", "3", "007"]
+    assert published_version(tmp_path) is None
+    (tmp_path / "007" / "saved_model.pb").touch()
+    assert published_version(tmp_path) == str(tmp_path / "007")
+    (tmp_path / "8").unlink()
+    assert publish("run", tmp_path, write=fake()) == tmp_path / "8"
+    (tmp_path / newest).mkdir()
+    with pytest.raises(UserError, match=f"has version {newest}, the highest that TensorFlow Serv"):
+        publish("run", tmp_path, write=fake())
+    assert versions(tmp_path)[-2:] == [8, int(newest)]
 
 
 def contents(output_dir):

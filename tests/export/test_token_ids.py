@@ -1,4 +1,4 @@
-"""Token ids in training and in the exported model, for each setting of case and accents."""
+"""Token ids in training and in the exported model: case, accents and long words."""
 
 import dataclasses
 import json
@@ -15,17 +15,17 @@ from tests.conftest import WORDS
 
 # Each word in every form that a setting gives it; WORDS has "cafe".
 FORMS = ("Été", "Ete", "été", "ete", "Café", "Cafe", "café", "ÉCOLE", "ECOLE", "école", "ecole")
-# The last text has decomposed characters.
-TEXTS = ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "Cafe\u0301"]
-UNCASED = ["ete", "cafe bill", "ecole cafe my", "my bill is high", "cafe"]
+# The last texts have decomposed characters and a word of 102 characters, where 100 is the maximum.
+TEXTS = ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "Cafe\u0301", "un" + "able" * 25]
+UNCASED = ["ete", "cafe bill", "ecole cafe my", "my bill is high", "cafe", "[UNK]"]
 # Tokens by (do_lower_case, strip_accents).
 EXPECTED = {
     (True, None): UNCASED,
     (True, True): UNCASED,
-    (True, False): ["été", "café bill", "école cafe my", "my bill is high", "[UNK]"],
-    (False, None): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]"],
-    (False, False): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]"],
-    (False, True): ["Ete", "Cafe bill", "ECOLE Cafe my", "my bill is high", "Cafe"],
+    (True, False): ["été", "café bill", "école cafe my", "my bill is high", "[UNK]", "[UNK]"],
+    (False, None): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]", "[UNK]"],
+    (False, False): ["Été", "Café bill", "ÉCOLE Cafe my", "my bill is high", "[UNK]", "[UNK]"],
+    (False, True): ["Ete", "Cafe bill", "ECOLE Cafe my", "my bill is high", "Cafe", "[UNK]"],
 }
 
 
@@ -63,7 +63,7 @@ def ids_in_fit(model):
         model,
         lambda dataset, **options: batches.extend(dataset),
         TEXTS,
-        ["a", "b", "a", "b", "a"],
+        ["a", "b"] * (len(TEXTS) // 2),
         batch_size=len(TEXTS),
         epochs=1,
         shuffle=False,

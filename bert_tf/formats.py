@@ -1,0 +1,82 @@
+"""Files that outlive the version of bert_tf that wrote them: their format version and new fields.
+
+task.json, train.json, checkpoint.json and manifest.json have the key "format_version". A field that
+a file does not have, because it is older, has the value that reproduces what was done then: its
+default. A field that nothing is known about is ignored, or refused by name if the file is newer.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from bert_tf.errors import UserError
+
+KEY = "format_version"
+VERSION = 1  # Raised when a field is added. Files of before 1 do not have the key.
+
+
+def with_version(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file: the values and the format version."""
+    return {KEY: VERSION, **values}
+
+
+def without_version(
+    values: Mapping[str, Any], location: str, fields: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Return the values in a file.
+
+    Args:
+        values: The content of the file.
+        location: The file, for error messages.
+        fields: Names of all fields; by default unknown ones are not refused.
+
+    Raises:
+        UserError: A newer version has written a field that is not known here, or the format version
+            is none.
+    """
+    rest = dict(values)
+    version = rest.pop(KEY, 0)
+    if type(version) is not int or version < 0:
+        raise UserError(f'{location}: "{KEY}" is {version!r:.40}; expected an integer >= 0')
+    unknown = sorted(rest.keys() - set(fields)) if fields is not None else []
+    if unknown and version > VERSION:
+        raise UserError(
+            f"{location}: unknown field {', '.join(unknown):.200} of format {version}; a newer "
+            f"version of bert_tf wrote it, this one reads up to format {VERSION}; update bert_tf"
+        )
+    return rest
+
+
+def check_same_settings(
+    directory: str,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    may_change: Set[str] = frozenset(),
+) -> None:
+    """Check that a command is run with the settings that a directory was created with.
+
+    Args:
+        directory: The directory, for messages.
+        before: Its settings by flag, as in a file.
+        now: The settings of the command.
+        defaults: Defaults of the flags, for those that one side does not have.
+        may_change: Flags that may differ.
+
+    Raises:
+        UserError: If they differ. The message names the first flag.
+    """
+    now, defaults = json.loads(json.dumps([dict(now), dict(defaults)]))  # Tuples become lists.
+    for name in sorted((set(before) | set(now)) - may_change):
+        was, value = (of.get(name, defaults.get(name)) for of in (before, now))
+        if was == value:
+            continue
+        if name not in {**now, **defaults}:
+            raise UserError(
+                f"{directory}: was created with --{name}={was!r:.80}, which this version of "
+                "bert_tf does not have; update bert_tf, or name a new --output_dir"
+            )
+        raise UserError(
+            f"--{name}: was {was!r} when {directory} was created, is now {value!r}; pass the old "
+            "value to resume, or a new --output_dir"
+        )

@@ -1,0 +1,117 @@
+"""Files of other versions: new fields have their defaults, unknown ones are named in one line."""
+
+import json
+import pathlib
+
+import pytest
+
+from bert_tf import UserError, command, formats
+from bert_tf.data.manifest import Manifest
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.run import Run
+from bert_tf.weights import heads
+from tasks.classification import ClassificationTask
+from tasks.output_manifest import OutputManifest
+from tasks.registry import task_from_dict
+from tests.corpus import settings_of
+
+TASK = ClassificationTask(labels=("a", "b"), max_seq_length=8)
+
+
+def edit(path, **changes):
+    path = pathlib.Path(path)
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: value for k, value in values.items() if value is not ...}))
+
+
+@pytest.fixture
+def run(tmp_path, config, vocabulary):
+    run = Run.create(
+        tmp_path / "run", config, vocabulary, {"settings": {"seed": 1}}, TASK.to_dict()
+    )
+    run.checkpoints.save(3, {"x": [1.0]})
+    return run
+
+
+@pytest.fixture
+def written(run, tmp_path):
+    """Return the files that carry a version, and what reads them."""
+    settings = settings_of({"input": "x", "vocab": "vocab.txt"}, tmp_path / "shards")
+    manifest = Manifest.plan(settings.output_dir, settings, run.vocabulary, {}, {})
+    (tmp_path / "shards").mkdir()
+    manifest.begin(run.vocabulary, {})
+    output = {"settings": {}, "versions": {}, "model": [], "input": []}
+    outputs = OutputManifest(str(tmp_path / "outputs"), "predictions", "jsonl", 2, output)
+    (tmp_path / "outputs").mkdir()
+    outputs.save({})
+    return {
+        tmp_path / "run" / "train.json": lambda: Run.open(run.path),
+        tmp_path / "run" / "task.json": lambda: task_from_dict(Run.open(run.path).task),
+        pathlib.Path(run.checkpoints.path(3)) / "checkpoint.json": lambda: run.checkpoints.info(3),
+        tmp_path / "shards" / "manifest.json": lambda: Manifest.load(tmp_path / "shards"),
+        tmp_path / "outputs" / "manifest.json": lambda: outputs.finished(),
+    }
+
+
+def test_every_file_carries_its_version_and_is_read_without(written):
+    for path, read in written.items():
+        assert json.loads(path.read_text())["format_version"] == formats.VERSION, path
+        read()
+        edit(path, format_version=...)
+        read()
+        edit(path, format_version=formats.VERSION + 1)
+        read()
+
+
+def test_an_unknown_field_of_a_newer_version_is_named(written):
+    for path, read in written.items():
+        edit(path, format_version=99, invented=1)
+        with pytest.raises(UserError, match="unknown field invented.*; .*update bert_tf") as raised:
+            read()
+        assert "\n" not in str(raised.value), path
+        edit(path, format_version="9", invented=...)
+        with pytest.raises(UserError, match="\"format_version\" is '9'; expected an integer"):
+            read()
+        edit(path, format_version=1)
+
+
+def test_a_run_keeps_no_version_among_its_values(run):
+    run = Run.open(run.path)
+    run.check_resumable({"seed": 1}, TASK.to_dict())
+    assert "format_version" not in {*run.train, *run.task, *run.checkpoints.info(3)}
+    run.checkpoints.set_tuned(3, {"values": {}, "metrics": {}})
+    assert "format_version" not in run.checkpoints.info(3)
+
+
+def test_a_task_of_an_earlier_version_has_the_defaults_of_newer_fields():
+    values = TASK.to_dict()
+    del values["focal_gamma"], values["truncation"]
+    assert task_from_dict(values) == TASK
+    with pytest.raises(UserError, match="task.json: no field max_seq_length; expected it of cl"):
+        task_from_dict({name: values[name] for name in values if name != "max_seq_length"})
+    with pytest.raises(UserError, match="task.json: unknown field newer; expected balanced_samp"):
+        task_from_dict({**values, "newer": 1})
+
+
+def test_flags_of_other_versions_are_compared_by_their_defaults():
+    defaults = command.defaults(WriteShardsSettings)
+    assert defaults["num_shards"] == 64 and "vocab" not in defaults
+    now = {"num_shards": 64, "seed": 3, "input": ("a",)}
+    formats.check_same_settings("DIR", {"seed": 3, "input": ["a"]}, now, defaults)
+    formats.check_same_settings(
+        "DIR", {**now, "input": ["a"]}, {"seed": 3, "input": "a"}, {}, {"input", "num_shards"}
+    )
+    with pytest.raises(UserError, match="--num_shards: was 64 when DIR was created, is now 65"):
+        formats.check_same_settings("DIR", {}, {"num_shards": 65}, defaults)
+    with pytest.raises(UserError, match="DIR: was created with --newer=2, which this version"):
+        formats.check_same_settings("DIR", {"newer": 2}, {}, defaults)
+
+
+def test_a_converted_task_of_an_earlier_version_is_restored():
+    record = {**TASK.to_dict(), "thresholds": [0.3]}
+    template = {"kind": "classification", **heads.TEMPLATES["classification"], **TASK.to_dict()}
+    del record["focal_gamma"]
+    values = heads.record_of(record)
+    assert heads._recorded(values, template) == {**record, "focal_gamma": 0.0}
+    with pytest.warns(UserWarning, match="recorded task, whose field newer is unknown"):
+        assert heads._recorded(heads.record_of({**record, "newer": 1}), template) == template
