@@ -7,6 +7,7 @@ fields of the dataclass are the flags, so train.json can record every flag of a 
 import contextlib
 import ctypes
 import dataclasses
+import io
 import operator
 import os
 import platform
@@ -35,6 +36,7 @@ __all__ = [
     "optional_packages_hidden",
     "parse",
     "run_main",
+    "use_utf8",
 ]
 
 STATUS_USER_ERROR = 2
@@ -145,6 +147,7 @@ def run_main(
         imports_tensorflow: Whether to import TensorFlow before `main`, or a function of the
             settings that returns this.
     """
+    use_utf8()
     # absl's own --help would list the flags of all imported modules.
     if any(word in HELP_FLAGS for word in sys.argv[1:]):
         print(_help(settings_class, doc))
@@ -176,6 +179,16 @@ def run_main(
         _fail(
             f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 prints the traceback)", 1
         )
+
+
+def use_utf8() -> None:
+    """Write stdout in UTF-8, whatever the locale: programs read the results.
+
+    Half of a surrogate pair becomes an escape, which is valid in JSON. Messages go to stderr, where
+    Python escapes the characters that the terminal does not have.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Not if a notebook or a test replaced it.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:

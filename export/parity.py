@@ -183,6 +183,7 @@ def _run_isolated(moved, scratch):
         ],
         capture_output=True,
         text=True,
+        errors="backslashreplace",
         cwd=scratch,
     )
     if done.returncode:

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import json
 import os
 import platform
 import signal
@@ -207,6 +208,36 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell
         process.send_signal(signum)
         assert process.wait(timeout=60) == status
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
+    ],
+    ids=["io", "locale"],
+)
+def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
+    """A dash, a letter of another script, an emoji, and half of a surrogate pair."""
+    text = "\u2013 \u0436 \U0001f600"
+    code = (
+        "from bert_tf import command; import dataclasses, json\n"
+        "@dataclasses.dataclass\nclass Nothing: pass\n"
+        f"text = {ascii(text)}\n"
+        "def main(settings):\n"
+        "    print(text)\n"
+        "    print(json.dumps([text, '\\ud83d'], ensure_ascii=False))\n"
+        "    raise command.UserError(text)\n"
+        "command.run_main(main, Nothing, text, imports_tensorflow=False)"
+    )
+    arguments = {"env": {**os.environ, **locale}, "cwd": ROOT, "capture_output": True}
+    done = subprocess.run([sys.executable, "-c", code], **arguments)
+    assert done.returncode == 2 and done.stderr == ascii(text)[1:-1].encode() + b"\n"
+    first, second = done.stdout.decode("utf-8").splitlines()
+    assert first == text and json.loads(second) == [text, "\ud83d"]
+    done = subprocess.run([sys.executable, "-c", code, "--help"], **arguments)
+    assert done.returncode == 0 and done.stdout.decode("utf-8").startswith(text)
 
 
 def test_a_command_imports_keras_without_its_optional_packages():
