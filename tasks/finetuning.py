@@ -45,7 +45,7 @@ def finetune(
         Interrupted: Ctrl-C or SIGTERM; the state was saved.
     """
     # First of all, because a multi-worker strategy must be created before TensorFlow runs anything.
-    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu, log=log)
     with Run.writing(settings.output_dir, is_chief(strategy)):
         training = read(settings, log, strategy)
         run = training.open_run()
