@@ -89,9 +89,7 @@ class Cluster:
             UserError: If another process uses the port of this one.
         """
         missing = {
-            number: address
-            for number, address in enumerate(self.addresses)
-            if number != self.index
+            number: address for number, address in enumerate(self.addresses) if number != self.index
         }
         next_log = time.monotonic() + SECONDS_BEFORE_LOG
         with self._answering() as answer:

@@ -50,9 +50,7 @@ def _handled_by(handler):
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -224,7 +224,7 @@ def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
     code = (
         "from bert_tf import command; import dataclasses, json\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
-        f"text = {ascii(text)}\n"
+        f"text = {text!a}\n"
         "def main(settings):\n"
         "    print(text)\n"
         "    print(json.dumps([text, '\\ud83d'], ensure_ascii=False))\n"
