@@ -25,6 +25,9 @@ from bert_tf.__main__ import COMMANDS  # noqa: E402, F401  Imported by tests.
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+READS_PROC = pytest.mark.skipif(
+    not pathlib.Path("/proc/self/status").exists(), reason="this system has no /proc"
+)
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
     "##aff ##able ! , ? a b c "
@@ -75,8 +78,9 @@ def not_covered(stats):
     `stats` are those of pytest's terminal reporter: lists of reports by outcome.
     """
     reasons = collections.Counter(
-        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        .removeprefix("Skipped: ")
+        str(
+            report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        ).removeprefix("Skipped: ")
         for report in stats.get("skipped", ())
     )
     parts = [f"{count} ({reason})" for reason, count in reasons.most_common()]
