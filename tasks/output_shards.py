@@ -92,10 +92,11 @@ class OutputJob(abc.ABC):
             rows = _rows_of(spans, loaded.rows)
             for batch in outputs_of_rows(rows, loaded.outputs, self.batch_size):
                 for row, output in batch:
-                    is_bad = isinstance(output, BadRow)
-                    fields = {"error": output.message} if is_bad else output
-                    yield {"row": row.location, **fields}
-                    count, bad = count + 1, bad + is_bad
+                    count += 1
+                    if isinstance(output, BadRow):
+                        output = {"error": output.message}
+                        bad += 1
+                    yield {"row": row.location, **output}
 
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":

@@ -35,9 +35,10 @@ def defer_signals() -> Iterator[Callable[[], int | None]]:
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process at once.
+    """Let SIGINT and SIGTERM end the process at once, and restore their handlers after the block.
 
-    Python's own handlers do not run while C++ code blocks the main thread.
+    Python's own handlers do not run while C++ code blocks the main thread. A strategy of several
+    workers also replaces that of SIGTERM, which then has no effect.
     """
     with _handled_by(signal.SIG_DFL):
         yield
