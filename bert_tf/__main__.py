@@ -41,6 +41,7 @@ PACKAGES = ("bert_tf", "tensorflow", "tensorflow-text", "keras")
 
 def main() -> None:
     """Run the command that the first argument names, with the arguments after it."""
+    command.use_utf8()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in command.HELP_FLAGS:
         print(_help())

@@ -7,6 +7,7 @@ fields of the dataclass are the flags, so train.json can record every flag of a 
 import contextlib
 import ctypes
 import dataclasses
+import io
 import operator
 import os
 import platform
@@ -23,6 +24,7 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
+from bert_tf import processors
 from bert_tf.errors import UserError
 from bert_tf.progress import log
 
@@ -36,6 +38,7 @@ __all__ = [
     "optional_packages_hidden",
     "parse",
     "run_main",
+    "use_utf8",
 ]
 
 STATUS_USER_ERROR = 2
@@ -152,6 +155,7 @@ def run_main(
         imports_tensorflow: Whether to import TensorFlow before `main`, or a function of the
             settings that returns this.
     """
+    use_utf8()
     # absl's own --help would list the flags of all imported modules.
     if any(word in HELP_FLAGS for word in sys.argv[1:]):
         print(_help(settings_class, doc))
@@ -185,6 +189,16 @@ def run_main(
         _fail(
             f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 prints the traceback)", 1
         )
+
+
+def use_utf8() -> None:
+    """Write stdout in UTF-8, whatever the locale: programs read the results.
+
+    Half of a surrogate pair becomes an escape, which is valid in JSON. Messages go to stderr, where
+    Python escapes the characters that the terminal does not have.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Not if a notebook or a test replaced it.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
@@ -329,7 +343,7 @@ def _limit_arenas():
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # Not in other C libraries.
     if mallopt and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
+        mallopt(_M_ARENA_MAX, max(1, processors.count() // 2))
 
 
 @contextlib.contextmanager

@@ -274,6 +274,7 @@ def _in_transformers(model, directory, python):
                 [python, "-I", str(runner), str(directory), texts, results],
                 capture_output=True,
                 text=True,
+                errors="backslashreplace",
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
             )
         except OSError as error:

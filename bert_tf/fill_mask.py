@@ -6,9 +6,8 @@ Each line of stdout is a JSON object for one mask: {"token": [...], "score": [..
 """
 
 import dataclasses
-import json
 
-from bert_tf import command
+from bert_tf import command, strict_json
 from bert_tf.errors import UserError
 from bert_tf.weights import sources
 
@@ -49,7 +48,7 @@ def main(settings: FillMaskSettings) -> None:
     pretrained.assign_to(model)
     tokenizer = Tokenizer.from_config(pretrained.config, pretrained.vocabulary)
     for candidates in fill_masks(model, tokenizer, settings.text, settings.top_k):
-        print(json.dumps(candidates, ensure_ascii=False))
+        print(strict_json.dumps_result(candidates, pretrained.origin))
 
 
 if __name__ == "__main__":

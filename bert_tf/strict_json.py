@@ -1,4 +1,4 @@
-"""Strict JSON parser for untrusted files, with one-line errors.
+"""Strict JSON: a parser for untrusted files, with one-line errors, and results for other programs.
 
 `json.loads` accepts NaN and Infinity, silently keeps the last of two equal keys, and raises other
 exceptions than `JSONDecodeError` on long numbers and deep nesting. TensorFlow is not imported.
@@ -12,6 +12,8 @@ from typing import Any
 
 from bert_tf.errors import UserError
 
+# What is wrong with weights that give NaN or infinite numbers.
+NOT_FINITE = "the model returned a number that is not finite; did its training diverge?"
 MAX_DEPTH = 100  # Far below Python's recursion limit, so that a value can be written again.
 _TOO_DEEP = f"over {MAX_DEPTH} levels of lists and objects"
 _KINDS = {
@@ -68,6 +70,36 @@ def parse_object(text: str, **parsers: Callable[[str], Any]) -> dict[str, Any]:
         except UnicodeEncodeError:
             raise ValueError("contains half of a surrogate pair; expected valid Unicode") from None
     return values
+
+
+def dumps_result(value: Any, what: str, **options: Any) -> str:
+    """Return a result as JSON, which has neither NaN nor infinite numbers.
+
+    Args:
+        value: JSON types.
+        what: Name of the result, for the error.
+        **options: As of `json.dumps`.
+
+    Raises:
+        UserError: If a number in it is not finite.
+    """
+    check_finite(value, what)
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+def check_finite(value: Any, what: str) -> None:
+    """Raise UserError unless all numbers of a result are finite; arguments as `dumps_result`."""
+    if not is_finite(value):
+        raise UserError(f"{what}: {NOT_FINITE}")
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether all numbers of a value of JSON types are finite."""
+    if isinstance(value, list):
+        return all(map(is_finite, value))
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def field(node: Any, key: str, kind: type, location: str) -> Any:

@@ -184,6 +184,7 @@ def _run_isolated(moved, scratch):
         ],
         capture_output=True,
         text=True,
+        errors="backslashreplace",
         cwd=scratch,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
     )

@@ -11,10 +11,9 @@ name. If a name takes a list per row, such as choices, its values form the list 
 """
 
 import dataclasses
-import json
 import os
 
-from bert_tf import command, paths
+from bert_tf import command, paths, strict_json
 from bert_tf.errors import UserError
 from export import litert_file
 from export.client import ModelClient
@@ -77,7 +76,7 @@ class RequestSettings:
 def main(settings: RequestSettings) -> None:
     """Send the request and print the response as JSON."""
     outputs = opened(settings).predict(settings.inputs(), settings.signature)
-    print(json.dumps(outputs, ensure_ascii=False, indent=2))
+    print(strict_json.dumps_result(outputs, f"--signature={settings.signature}", indent=2))
 
 
 def opened(settings: RequestSettings) -> ModelClient:

@@ -40,6 +40,7 @@ from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.glue import GLUE
 from tasks.streaming import check_label, check_rank
 from tasks.task_model import TaskModel
+from tasks.text_task import warnings_of_equal_labels
 from tasks.windows import Windows
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -302,6 +303,10 @@ class ClassificationTask(ClassLabels):
     def can_stream(self) -> bool:
         """Whether `graph_targets` suffices: these options need the labels of all rows."""
         return not (self.balanced_sampling or self.prior_bias)
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return a warning if all rows have the same label."""
+        return warnings_of_equal_labels(data.examples.labels)
 
     def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Return ids of names or ids `(B,)`, with class weights.

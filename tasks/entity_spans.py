@@ -54,6 +54,8 @@ def entities(
     probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
     # Argmax of logits, as in the metrics: two logits may round to the same float32 probability.
     label_K = tf.argmax(logits_KC, axis=-1)
+    # NaN would be the first label, which is often O: entities with a score of NaN show it.
+    label_K = tf.where(probability_K >= 0, label_K, np.argmax(bio.type_C >= 0))
     type_K = tf.gather(bio.type_C, label_K)
 
     continues = (type_K[1:] == type_K[:-1]) & (example_K[1:] == example_K[:-1])

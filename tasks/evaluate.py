@@ -4,9 +4,8 @@ python -m tasks.evaluate --run=RUN --data=dev.csv
 """
 
 import dataclasses
-import json
 
-from bert_tf import command, paths
+from bert_tf import command, paths, strict_json
 from tasks import inputs
 
 
@@ -52,7 +51,7 @@ def main(settings: EvaluateSettings) -> None:
     warning = model.task.postprocessor.warning(report)
     if warning:
         command.log(f"warning: {warning}")
-    print(json.dumps(report))
+    print(strict_json.dumps_result(report, model.source.path))
 
 
 if __name__ == "__main__":

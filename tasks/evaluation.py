@@ -103,7 +103,7 @@ class Evaluator:
             self.strategy,
         )
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
-        result, first = None, 0
+        result, first, not_finite = None, 0, []
         with Progress(self.log, "samples", len(encoded)) as progress:
             for batch in batches:
                 outputs, is_sample = self._forward(batch)
@@ -112,6 +112,7 @@ class Evaluator:
                 kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
                 parts = {name: values[kept] for name, values in outputs.items()}
                 numbers = order[first : first + int(kept.sum())]
+                not_finite += _not_finite(numbers, parts)
                 on_batch(numbers, parts)
                 parts = reduced(parts)
                 if result is None:
@@ -123,6 +124,12 @@ class Evaluator:
                     result[name][numbers] = values
                 first += len(numbers)
                 progress.update(first)
+        if not_finite:
+            self.log(
+                f"warning: outputs that are not finite for {len(not_finite)} of {len(encoded)} "
+                f"samples, the first of them of row {encoded.example_of_sample()[min(not_finite)]} "
+                "from 0; did training diverge?"
+            )
         return result
 
     @tf.function(reduce_retracing=True, autograph=False)
@@ -177,6 +184,12 @@ class FeatureExamples(EncodedExamples):
     def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
         return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
+
+
+def _not_finite(numbers, outputs):
+    """Return the numbers of the samples that have an output that is not finite."""
+    rows = [values.reshape(len(numbers), -1) for values in outputs.values()]
+    return numbers[~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)].tolist()
 
 
 def _of_samples(values, numbers, length):

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_bytes_writer, atomic_writer
 from bert_tf.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.embedding import LAYERS, EmbeddingTask, TextEmbedder
-from tasks.prediction import in_batches
+from tasks.prediction import in_batches, outputs_of_rows
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 
@@ -72,7 +73,8 @@ def extract(
         input_path: .csv, .tsv or .jsonl file.
         columns: Columns of the texts, one or two.
         output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
-            {"vector": [...]} per line, or {"error": ...} for a bad row.
+            {"vector": [...]} per line, or {"error": ...} for a bad row, and for one whose vector is
+            not finite.
         unescape_html: Whether HTML character references are converted to characters.
         batch_size: Rows per batch.
         log: Callable that takes log lines.
@@ -82,7 +84,8 @@ def extract(
         Number of rows, and number of bad rows among them.
 
     Raises:
-        UserError: A row is bad and the output is .npy; raised before any computation.
+        UserError: A row is bad and the output is .npy, raised before any computation; or a vector
+            for a .npy file is not finite.
     """
 
     def rows():
@@ -121,15 +124,12 @@ def _write_lines(outputs, rows, output_path, batch_size, log):
     count = bad = 0
     total = sum(1 for _ in rows())
     with atomic_writer(output_path) as lines, Progress(log, "rows", total) as progress:
-        for batch in in_batches(rows(), batch_size):
-            good = [row for row in batch if not isinstance(row, BadRow)]
-            found = iter(outputs(good) if good else ())
-            for row in batch:
-                is_bad = isinstance(row, BadRow)
-                bad += is_bad
-                line = {"error": str(row)} if is_bad else next(found)
+        for batch in outputs_of_rows(rows(), outputs, batch_size):
+            for _, output in batch:
+                is_bad = isinstance(output, BadRow)
+                line = {"error": str(output)} if is_bad else output
                 lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += len(batch)
+                count, bad = count + 1, bad + is_bad
             progress.update(count)
     return count, bad
 
@@ -145,7 +145,11 @@ def _write_array(embedder, rows, columns, output_path, batch_size, log):
     with atomic_bytes_writer(output_path) as stream, Progress(log, "rows", count) as progress:
         np.lib.format.write_array_header_1_0(stream, header)
         for batch in in_batches(raise_bad_rows(rows()), batch_size):
-            stream.write(embedder.predict(_texts(embedder, batch, columns)).tobytes())
+            vectors = embedder.predict(_texts(embedder, batch, columns))
+            for row, vector in zip(batch, vectors, strict=True):
+                if not np.isfinite(vector).all():
+                    raise UserError(f"{row.location}: {strict_json.NOT_FINITE}")
+            stream.write(vectors.tobytes())
             done += len(batch)
             progress.update(done)
         if done != count:

@@ -47,7 +47,7 @@ def finetune(
         Interrupted: Ctrl-C or SIGTERM; the state was saved.
     """
     # First of all, because a multi-worker strategy must be created before TensorFlow runs anything.
-    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu, log=log)
     settings = dataclasses.replace(
         settings, precision=resolve_precision(settings.precision, strategy)
     )

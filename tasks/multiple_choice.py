@@ -174,7 +174,8 @@ class MultipleChoice(TaskModel):
 
 def _predictions(outputs):
     scores_BC = outputs["choice"]
-    probabilities_BC = tf.where(scores_BC > MASKED_SCORE, tf.nn.softmax(scores_BC), 0.0)
+    # Compared like this, a score that is NaN is not taken for a missing choice.
+    probabilities_BC = tf.where(scores_BC <= MASKED_SCORE, 0.0, tf.nn.softmax(scores_BC))
     # Ties go to the first choice; -1 if there is none.
     best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
     is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)

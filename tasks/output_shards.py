@@ -22,6 +22,7 @@ from bert_tf.progress import Progress
 from bert_tf.versions import versions
 from tasks.output_manifest import OutputEntry, OutputManifest
 from tasks.output_settings import OutputSettings
+from tasks.prediction import outputs_of_rows
 from tasks.readers.parquet import write_parquet
 from tasks.readers.rows import BadRow
 
@@ -88,14 +89,14 @@ class OutputJob(abc.ABC):
 
         def lines() -> Iterator[dict[str, Any]]:
             nonlocal count, bad
-            for batch in _batches(_rows_of(spans, loaded.rows), self.batch_size):
-                good = [row for row in batch if not isinstance(row, BadRow)]
-                found = iter(loaded.outputs(good) if good else ())
-                for row in batch:
-                    is_bad = isinstance(row, BadRow)
-                    output = {"error": row.message} if is_bad else next(found)
+            rows = _rows_of(spans, loaded.rows)
+            for batch in outputs_of_rows(rows, loaded.outputs, self.batch_size):
+                for row, output in batch:
+                    count += 1
+                    if isinstance(output, BadRow):
+                        output = {"error": output.message}
+                        bad += 1
                     yield {"row": row.location, **output}
-                    count, bad = count + 1, bad + is_bad
 
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":
@@ -112,11 +113,6 @@ class OutputJob(abc.ABC):
         }
         self.manifest.save_entry(entry)
         return entry
-
-
-def _batches(rows, size):
-    while batch := list(itertools.islice(rows, size)):
-        yield batch
 
 
 def _rows_of(spans, rows):

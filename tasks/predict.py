@@ -13,10 +13,9 @@ their order: both texts of a pair, question and context, or prompt and each choi
 """
 
 import dataclasses
-import json
 import os
 
-from bert_tf import command
+from bert_tf import command, strict_json
 from bert_tf.errors import UserError
 from tasks import inputs, output_settings
 from tasks.output_jobs import PublishedJob, RunJob
@@ -94,7 +93,7 @@ def main(settings: PredictSettings) -> None:
         model = _load(settings)
         row = model.task.reader.row_of(settings.text)
         (prediction,) = model.predict_rows({name: [value] for name, value in row.items()})
-        print(json.dumps(prediction, ensure_ascii=False))
+        print(strict_json.dumps_result(prediction, settings.run))
         return
     assert settings.input
     if settings.output_dir:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bert_tf import strict_json
 from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
 from bert_tf.progress import Progress
@@ -32,8 +33,9 @@ def predict(
 ) -> tuple[int, int]:
     """Write one JSON object per row of a file, in order.
 
-    A row's id, if it has one, is the first field; a bad row becomes {"error": ...}. Only one batch
-    of rows is in memory. The output file is written atomically.
+    A row's id, if it has one, is the first field. A bad row, or one whose prediction is not finite,
+    becomes {"error": ...}. Only one batch of rows is in memory. The output file is written
+    atomically.
 
     Args:
         model: The model.
@@ -47,10 +49,12 @@ def predict(
     """
     count = bad = 0
     with atomic_writer(output_path) as lines:
-        for row, prediction in _predictions_of(model, input_path, batch_size, log):
-            lines.write(json.dumps(prediction or {"error": str(row)}, ensure_ascii=False) + "\n")
+        for _, prediction in _predictions_of(model, input_path, batch_size, log):
+            is_bad = isinstance(prediction, BadRow)
+            line = {"error": str(prediction)} if is_bad else prediction
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
-            bad += prediction is None
+            bad += is_bad
     return count, bad
 
 
@@ -77,8 +81,8 @@ def submit(
 
     def labels_by_id():
         for row, prediction in _predictions_of(model, input_path, batch_size, log):
-            if prediction is None:
-                raise UserError(f"{row}; a submission requires a prediction for every row")
+            if isinstance(prediction, BadRow):
+                raise UserError(f"{prediction}; a submission requires a prediction for every row")
             if row.id is None:
                 raise UserError(
                     f"{row.location}: expected a test file with the column index for a submission"
@@ -94,18 +98,46 @@ def submit(
 
 
 def _predictions_of(model, path, batch_size, log):
-    """Yield (row, its prediction as a dict of JSON types; None for a bad row)."""
+    """Yield (row, prediction) as `outputs_of_rows` does."""
 
     def rows():
         return model.task.reader.iter_examples(path, labelled=False)
 
+    def predictions(batch):
+        return predict_batch(model.serving, batch)
+
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
-        for batch in in_batches(rows(), batch_size):
-            # Bad rows are not in the batch of the model; the iterator skips them.
-            predictions = iter(predict_batch(model.serving, batch))
-            for row in batch:
-                yield row, None if isinstance(row, BadRow) else next(predictions)
+        for batch in outputs_of_rows(rows(), predictions, batch_size):
+            yield from batch
             progress.update(progress.done + len(batch))
+
+
+def outputs_of_rows(
+    rows: Iterable[Any], outputs: Callable[[list], Iterable[dict[str, Any]]], batch_size: int
+) -> Iterator[list[tuple[Any, dict[str, Any] | BadRow]]]:
+    """Yield the rows of each batch with their outputs.
+
+    Args:
+        rows: Rows of a reader, with their `location`, some of them `BadRow`s.
+        outputs: Function that returns the output of each good row of a batch.
+        batch_size: Rows per batch.
+
+    Yields:
+        Pairs of a row and its output, a dict of JSON types. Instead of an output, the `BadRow`
+        itself, or a new one if a number of the output is not finite.
+    """
+    for batch in in_batches(rows, batch_size):
+        good = [row for row in batch if not isinstance(row, BadRow)]
+        found = iter(outputs(good) if good else ())
+        yield [
+            (row, row if isinstance(row, BadRow) else _if_finite(row, next(found))) for row in batch
+        ]
+
+
+def _if_finite(row, output):
+    """Return the output of a row, or a `BadRow`."""
+    is_finite = strict_json.is_finite(output)
+    return output if is_finite else BadRow(row.location, strict_json.NOT_FINITE)
 
 
 def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
@@ -115,16 +147,13 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def predict_batch(serving: Serving, rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the prediction per good row as a dict of JSON types, without padding."""
-    good = [row for row in rows if not isinstance(row, BadRow)]
-    if not good:
-        return []
+def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the prediction per row as a dict of JSON types, without padding."""
     # The served signature, so that predictions are those of the exported model.
-    columns = {name: [row.texts[name] for row in good] for name in serving.task.input_names}
+    columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
     return [
         prediction if row.id is None else {"id": row.id, **prediction}
-        for row, prediction in zip(good, serving.predict_rows(columns, len(good)), strict=True)
+        for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
     ]
 
 

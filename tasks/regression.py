@@ -21,7 +21,7 @@ from tasks.metrics.regression import mean_squared_error, pearson, spearman
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.streaming import check_rank
 from tasks.task_model import TaskModel
-from tasks.text_task import LabelledTextReader, LabelledTextTask
+from tasks.text_task import LabelledTextReader, LabelledTextTask, warnings_of_equal_labels
 from tasks.windows import Windows
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -97,6 +97,10 @@ class RegressionTask(LabelledTextTask):
         """Return the values and weights of 1, float32 `(N,)`."""
         values = np.array(examples.labels, np.float32)
         return {"value": values}, {"value": np.ones(len(values), np.float32)}
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return a warning if all rows have the same value."""
+        return warnings_of_equal_labels(data.examples.labels)
 
     def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Return numbers `(B,)`, or strings of them, and weights of 1."""

@@ -8,9 +8,8 @@ Each line of stdout is a JSON object, the most similar row first: {"similarity":
 """
 
 import dataclasses
-import json
 
-from bert_tf import command, paths
+from bert_tf import command, paths, strict_json
 from bert_tf.errors import UserError
 from bert_tf.weights import sources
 from tasks import inputs
@@ -85,6 +84,7 @@ def main(settings: SearchSettings) -> None:
         settings.max_seq_length,
     )
     query, first = embedder.predict([settings.query, texts[0]])
+    strict_json.check_finite(query.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
     if len(query) != vectors.shape[1] or cosines(vectors[:1], first)[0] < MIN_COSINE:
         raise UserError(
@@ -93,7 +93,7 @@ def main(settings: SearchSettings) -> None:
         )
     for row, similarity in nearest(vectors, query, settings.top_k):
         line = {"similarity": round(similarity, 4), "row": row, "text": texts[row]}
-        print(json.dumps(line, ensure_ascii=False))
+        print(strict_json.dumps_result(line, f"{settings.vectors}: row {row}"))
 
 
 if __name__ == "__main__":

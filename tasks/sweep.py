@@ -57,7 +57,7 @@ def sweep(
     """
     settings.check_is_no_run()
     # One strategy for all runs, since those of a process share the keys of their reductions.
-    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu, log=log)
     # Only the chief writes; the other processes take part in training.
     if not is_chief(strategy):
         return _sweep(settings, log, strategy)

@@ -309,8 +309,11 @@ class TaggingTask(Task):
         return model
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
-        """Count words and entities that tokens cannot represent."""
-        return self.token_labels(data.examples, data.windows)[1]
+        """Count words and entities that tokens cannot represent; warn if there is no entity."""
+        _, warnings = self.token_labels(data.examples, data.windows)
+        if not any(_types(item) for item in data.examples.labels):
+            warnings.append("no row has an entity: precision, recall and F1 cannot be measured")
+        return warnings
 
     def token_labels(self, examples: Examples, windows: Windows) -> tuple[TokenLabels, list[str]]:
         """Return labels per token, and warnings about labels that tokens cannot represent."""

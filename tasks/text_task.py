@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bert_tf.errors import UserError
@@ -145,3 +145,13 @@ class LabelledTextTask(TextTask):
     """Base class of tasks with a label or value per text or pair of texts."""
 
     label_column: str = "label"
+
+
+def warnings_of_equal_labels(labels: Sequence[Any]) -> list[str]:
+    """Return a warning if all rows have the same label: most metrics then say nothing."""
+    if len(labels) < 2 or any(label != labels[0] for label in labels):
+        return []
+    return [
+        f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of such "
+        "rows do not measure the model"
+    ]

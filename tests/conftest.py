@@ -1,5 +1,6 @@
 """Common fixtures: two logical processors, a tiny BERT, its vocabulary, the data directory."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -24,6 +25,9 @@ from bert_tf.__main__ import COMMANDS  # noqa: E402, F401  Imported by tests.
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+READS_PROC = pytest.mark.skipif(
+    not pathlib.Path("/proc/self/status").exists(), reason="this system has no /proc"
+)
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
     "##aff ##able ! , ? a b c "
@@ -45,6 +49,44 @@ def older_objects_are_not_collected():
 def pytest_sessionfinish(session):
     """Skip garbage collection at exit as well; the process frees its memory anyway."""
     gc.freeze()
+
+
+def pytest_deselected(items):
+    """Count the tests that a process of xdist leaves out: each of them collects all tests."""
+    output = getattr(items[0].config, "workeroutput", {}) if items else {}
+    output["deselected"] = output.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Take the count of a process of xdist that has ended."""
+    count = getattr(node, "workeroutput", {}).get("deselected", 0)
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    reporter.stats["deselected"] = [None] * count
+
+
+def pytest_unconfigure(config):
+    """Let the last line, after that of pytest, say what was not covered."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):  # Not in a process of xdist.
+        reporter.write_line(not_covered(reporter.stats))
+
+
+def not_covered(stats):
+    """Return a line with the number of tests that did not run, by reason.
+
+    `stats` are those of pytest's terminal reporter: lists of reports by outcome.
+    """
+    reasons = collections.Counter(
+        str(
+            report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        ).removeprefix("Skipped: ")
+        for report in stats.get("skipped", ())
+    )
+    parts = [f"{count} ({reason})" for reason, count in reasons.most_common()]
+    if deselected := len(stats.get("deselected", ())):
+        parts.append(f"{deselected} (deselected; `make test-slow` runs the slow ones)")
+    return f"not covered: {'; '.join(parts) or 'nothing, all tests ran'}"
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ LAYERS = (
         "bert_tf.formats",
         "bert_tf.lazy_names",
         "bert_tf.plotting",
+        "bert_tf.processors",
         "bert_tf.progress",
         "bert_tf.strict_json",
         "bert_tf.versions",
@@ -143,6 +144,13 @@ def test_gradients_keras_nlp_and_catch_all_names_are_confined():
     ]
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_processors_are_counted_in_one_place():
+    """Not every system has os.sched_getaffinity."""
+    assert [path.name for path in SOURCES if "sched_getaffinity" in path.read_text()] == [
+        "processors.py"
+    ]
 
 
 def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():

@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from tests.conftest import READS_PROC
 from tests.fuzzed import FORMATS
 from tests.fuzzing import attempt, fuzz, mutate
 
+pytestmark = READS_PROC
 COUNT = 300
 FEW = 20
 # These are slower to read: a model is built, or shards are written first.

@@ -77,9 +77,14 @@ def start(module, flags, count=2, of_others=None, directories=None):
 
 def start_worker(module, flags, ports, index, directory=ROOT):
     """Start the worker `index` of those on `ports`."""
+    jobs = {"worker": [f"localhost:{port}" for port in ports]}
+    return start_process(module, flags, jobs, "worker", index, directory)
+
+
+def start_process(module, flags, jobs, job, index, directory=ROOT):
+    """Start one process of a cluster, of the type `job`; `jobs` are its addresses by type."""
     values = {**flags, "strategy": "multi_worker"}
-    workers = [f"localhost:{port}" for port in ports]
-    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    cluster = {"cluster": jobs, "task": {"type": job, "index": index}}
     return subprocess.Popen(
         [sys.executable, "-m", module, *(f"--{name}={value}" for name, value in values.items())],
         cwd=directory,

@@ -4,6 +4,7 @@ Shape suffixes: N examples, L sequence length, P maximum predictions per sequenc
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -18,6 +19,8 @@ from bert_tf.progress import Progress
 from bert_tf.text.vocabulary import Vocabulary
 
 BATCH_EXAMPLES = 4096
+# TensorFlow's message on an example that cannot be parsed. Records count from 0.
+_FEATURE = re.compile(r"\b(?:Key|Feature): (\w+)")
 
 
 class ShardStatistics:
@@ -99,12 +102,29 @@ def read_shard(
     except tf.errors.DataLossError:
         raise UserError(f"{path}: damaged after record {number}; write it again") from None
     except tf.errors.InvalidArgumentError:
-        raise UserError(
-            f"{path}: record {number} or a later one does not have the features and lengths of "
-            "the first record or the manifest"
-        ) from None
+        raise _bad_record(path, parse, number) from None
     except tf.errors.OpError as error:
         raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
+
+
+def _bad_record(path, parse, first):
+    """Return the UserError for the first record from `first` on that cannot be parsed."""
+    for number, record in enumerate(tf.data.TFRecordDataset(path).skip(first), first):
+        try:
+            parse(record[tf.newaxis])
+        except tf.errors.InvalidArgumentError as error:
+            found = _FEATURE.search(error.message)
+            if not found:
+                return UserError(f"{path}: record {number}: not a tf.train.Example")
+            example = tf.train.Example.FromString(record.numpy())
+            if found[1] not in example.features.feature:
+                has = ", ".join(sorted(example.features.feature)) or "none"
+                return UserError(f"{path}: record {number}: no feature {found[1]}; it has {has}")
+            return UserError(
+                f"{path}: record {number}: {found[1]} does not have the type and length of the "
+                "first record or the manifest"
+            )
+    return UserError(f"{path}: was changed while it was read; rerun the command")
 
 
 def inspect(
@@ -283,16 +303,17 @@ def _lengths(path):
         example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
     except (tf.errors.OpError, ValueError):
         raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
-    has = sorted(example.features.feature)  # Listed first, since a look-up adds missing features.
-    sizes = [
-        len(example.features.feature[name].int64_list.value)
-        for name in ("input_ids", "masked_lm_positions")
-    ]
-    if not all(sizes):
+    has = example.features.feature
+    expected = (*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS)
+    if missing := [name for name in expected if name not in has]:
         raise UserError(
-            f"{path}: the first record has the features {has}; "
-            f"expected {', '.join((*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS))}"
+            f"{path}: record 0: no feature {', '.join(missing)}; it has "
+            f"{', '.join(sorted(has)) or 'none'}"
         )
+    names = ("input_ids", "masked_lm_positions")
+    sizes = [len(has[name].int64_list.value) for name in names]
+    if not all(sizes):
+        raise UserError(f"{path}: record 0: {names[sizes.index(0)]}: expected a list of integers")
     return sizes
 
 

@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from bert_tf import processors
 from bert_tf.command import flag
 from bert_tf.errors import UserError
 
@@ -60,7 +60,7 @@ class RunnerSettings:
     @property
     def workers(self) -> int:
         """Maximum number of worker processes."""
-        return self.num_workers or len(os.sched_getaffinity(0))
+        return self.num_workers or processors.count()
 
     @property
     def beam_options(self) -> str:

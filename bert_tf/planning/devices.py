@@ -11,6 +11,8 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
+from bert_tf import processors
+
 _A100, _V100_FLOAT32 = 0.36, 0.80
 
 
@@ -108,6 +110,5 @@ def machine_memory() -> int:
 
 def typical_processor() -> Device:
     """Return a processor with typical rates, and the cores and the memory of this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    flops = {precision: rate * (cores or 1) for precision, rate in _TYPICAL.items()}
+    flops = {precision: rate * processors.count() for precision, rate in _TYPICAL.items()}
     return processor(machine_memory(), flops, _TYPICAL_BANDWIDTH)

@@ -67,7 +67,7 @@ def pretrain(
         Interrupted: After Ctrl-C or SIGTERM, once the current step is saved.
     """
     # A multi-worker strategy has to be created before TensorFlow is used for anything else.
-    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu)
+    strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu, log=log)
     with Run.writing(settings.output_dir, is_chief(strategy)):
         return _pretrain(settings, log, strategy)
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf import strict_json
 from bert_tf.errors import UserError
+from bert_tf.train.cluster import Cluster
 from bert_tf.train.compilation import is_accelerated
+from bert_tf.train.signals import default_signals
 
 # TensorFlow reports a lost worker in the text of its errors only.
 _OF_WORKERS = re.compile(
@@ -33,7 +34,10 @@ BFLOAT16_CAPABILITY = (8, 0)  # Of the first GPUs whose matrix units have bfloat
 
 
 def make_strategy(
-    name: str, devices: Sequence[str] | None = None, tpu: str = "local"
+    name: str,
+    devices: Sequence[str] | None = None,
+    tpu: str = "local",
+    log: Callable[[str], None] = lambda line: None,
 ) -> tf.distribute.Strategy:
     """Return a tf.distribute strategy. Call this before TensorFlow is used for anything else.
 
@@ -43,18 +47,20 @@ def make_strategy(
             replica per core.
         devices: Devices of "mirrored", such as "GPU:0". Defaults to all local GPUs.
         tpu: The TPU's name, a grpc:// address, or "local" on a TPU VM.
+        log: Receives lines on workers that this process waits for.
 
     Returns:
         `tf.distribute.Strategy`.
 
     Raises:
-        UserError: There is no such TPU, or TF_CONFIG is missing or malformed.
+        UserError: There is no such TPU, or TF_CONFIG is missing, malformed or of a process that
+            does not train.
     """
     # Lambdas, because creating a strategy initializes TensorFlow's devices.
     return {
         "none": tf.distribute.get_strategy,
         "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
-        "multi_worker": _multi_worker,
+        "multi_worker": lambda: _multi_worker(Cluster.read(), log),
         "tpu": lambda: _tpu(tpu),
     }[name]()
 
@@ -75,22 +81,21 @@ def _tpu(name):
     return tf.distribute.TPUStrategy(resolver)
 
 
-def _multi_worker():
-    """Return a `MultiWorkerMirroredStrategy` after checking TF_CONFIG."""
-    try:
-        config = strict_json.parse_object(os.environ["TF_CONFIG"])
-        # These look-ups only validate the structure.
-        config["cluster"]["worker"][config["task"]["index"]], config["task"]["type"]
-    except (KeyError, ValueError, IndexError, TypeError):
-        raise UserError(
-            "--strategy=multi_worker: expected the environment variable TF_CONFIG, equal in all "
-            'processes except for the index: {"cluster": {"worker": ["host1:port", "host2:port"]}, '
-            '"task": {"type": "worker", "index": 0}}'
-        ) from None
+def _multi_worker(cluster, log):
+    """Return a `MultiWorkerMirroredStrategy` once all processes of a cluster are there."""
+    cluster.wait(log)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": cluster.addresses}),
+        task_type="worker",
+        task_id=cluster.index,
+        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
+        rpc_layer="grpc",
+    )
     # Collectives have no timeout here: each one would start threads that sleep until it expires.
     # TensorFlow's coordination service, which the strategy starts, detects a worker that sends no
     # heartbeat for 10 seconds, regardless of the time between two collectives.
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    with default_signals():
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
 
 def names_lost_worker(function: Callable[..., Any]) -> Callable[..., Any]:

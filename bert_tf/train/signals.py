@@ -28,17 +28,32 @@ def defer_signals() -> Iterator[Callable[[], int | None]]:
     Yields:
         Function that returns the number of the first signal received, or `None`.
     """
-    arrived = []
+    arrived: list[int] = []
+    with _handled_by(lambda signum, frame: arrived.append(signum)):
+        yield lambda: arrived[0] if arrived else None
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the process at once, and restore their handlers after the block.
+
+    Python's own handlers do not run while C++ code blocks the main thread. A strategy of several
+    workers also replaces that of SIGTERM, which then has no effect.
+    """
+    with _handled_by(signal.SIG_DFL):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler):
+    """Handle SIGINT and SIGTERM by `handler`."""
     # signal.signal raises an error outside of the main thread.
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield
         return
-    before = {
-        signum: signal.signal(signum, lambda signum, frame: arrived.append(signum))
-        for signum in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: arrived[0] if arrived else None
+        yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum, handler_before in before.items():
+            signal.signal(signum, handler_before)

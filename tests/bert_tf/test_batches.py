@@ -384,3 +384,42 @@ def test_ids_beyond_32_bits_and_below_0_are_rejected(copy, value):
     (copy / "manifest.json").unlink()
     with pytest.raises(UserError, match=f"record 5: input_ids is {value}; expected 0 to 58"):
         inspection.write_manifest(str(copy), Vocabulary(ENTRIES))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("masked_lm_ids", None),
+            "no feature masked_lm_ids; it has input_ids, input_mask",
+        ),
+        (("segment_ids", [0, 1]), "segment_ids does not have the type and length of the first"),
+        (("input_mask", b"1"), "input_mask does not have the type and length of the first"),
+        (None, "not a tf.train.Example"),
+    ],
+)
+@pytest.mark.parametrize("record", [0, 3])
+def test_the_feature_and_the_record_that_do_not_fit_are_named(tmp_path, change, message, record):
+    sizes = dict.fromkeys(tf_examples.INPUTS, 4) | dict.fromkeys(tf_examples.MASKS, 2)
+    examples = {name: np.ones([5, size], np.int64) for name, size in sizes.items()}
+    examples["masked_lm_weights"] = np.ones([5, 2], np.float32)
+    records = tf_examples.serialize({**examples, tf_examples.LABELS: np.ones([5, 1], np.int64)})
+    example = tf.train.Example.FromString(records[record])
+    if change is not None:
+        name, values = change
+        del example.features.feature[name]
+        if isinstance(values, bytes):
+            example.features.feature[name].bytes_list.value.append(values)
+        elif values is not None:
+            example.features.feature[name].int64_list.value.extend(values)
+    records[record] = b"no example" if change is None else example.SerializeToString()
+    path = str(tmp_path / "x.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for serialized in records:
+            writer.write(serialized)
+    parse = tf_examples.parser(4, 2)
+    with pytest.raises(UserError, match=f"{path}: record {record}: {message}"):
+        list(inspection.read_shard(path, parse))
+    if record == 0 and change == ("masked_lm_ids", None):
+        with pytest.raises(UserError, match="record 0: no feature masked_lm_ids; it has"):
+            inspection.write_manifest(str(tmp_path), Vocabulary(ENTRIES))

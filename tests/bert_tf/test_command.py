@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import json
 import os
 import platform
 import signal
@@ -11,7 +12,7 @@ import warnings
 
 import pytest
 
-from bert_tf import command
+from bert_tf import command, processors
 from bert_tf.errors import UserError
 from tests.conftest import COMMANDS, ROOT
 
@@ -210,6 +211,36 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
+    ],
+    ids=["io", "locale"],
+)
+def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
+    """A dash, a letter of another script, an emoji, and half of a surrogate pair."""
+    text = "\u2013 \u0436 \U0001f600"
+    code = (
+        "from bert_tf import command; import dataclasses, json\n"
+        "@dataclasses.dataclass\nclass Nothing: pass\n"
+        f"text = {text!a}\n"
+        "def main(settings):\n"
+        "    print(text)\n"
+        "    print(json.dumps([text, '\\ud83d'], ensure_ascii=False))\n"
+        "    raise command.UserError(text)\n"
+        "command.run_main(main, Nothing, text, imports_tensorflow=False)"
+    )
+    arguments = {"env": {**os.environ, **locale}, "cwd": ROOT, "capture_output": True}
+    done = subprocess.run([sys.executable, "-c", code], **arguments)
+    assert done.returncode == 2 and done.stderr == ascii(text)[1:-1].encode() + b"\n"
+    first, second = done.stdout.decode("utf-8").splitlines()
+    assert first == text and json.loads(second) == [text, "\ud83d"]
+    done = subprocess.run([sys.executable, "-c", code, "--help"], **arguments)
+    assert done.returncode == 0 and done.stdout.decode("utf-8").startswith(text)
+
+
 def test_a_command_imports_keras_without_its_optional_packages():
     code = (
         "from bert_tf import command; import dataclasses, sys\n"
@@ -270,7 +301,7 @@ def test_threads_of_a_command_share_arenas(given):
         "barrier.wait()\nlibc.malloc_stats()\nbarrier.wait()\n"
     )
     arenas = run_code(code, "MALLOC_ARENA_MAX", given).stderr.count("Arena ")
-    limit = max(1, len(os.sched_getaffinity(0)) // 2) if given is None else int(given)
+    limit = max(1, processors.count() // 2) if given is None else int(given)
     assert arenas == min(limit, 9)  # The main thread has one too.
 
 

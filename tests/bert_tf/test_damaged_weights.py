@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from tests.conftest import READS_PROC
 from tests.fuzzed_weights import FORMATS
 from tests.fuzzing import attempt, mutate
 
+pytestmark = READS_PROC
 FEW, MANY = 36, 500
 # Bytes that hold sizes, offsets and names, from the beginning or (negative) from the end.
 HEADERS = {

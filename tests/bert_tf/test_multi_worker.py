@@ -3,7 +3,6 @@
 import json
 import pathlib
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.train.distribution import names_lost_worker
+from tests.conftest import READS_PROC
 from tests.corpus import write_shards
 from tests.workers import (
     assert_lost,
@@ -203,7 +203,7 @@ def threads_and_megabytes(process):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@READS_PROC
 def test_threads_and_memory_stay_constant_over_2000_steps(flags, tmp_path):
     flags = {**flags, "num_train_steps": 2000, "log_every": 100, "save_every": 500}
     flags["config"] = flags["config"].with_name("small.json")

@@ -61,7 +61,8 @@ def test_the_gradients_of_layer_norm_sum_all_rows(width):
     )
     for call in calls[width == 128 :]:
         of_gamma, of_beta = gradients_of_ones(call, [layer.gamma, layer.beta])
-        np.testing.assert_array_equal(of_gamma, [ROWS, -ROWS] * (width // 2))
+        # Reciprocal square roots of 1 differ from processor to processor, by a last digit.
+        np.testing.assert_allclose(of_gamma, [ROWS, -ROWS] * (width // 2), rtol=1e-6)
         np.testing.assert_array_equal(of_beta, [ROWS] * width)
 
 

@@ -23,7 +23,7 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.ownership import sole_writer
 from bert_tf.pretraining import recipe
 from tests.bert_tf.import_job import ImportJob
-from tests.conftest import ROOT
+from tests.conftest import READS_PROC, ROOT
 from tests.corpus import (
     ENTRIES,
     arguments,
@@ -93,6 +93,7 @@ def wait_until_writing(process, directory):
         assert time.monotonic() < deadline and process.poll() is None
 
 
+@READS_PROC
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_in_one_line_and_no_shard_is_lost(
     corpus, tmp_path, run_command

@@ -11,8 +11,11 @@ import tensorflow as tf
 from export.saved_model import write_saved_model
 from tasks.classification import ClassificationTask
 from tasks.span_qa import QuestionAnsweringTask
+from tests.conftest import READS_PROC
 from tests.export import c_engine
 from tests.export.test_kinds import trained
+
+pytestmark = READS_PROC
 
 
 @pytest.fixture(scope="module")

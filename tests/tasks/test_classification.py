@@ -22,6 +22,7 @@ from tasks.evaluation import Evaluator
 from tasks.examples import EncodedExamples, Examples
 from tasks.pipeline import Pipeline
 from tasks.registry import task_from_dict
+from tasks.regression import RegressionTask
 from tests import small
 from tests.conftest import ROOT
 
@@ -317,3 +318,25 @@ def test_settings_know_published_datasets(huggingface_dir, complaints, tmp_path)
     }
     with pytest.raises(UserError, match="--labels: not supported by --task=regression"):
         dataclasses.replace(settings, task="regression")
+
+
+@pytest.mark.parametrize(
+    ("task", "same", "others"),
+    [
+        (ClassificationTask(labels=("a", "b"), max_seq_length=8), [1, 1], [1, 0]),
+        (
+            ClassificationTask(labels=("a", "b"), max_seq_length=8, multi_label=True),
+            [[0], [0]],
+            [[0], [0, 1]],
+        ),
+        (RegressionTask(max_seq_length=8), [0.5, 0.5], [0.5, 0.25]),
+    ],
+    ids=["classification", "multi_label", "regression"],
+)
+def test_rows_of_one_label_are_reported_since_their_metrics_say_nothing(task, same, others):
+    def warnings(labels):
+        return task.label_warnings(types.SimpleNamespace(examples=Examples({}, labels)))
+
+    assert warnings(others) == warnings(same[:1]) == []
+    (warning,) = warnings(same)
+    assert warning.startswith("all 2 rows have the same label; macro F1, ROC-AUC and correlations")
