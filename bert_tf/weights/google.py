@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_tf import files
 from bert_tf.checkpoints import read_bundle
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -130,7 +131,7 @@ def _prefix_in(directory):
         return directory / _RELEASED
     state = directory / "checkpoint"  # Written by TensorFlow, names the newest.
     if state.is_file():
-        found = re.search(r'^model_checkpoint_path: "(.+)"', state.read_text("utf-8"), re.MULTILINE)
+        found = re.search(r'^model_checkpoint_path: "(.+)"', files.read_text(state), re.MULTILINE)
         # The path may be that of another machine, so only the name counts.
         if found and _exists(directory / pathlib.PurePosixPath(found[1]).name):
             return directory / pathlib.PurePosixPath(found[1]).name

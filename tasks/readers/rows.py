@@ -1,20 +1,19 @@
 """Rows of text files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
 
 A reader yields a `BadRow` for a row that cannot be used and continues; a `UserError` stops it.
-A line ends at LF or CR LF, in .csv also at CR. A byte order mark is ignored. An empty line of .csv
-or .tsv has no fields: if a text is the only column, it is an empty text, so that rows keep the
-order of lines; otherwise, and in .jsonl, it is not a row.
+A line ends at LF or CR LF, in .csv and in files without LF also at CR. A byte order mark is
+ignored. An empty line of .csv or .tsv has no fields: if a text is the only column, it is an empty
+text, so that rows keep the order of lines; otherwise, and in .jsonl, it is not a row.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import gzip
+import io
 import json
 import os
 import pathlib
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from bert_tf.errors import UserError
 
 # In characters. Longer lines come from missing line ends or an unclosed quote.
 MAX_LINE_LENGTH = 2**27
+BUFFER_BYTES = 1 << 18
 
 _Item = TypeVar("_Item")
 
@@ -139,12 +139,15 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
         UserError: At a byte that is not UTF-8, or a line that is too long.
     """
     # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
-    open_text = gzip.open if os.fspath(path).endswith(".gz") else open
-    with open_text(
-        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    with io.TextIOWrapper(
+        io.BufferedReader(files.TextFile(path, keep_cr=newline == ""), BUFFER_BYTES),
+        encoding="utf-8",
+        errors="surrogateescape",
+        newline=newline,
     ) as file:
         number = 0
-        while line := _next_line(file, path):
+        # A limit bounds the memory of a file without line ends.
+        while line := file.readline(MAX_LINE_LENGTH + 1):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
                 raise UserError(
@@ -156,14 +159,6 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
                     "convert the file to UTF-8"
                 )
             yield number, line
-
-
-def _next_line(file, path):
-    try:
-        # A limit bounds the memory of a file without line ends.
-        return file.readline(MAX_LINE_LENGTH + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error})") from None
 
 
 def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowError]]:

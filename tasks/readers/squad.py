@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bert_tf import strict_json
+from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from tasks.readers.rows import (
@@ -105,8 +105,9 @@ def _squad_questions(path, labelled):
 
 def _load(path):
     try:
-        # utf-8-sig drops a byte order mark.
-        return strict_json.parse(path.read_bytes().decode("utf-8-sig"))
+        return strict_json.parse(files.read_text(path))
+    except UserError:
+        raise
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:

@@ -11,6 +11,7 @@ from bert_tf import UserError
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 from tests.conftest import ROOT
+from tests.rows import as_others_write
 
 
 def read(path, columns=("text", "label"), **options):
@@ -81,6 +82,20 @@ def test_bad_rows_are_reported_with_their_location(tmp_path, name, content, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'text,label\n"é a",x\nb,y\n'),
+        ("a.tsv", "text\tlabel\né a\tx\nb\ty\n"),
+        ("a.jsonl", '{"text": "é a", "label": "x"}\n{"text": "b", "label": "y"}\n'),
+    ],
+)
+def test_mark_and_line_ends_do_not_change_rows(tmp_path, name, text):
+    for form, data in as_others_write(text).items():
+        (tmp_path / name).write_bytes(data)
+        assert read(tmp_path / name) == [("é a", "x"), ("b", "y")], form
 
 
 def test_a_missing_file_is_reported(tmp_path):
