@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -209,10 +210,46 @@ def listdir(directory: str | os.PathLike) -> list[str]:
 
 
 def glob_files(pattern: str) -> list[str]:
-    """Return the files that match a glob pattern, in any order; "**" matches directories."""
+    """Return the files that match a glob pattern, in any order; "**" matches directories.
+
+    What exists is meant literally: the path itself, and the directory that a pattern starts with.
+    """
     if is_remote(pattern):
-        return [path for path in _remote("glob", pattern) if not _remote("isdir", path)]
-    return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        found = [pattern] if exists(pattern) else _remote("glob", pattern)
+        return [path for path in found if not isdir(path)]
+    literal = pattern
+    while not os.path.lexists(literal) and literal != os.path.dirname(literal):
+        literal = os.path.dirname(literal)
+    escaped = glob.escape(literal) + pattern[len(literal) :]
+    return [path for path in glob.glob(escaped, recursive=True) if os.path.isfile(path)]
+
+
+def has_pattern(path: str | os.PathLike) -> bool:
+    """Return True if TensorFlow would take a path for a glob pattern."""
+    return any(character in str(path) for character in "*?[\\")
+
+
+@contextlib.contextmanager
+def without_pattern(path: str | os.PathLike) -> Iterator[str]:
+    """Yield another path of a checkpoint or SavedModel if its own would be a glob pattern.
+
+    TensorFlow looks for checkpoints by pattern, also in a SavedModel, so that it does not find the
+    files in "runs [v1]". For the block, a temporary directory has a link to each of them.
+
+    Args:
+        path: A directory, or the first part of the names of files, as of a checkpoint. A remote
+            path is unchanged.
+    """
+    if is_remote(path) or not has_pattern(path):
+        yield str(path)
+        return
+    directory, start = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory() as links:
+        for name in listdir(directory):
+            if name.startswith(start):
+                link = os.path.join(links, f"link{name.removeprefix(start)}")
+                os.symlink(os.path.join(directory, name), link)
+        yield os.path.join(links, "link")
 
 
 def isdir(path: str | os.PathLike) -> bool:

@@ -149,6 +149,11 @@ CASES = [
     ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
     (
         "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m [x]"},
+        "expected a path without * ? [ and \\",
+    ),
+    (
+        "export.export_saved_model",
         {"run": "{}/run", "output_dir": "{}/m", "precision": "int8", "portable": "true"},
         "--precision=int8: has no standard operations",
     ),

@@ -5,6 +5,7 @@ TensorFlow: V2 (PREFIX.index and PREFIX.data-*) or V1 (one file PREFIX). Checkpo
 Garden and SavedModels of TF-Hub have other names (bert_tf.weights.model_garden).
 """
 
+import glob
 import pathlib
 import re
 from typing import NamedTuple
@@ -148,7 +149,7 @@ def _exists(prefix):
     if prefix.with_name(f"{prefix.name}.index").is_file():
         return True
     is_v1 = prefix.is_file() and ".ckpt" in prefix.name
-    return is_v1 or any(prefix.parent.glob(f"{prefix.name}-?????-of-?????"))
+    return is_v1 or any(prefix.parent.glob(f"{glob.escape(prefix.name)}-?????-of-?????"))
 
 
 def _beside(prefix, name):

@@ -115,3 +115,33 @@ def test_damaged_gzip_is_an_error_of_one_line(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match="a.txt.gz: damaged gzip file"):
             files.read_text(path)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "a\\b", "%20", "\u4e2d \u00e9", "#", "~"])
+def test_a_path_that_exists_is_no_pattern(tmp_path, name):
+    directory = tmp_path / f"d {name}"
+    directory.mkdir()
+    for file in (name, "b1"):
+        (directory / file).touch()
+    (tmp_path / "d a1").mkdir()
+    (tmp_path / "d a1" / "b2").touch()
+    assert files.glob_files(str(directory / name)) == [str(directory / name)]
+    assert files.glob_files(str(directory / "b*")) == [str(directory / "b1")]
+    assert files.glob_files(str(directory)) == files.glob_files(f"{directory}/absent*") == []
+    assert len(files.glob_files(str(tmp_path / "d*" / "b[12]"))) == 2
+    files.atomic_write_bytes(f"ram://{name}/{name}", b"")
+    assert files.glob_files(f"ram://{name}/{name}") == [f"ram://{name}/{name}"]
+
+
+def test_a_checkpoint_has_a_path_without_pattern(tmp_path):
+    directory = tmp_path / "d [1]"
+    directory.mkdir()
+    (directory / "model*.index").write_text("index")
+    assert not files.has_pattern(tmp_path / "plain %20 \u4e2d")
+    with files.without_pattern(directory / "model*") as path:
+        assert not files.has_pattern(path) and files.read_text(f"{path}.index") == "index"
+    with files.without_pattern(directory) as path:
+        assert os.listdir(path) == ["model*.index"]
+    assert not os.path.lexists(path)
+    with files.without_pattern(tmp_path / "absent [1]" / "model") as path:
+        assert not os.path.lexists(path)
