@@ -135,7 +135,7 @@ class TextFile(io.RawIOBase):
         path: The path.
     """
 
-    HEAD_BYTES = 1 << 20  # As long as the longest line of a corpus.
+    HEAD_BYTES = 1 << 18
 
     def __init__(self, path: str | os.PathLike, keep_cr: bool = False) -> None:
         self.path, self._keeps_cr = str(path), keep_cr
