@@ -22,7 +22,7 @@ from bert_tf.errors import UserError
 
 # In characters. Longer lines come from missing line ends or an unclosed quote.
 MAX_LINE_LENGTH = 2**27
-BUFFER_BYTES = 1 << 18
+BUFFER_BYTES = 1 << 16
 
 _Item = TypeVar("_Item")
 
@@ -112,6 +112,11 @@ def as_label(text: str) -> str:
     return text.strip()
 
 
+def quoted(names: Iterable[object]) -> str:
+    """Return names for a message, quoted so that white space in them is visible."""
+    return f"{', '.join(map(repr, names)):.200}"
+
+
 def check_text(text: str, what: str) -> None:
     """Check that a text contains neither NUL nor lone surrogates, which no tokenizer accepts.
 
@@ -170,11 +175,20 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
         UserError: If the last quote is not closed.
     """
     csv.field_size_limit(MAX_LINE_LENGTH)
-    reader = csv.reader((line for _, line in read_lines(path, newline="")), strict=True)
+    lines: list[str] = []  # Of the current row.
+
+    def recorded():
+        for _, line in read_lines(path, newline=""):
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(recorded(), strict=True)
     while True:
         number = reader.line_num + 1
+        lines.clear()
         try:
-            yield number, next(reader)
+            fields = next(reader)
+            yield number, _misquoted(fields, lines) or fields
         except StopIteration:
             return
         except csv.Error as error:
@@ -182,6 +196,24 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
             if "expected after" not in str(error):
                 raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
             yield number, RowError(f"{error}; a quote in a quoted field has to be doubled")
+
+
+def _misquoted(fields, lines):
+    """Return a `RowError` if a blank comes before the quote of a field, which is then data."""
+    suspects = [field for field in fields if field[:1] in (" ", "\t") and '"' in field]
+    if not any(field.lstrip(" \t").startswith('"') for field in suspects):
+        return None
+    row, position = "".join(lines), 0
+    for field in fields:
+        is_quoted = row.startswith('"', position)
+        if not is_quoted and field[:1] in (" ", "\t") and field.lstrip(" \t").startswith('"'):
+            return RowError(
+                f"a blank before the quote in {field!r:.40}, which makes the quotes part of the "
+                "text; remove the blank"
+            )
+        # The quotes in a quoted field are doubled.
+        position += len(field) + is_quoted * (2 + field.count('"')) + 1
+    return None
 
 
 def tsv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
