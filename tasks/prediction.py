@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
 from bert_tf.progress import Progress
 from tasks.readers.glue import GLUE, check_submission, submission_lines
-from tasks.readers.rows import BadRow
+from tasks.readers.rows import BadRow, check_any_good
 
 if TYPE_CHECKING:
     from tasks.serving import Serving
@@ -99,6 +99,7 @@ def _predictions_of(model, path, batch_size, log):
     def rows():
         return model.task.reader.iter_examples(path, labelled=False)
 
+    check_any_good(rows())  # Again, since a remote run was not read before.
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
         for batch in in_batches(rows(), batch_size):
             # Bad rows are not in the batch of the model; the iterator skips them.

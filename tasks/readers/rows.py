@@ -67,6 +67,21 @@ def raise_bad_rows(items: Iterable[_Item | BadRow]) -> Iterator[_Item]:
             raise UserError(str(item))
 
 
+def check_any_good(items: Iterable[_Item | BadRow]) -> None:
+    """Read up to the first good item of a reader, for commands that continue after a bad row.
+
+    Raises:
+        UserError: If there are bad rows only.
+    """
+    count, first = 0, None
+    for item in items:
+        if not isinstance(item, BadRow):
+            return
+        count, first = count + 1, first or item
+    if first:
+        raise UserError(f"{first}; none of {count} rows can be read" if count > 1 else str(first))
+
+
 def good_or_bad(
     location: str, row: Any, make: Callable[..., _Item], *arguments: Any
 ) -> _Item | BadRow:

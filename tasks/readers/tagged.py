@@ -1,7 +1,8 @@
 """Readers of text with tagged words or spans: column files and JSON lines.
 
 A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, its tag
-in the last column, and a blank or -DOCSTART- line between sentences. Five tagging schemes are read
+in the last column, and a blank or -DOCSTART- line between sentences. Lines before a sentence that
+begin with # and a blank are comments, unless they can be its first word. Five tagging schemes are read
 and converted to BIO (IOB2: B- begins each entity, I- continues it):
 
     IO      I- only; adjacent entities of one type are merged.
@@ -22,7 +23,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_tf.errors import UserError
 from tasks.readers.rows import (
@@ -160,27 +161,71 @@ def scheme_of(path: str | os.PathLike) -> str:
     return "BIO" if begins_elsewhere else "IOB1"
 
 
-def _sentences(path, labelled, convert):
-    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
-    width = is_tabbed = None
-    block = []  # (line number, columns) per word of the current sentence.
+class _Layout(NamedTuple):
+    """How a column file writes words, as in its first line that is no comment for certain.
+
+    Attributes:
+        number: The number of that line.
+        is_tabbed: Whether tabs separate columns, so that words may contain spaces.
+        width: Number of columns.
+        has_tags: Whether the last column is a tag.
+    """
+
+    number: int
+    is_tabbed: bool
+    width: int
+    has_tags: bool
+
+
+def _layout(path):
+    """Return the `_Layout` of a column file, or `None` if it is empty."""
+    layout = None
+    for number, line in _lines(path):
+        if line and not (layout and line.startswith("#")):
+            columns = _columns(line, is_tabbed := "\t" in line)
+            layout = _Layout(number, is_tabbed, len(columns), _is_tag(columns[-1]))
+            if not line.startswith("#"):
+                break
+    return layout
+
+
+def _lines(path):
+    """Yield (number, line without surrounding white space), "" between sentences."""
     for number, line in read_lines(path):
         line = line.strip(" \t\r\n")
-        if line and not line.startswith("-DOCSTART-"):
-            if width is None:
-                # The first line decides the separator: with tabs, words may contain spaces.
-                is_tabbed = "\t" in line
-                width = len(_columns(line, is_tabbed))
-                if labelled and width < 2:
-                    raise UserError(
-                        f"{path}:{number}: expected a word and its tag, received one column"
-                    )
-            block.append((number, _columns(line, is_tabbed)))
+        yield number, "" if line.startswith("-DOCSTART-") else line
+
+
+def _sentences(path, labelled, convert):
+    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
+    layout = _layout(path)
+    if layout and labelled and layout.width < 2:
+        raise UserError(
+            f"{path}:{layout.number}: expected a word and its tag, received one column"
+        )
+    block = []  # (line number, columns) per word of the current sentence.
+    for number, line in _lines(path):
+        columns = _columns(line, layout.is_tabbed) if line else []
+        if line and (block or not _is_comment(line, columns, layout)):
+            block.append((number, columns))
         elif block:
-            yield _sentence(path, block, width, labelled, convert)
+            yield _sentence(path, block, layout, labelled, convert)
             block = []
     if block:
-        yield _sentence(path, block, width, labelled, convert)
+        yield _sentence(path, block, layout, labelled, convert)
+
+
+def _is_comment(line, columns, layout):
+    """Return whether the first line of a sentence is a comment, and no word of the layout."""
+    is_word = len(columns) == layout.width and (not layout.has_tags or _is_tag(columns[-1]))
+    return line[0] == "#" and line[1:2] in ("", " ", "\t") and not is_word
+
+
+def _is_tag(text):
+    try:
+        return bool(_split(text))
+    except RowError:
+        return False
 
 
 def _columns(line, is_tabbed):
@@ -190,10 +235,10 @@ def _columns(line, is_tabbed):
     return re.split(" +", line)
 
 
-def _sentence(path, block, width, labelled, convert):
+def _sentence(path, block, layout, labelled, convert):
     for number, columns in block:
         try:
-            _check_columns(columns, width, labelled)
+            _check_columns(columns, layout, labelled)
         except RowError as error:
             return BadRow(f"{path}:{number}", str(error))
     words = [columns[0] for _, columns in block]
@@ -201,9 +246,11 @@ def _sentence(path, block, width, labelled, convert):
     return TaggedSentence(words, tags, f"{path}:{block[0][0]}")
 
 
-def _check_columns(columns, width, labelled):
-    if len(columns) != width:
-        raise RowError(f"expected {width} columns as in the first line, received {len(columns)}")
+def _check_columns(columns, layout, labelled):
+    if len(columns) != layout.width:
+        raise RowError(
+            f"expected {layout.width} columns as in line {layout.number}, received {len(columns)}"
+        )
     check_text(columns[0], "the first column")
     if labelled:
         _split(columns[-1])

@@ -103,7 +103,7 @@ def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
     )
     assert list(read_tagged(path)) == [
         TaggedSentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
-        BadRow(f"{path}:9", "expected 4 columns as in the first line, received 2"),
+        BadRow(f"{path}:9", "expected 4 columns as in line 3, received 2"),
         TaggedSentence(["Rome"], ["B-LOC"], f"{path}:13"),
     ]
     unlabelled = next(read_tagged(path, labelled=False))
@@ -115,7 +115,7 @@ def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
     path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
     good, empty, null = read_tagged(path)
     assert good.words == ["New York"]
-    assert empty == BadRow(f"{path}:3", "expected 2 columns as in the first line, received 1")
+    assert empty == BadRow(f"{path}:3", "expected 2 columns as in line 1, received 1")
     assert null.message == "the first column: expected text, received a NUL character"
 
 
@@ -200,6 +200,32 @@ def test_unreadable_files_are_reported(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             list(read_tagged(tmp_path / name))
+
+
+COMMENTS = {
+    "tabs": "# id x domain=news\n#\n#tag\tO\n#\tB-a\n# 1\tO\n\n# id y\nb\tO\n",
+    "spaces": "# id x domain=news\n#\n#tag O\n# B-a\n# O\n\n# id y\n# text = b\nb O\n",
+    "columns": "#\thttp://x [2009-10-17]\n1\t#tag\tO\n1\t#\tB-a\n1\t# 1\tO\n\n#\tid\n1\tb\tO\n",
+}
+
+
+@pytest.mark.parametrize("name", COMMENTS)
+def test_comments_before_a_sentence_are_no_words(tmp_path, name):
+    path = tmp_path / "a.conll"
+    path.write_text(COMMENTS[name])
+    for labelled in (True, False):
+        first, second = raise_bad_rows(read_tagged(path, labelled))
+        assert len(first.words) == 3 and len(second.words) == 1
+        assert first.tags == (["O", "B-a", "O"] if labelled else None)
+    if name != "columns":
+        assert first.words[:2] == ["#tag", "#"] and second.words == ["b"]
+    path.write_text("# O\n\n#tag B-a\nb O\n\na O\n# comment = c\n")
+    one, two, bad = read_tagged(path)
+    assert (one.words, two.words) == (["#"], ["#tag", "b"])
+    assert bad == BadRow(f"{path}:7", "expected 2 columns as in line 4, received 4")
+    path.write_text("# id x y\nAnn\nmet\n")
+    (words,) = read_tagged(path, labelled=False)
+    assert words.words == ["Ann", "met"]
 
 
 @pytest.mark.parametrize(
