@@ -188,28 +188,31 @@ def _listed_question(values, labelled, location):
     for name, text in row.items():
         if not isinstance(text, str):
             raise RowError(f"column {name!r}: expected text, received {text!r:.80}")
-    answers = _listed_answers(values) if labelled else []
+    if labelled and "answers" not in values:
+        raise RowError(no_column("answers", values))
+    answers = listed_answers(values["answers"]) if labelled else []
     question = Question(
         **row, answers=answers, is_impossible=labelled and not answers, location=location
     )
     return _checked(question, labelled, location)
 
 
-def _listed_answers(values):
-    if "answers" not in values:
-        raise RowError(no_column("answers", values))
-    answers = values["answers"]
-    texts, starts = (
-        (answers.get("text"), answers.get("answer_start"))
-        if isinstance(answers, dict)
-        else (None, None)
-    )
-    is_list = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+def listed_answers(answers: Any) -> list[tuple[str, int]]:
+    """Return the (text, start) of answers as in Hugging Face datasets.
+
+    Args:
+        answers: `{"text": [...], "answer_start": [...]}`.
+
+    Raises:
+        RowError: If they have another form.
+    """
+    columns = answers if isinstance(answers, Mapping) else {}
+    texts, starts = (columns.get(name) for name in ("text", "answer_start"))
     try:
-        if is_list and all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, str) and all(isinstance(text, str) for text in texts):
             return [(text, int(start)) for text, start in zip(texts, starts, strict=True)]
     except (TypeError, ValueError):
-        pass
+        pass  # No lists, of different lengths, or no numbers.
     raise RowError(
         'column \'answers\': expected {"text": [...], "answer_start": [...]}, received '
         f"{answers!r:.80}"
