@@ -280,7 +280,7 @@ def _json_items(path, text_column, labelled):
     parsers = {} if labelled else {"parse_int": str, "parse_float": str}
     for number, row in json_rows(path, **parsers):
         item = good_or_bad(f"{path}:{number}", row, _json_item, text_column, labelled)
-        if not isinstance(item, BadRow):
+        if labelled and not isinstance(item, BadRow):
             form = form or type(item)
             if type(item) is not form:
                 item = BadRow(item.location, "expected either texts or tokens, as in other rows")
