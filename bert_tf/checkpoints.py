@@ -65,12 +65,27 @@ def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
     """
     import tensorflow as tf
 
-    try:
-        reader = tf.compat.v1.train.NewCheckpointReader(str(prefix))
-        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    # TensorFlow reports a missing, truncated or altered file by any of these.
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
-        raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {error}") from None
+    with files.without_pattern(prefix) as path:
+        try:
+            reader = tf.compat.v1.train.NewCheckpointReader(path)
+            return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+        # TensorFlow reports a missing, truncated or altered file by any of these.
+        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+            reason = str(error).replace(path, str(prefix))
+            raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {reason}") from None
+
+
+def load_saved_model(directory: str | os.PathLike) -> Any:
+    """Return `tf.saved_model.load` of a directory with any name.
+
+    Raises:
+        OSError: If there is no SavedModel.
+        tf.errors.OpError: If it is damaged.
+    """
+    import tensorflow as tf
+
+    with files.without_pattern(directory) as path:
+        return tf.saved_model.load(path)
 
 
 def assign(

@@ -364,5 +364,6 @@ def optional_packages_hidden() -> Iterator[None]:
 
 
 def _fail(message, status):
-    log(" ".join(message.split()))
+    # One line, in which white space inside of names is kept.
+    log(" ".join(filter(None, map(str.strip, message.splitlines()))))
     sys.exit(status)

@@ -8,13 +8,18 @@ import codecs
 import contextlib
 import errno
 import glob
+import gzip
 import hashlib
 import io
 import os
 import re
+import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from bert_tf.errors import UserError
 
 from bert_tf.errors import UserError
 
@@ -108,13 +113,84 @@ def atomic_write_bytes(path: str | os.PathLike, content: bytes) -> None:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Return the content of a UTF-8 text file.
+    """Return the content of a UTF-8 text file without a byte order mark, with LF as line end.
 
     Raises:
-        UnicodeDecodeError: If it is not UTF-8.
+        UnicodeDecodeError: If it is not UTF-8. Positions do not count a byte order mark.
+        UserError: If a gzip file is damaged.
     """
-    with open_file(path) as stream:
-        return stream.read().decode("utf-8")
+    with TextFile(path) as stream:
+        return stream.readall().decode("utf-8").replace("\r\n", "\n")
+
+
+class TextFile(io.RawIOBase):
+    """The bytes of a text file, plain or .gz, as all readers of text see them.
+
+    A byte order mark is no part of the text. CR is read as LF in a file where it ends all lines, as
+    some spreadsheets write them: where the first `HEAD_BYTES` have CR, but neither LF nor CR LF.
+
+    Args:
+        path: Local or remote path.
+        keep_cr: Leave CR in place, for a reader that knows where it ends a line.
+
+    Attributes:
+        path: The path.
+    """
+
+    HEAD_BYTES = 1 << 18
+
+    def __init__(self, path: str | os.PathLike, keep_cr: bool = False) -> None:
+        self.path, self._keeps_cr = str(path), keep_cr
+        self._packed = open_file(path)
+        self._is_gzip = self.path.endswith(".gz")
+        self._stream = gzip.GzipFile(fileobj=self._packed) if self._is_gzip else self._packed
+        self._head: bytes | None = None
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether the bytes are those of the file, at the same offsets."""
+        self._read_head()
+        return not (self._is_gzip or self._has_mark or self._has_cr)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Number of bytes that were read from the file, before decompression."""
+        return self._packed.tell()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read up to `len(buffer)` bytes and return their number; see `io.RawIOBase`."""
+        self._read_head()
+        data = self._head or self._read(len(buffer))
+        data, self._head = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(data)] = data.replace(b"\r", b"\n") if self._has_cr else data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        self._packed.close()
+        super().close()
+
+    def _read_head(self):
+        if self._head is not None:
+            return
+        head = self._read(self.HEAD_BYTES)
+        self._has_mark = head.startswith(codecs.BOM_UTF8)
+        self._head = head.removeprefix(codecs.BOM_UTF8)
+        # After a last CR, the LF may follow.
+        self._has_cr = not self._keeps_cr and b"\r" in self._head[:-1] and b"\n" not in self._head
+
+    def _read(self, size):
+        try:
+            return self._stream.read(size)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{self.path}: damaged gzip file ({error})") from None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
 
 
 def exists(path: str | os.PathLike) -> bool:
@@ -136,10 +212,46 @@ def listdir(directory: str | os.PathLike) -> list[str]:
 
 
 def glob_files(pattern: str) -> list[str]:
-    """Return the files that match a glob pattern, in any order; "**" matches directories."""
+    """Return the files that match a glob pattern, in any order; "**" matches directories.
+
+    What exists is meant literally: the path itself, and the directory that a pattern starts with.
+    """
     if is_remote(pattern):
-        return [path for path in _remote("glob", pattern) if not _remote("isdir", path)]
-    return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        found = [pattern] if exists(pattern) else _remote("glob", pattern)
+        return [path for path in found if not isdir(path)]
+    literal = pattern
+    while not os.path.lexists(literal) and literal != os.path.dirname(literal):
+        literal = os.path.dirname(literal)
+    escaped = glob.escape(literal) + pattern[len(literal) :]
+    return [path for path in glob.glob(escaped, recursive=True) if os.path.isfile(path)]
+
+
+def has_pattern(path: str | os.PathLike) -> bool:
+    """Return True if TensorFlow would take a path for a glob pattern."""
+    return any(character in str(path) for character in "*?[\\")
+
+
+@contextlib.contextmanager
+def without_pattern(path: str | os.PathLike) -> Iterator[str]:
+    """Yield another path of a checkpoint or SavedModel if its own would be a glob pattern.
+
+    TensorFlow looks for checkpoints by pattern, also in a SavedModel, so that it does not find the
+    files in "runs [v1]". For the block, a temporary directory has a link to each of them.
+
+    Args:
+        path: A directory, or the first part of the names of files, as of a checkpoint. A remote
+            path is unchanged.
+    """
+    if is_remote(path) or not has_pattern(path):
+        yield str(path)
+        return
+    directory, start = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory() as links:
+        for name in listdir(directory):
+            if name.startswith(start):
+                link = os.path.join(links, f"link{name.removeprefix(start)}")
+                os.symlink(os.path.join(directory, name), link)
+        yield os.path.join(links, "link")
 
 
 def isdir(path: str | os.PathLike) -> bool:

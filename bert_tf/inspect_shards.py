@@ -61,6 +61,8 @@ def main(settings: InspectShardsSettings) -> None:
     print(f"{settings.shards}: {len(manifest.shards)} shards verified")
     for line in statistics.lines(manifest.settings["max_seq_length"]):
         print(line)
+    if warning := manifest.next_sentence_warning():
+        command.log(f"warning: {warning}")
     for example in inspection.first_examples(manifest, settings.num_examples):
         print()
         for line in inspection.format_example(example, vocabulary):

@@ -19,6 +19,16 @@ def check_local(flag: str, path: str) -> None:
         )
 
 
+def check_published(flag: str, path: str) -> None:
+    """Raise `UserError` unless model servers can read SavedModels in the path of a flag."""
+    check_local(flag, path)
+    if files.has_pattern(path):
+        raise UserError(
+            f"--{flag}={path}: expected a path without * ? [ and \\, since TensorFlow takes the "
+            "path of a SavedModel for a pattern; name another directory"
+        )
+
+
 def check_local_file(flag: str, path: str) -> None:
     """Raise `UserError` unless the path of a flag is an existing local file."""
     check_local(flag, path)

@@ -54,6 +54,11 @@ def check(path: str | os.PathLike) -> None:
 
 def check_free(path: str | os.PathLike) -> None:
     """Raise `UserError` unless a run can start in this directory."""
+    if files.is_remote(path) and files.has_pattern(path):
+        raise UserError(
+            f"{path}: expected a remote path without * ? [ and \\, since TensorFlow takes the path "
+            "of a checkpoint for a pattern; name another directory"
+        )
     if not files.exists(path):
         return
     if not files.isdir(path):

@@ -48,7 +48,7 @@ class ExportSettings:
             raise UserError(f"--dev={self.dev}: expected with --precision=int8 only")
         if self.dev is not None:
             paths.check_local_file("dev", self.dev)
-        paths.check_local("output_dir", self.output_dir)
+        paths.check_published("output_dir", self.output_dir)
         if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
             raise UserError(
                 f"--output_dir={self.output_dir}: is the run directory; choose another directory"

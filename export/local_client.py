@@ -6,6 +6,7 @@ import pathlib
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
+from bert_tf.checkpoints import load_saved_model
 from bert_tf.errors import UserError
 from export.client import ModelClient
 from export.signature_defs import read_signatures
@@ -38,7 +39,7 @@ class LocalClient(ModelClient):
                 f"--model_dir={path}: no published version; run export.export_saved_model"
             )
         try:
-            self._model = tf.saved_model.load(str(self.path))
+            self._model = load_saved_model(self.path)
             super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None

@@ -73,7 +73,7 @@ def publish(
             temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """
-    paths.check_local("output_dir", os.fspath(output_dir))
+    paths.check_published("output_dir", os.fspath(output_dir))
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
     if precision == "int8" and (portable or not has_packed_products("int8")):

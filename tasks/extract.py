@@ -81,7 +81,7 @@ class ExtractSettings(output_settings.OutputSettings):
         is_array = self.output is not None and self.output.endswith(".npy")
         paths = self.input_files(self.input) if self.output_dir else [self.input]
         for path in paths:
-            inputs.check_rows(rows, path, labelled=False, first_only=not is_array)
+            inputs.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
         sources.check(self.model)
 
 

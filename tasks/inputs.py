@@ -3,7 +3,6 @@
 A task is represented by the values of its task.json, or by the options that it is created with.
 """
 
-import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +11,12 @@ from bert_tf import files
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from tasks.published import TASK_OF_VERSION, published_task
-from tasks.readers.rows import raise_bad_rows
+from tasks.readers.rows import check_any_good, raise_bad_rows
 from tasks.registry import row_reader
 
 
 def check_rows(
-    task: Mapping[str, Any] | None, path: str, labelled: bool, first_only: bool = False
+    task: Mapping[str, Any] | None, path: str, labelled: bool, accepts_bad: bool = False
 ) -> None:
     """Check that the rows of a file have the format that a task requires.
 
@@ -25,14 +24,17 @@ def check_rows(
         task: The task's "kind" and the fields that its reader needs; None for a pretrained run.
         path: The file.
         labelled: Whether rows have labels. Their values are checked later, by the task.
-        first_only: Check the first row only, for commands that accept bad rows.
+        accepts_bad: Whether the command continues after a bad row, if not all rows are bad.
 
     Raises:
         UserError: A row is bad, or the file is.
     """
     task = task or {"kind": "pretrained"}
     rows = row_reader(task["kind"])(task, path, labelled)
-    for _ in itertools.islice(rows, 1) if first_only else raise_bad_rows(rows):
+    if accepts_bad:
+        check_any_good(rows)
+        return
+    for _ in raise_bad_rows(rows):
         pass
 
 

@@ -70,14 +70,14 @@ class PredictSettings(output_settings.OutputSettings):
             if self.checkpoint:
                 raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
             for path in self.input_files(self.input):
-                inputs.check_rows(published_task(version), path, labelled=False, first_only=True)
+                inputs.check_rows(published_task(version), path, labelled=False, accepts_bad=True)
             return
         run = inputs.check_run(self.run, self.checkpoint)
         if run and self.input and self.output_dir:
             for path in self.input_files(self.input):
-                inputs.check_rows(run.task, path, labelled=False, first_only=True)
+                inputs.check_rows(run.task, path, labelled=False, accepts_bad=True)
         if run and self.input and self.output:
-            inputs.check_rows(run.task, self.input, labelled=False, first_only=True)
+            inputs.check_rows(run.task, self.input, labelled=False, accepts_bad=True)
             file_format = (run.task or {}).get("file_format")
             if self.output.endswith(".tsv"):
                 check_submission(self.output, file_format, self.run)

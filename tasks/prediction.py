@@ -15,7 +15,7 @@ from bert_tf.errors import UserError
 from bert_tf.files import atomic_writer
 from bert_tf.progress import Progress
 from tasks.readers.glue import GLUE, check_submission, submission_lines
-from tasks.readers.rows import BadRow
+from tasks.readers.rows import BadRow, check_any_good
 
 if TYPE_CHECKING:
     from tasks.serving import Serving
@@ -106,6 +106,7 @@ def _predictions_of(model, path, batch_size, log):
     def predictions(batch):
         return predict_batch(model.serving, batch)
 
+    check_any_good(rows())  # Again, since a remote run was not read before.
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
         for batch in outputs_of_rows(rows(), predictions, batch_size):
             yield from batch

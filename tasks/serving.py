@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
 
+from bert_tf.checkpoints import load_saved_model
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
 from bert_tf.text.packing import Packed
@@ -132,7 +133,7 @@ class PublishedModel(Serving):
         self.task = task_from_dict(published_task(version))
         try:
             # Kept, since a signature does not keep the variables of its model alive.
-            self._model = tf.saved_model.load(version)
+            self._model = load_saved_model(version)
             served = self._model.signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError) as error:
             raise UserError(f"{version}: not a published model: {error}") from None

@@ -33,7 +33,7 @@ from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.reader import Reader
 from tasks.readers.memory import as_list
 from tasks.readers.rows import BadRow, raise_bad_rows
-from tasks.readers.squad import read_questions
+from tasks.readers.squad import listed_answers, read_questions
 from tasks.task import Task, described
 from tasks.task_model import TaskModel
 from tasks.windows import Windows, pack_windows
@@ -47,11 +47,15 @@ class QuestionReader(Reader["QuestionAnsweringTask"]):
     """Reader of questions; a label is a tuple of answers (text, start)."""
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-        """Return answers, given as dicts or pairs of text and start; [] is no answer."""
+        """Return answers, given as dicts or pairs of text and start; [] is no answer.
+
+        They may also be one dict of lists, as in Hugging Face datasets.
+        """
         answers = []
-        for answer in as_list(value, "answers"):
+        value = listed_answers(value) if isinstance(value, Mapping) else as_list(value, "answers")
+        for answer in value:
             if isinstance(answer, Mapping):
-                answer = (answer.get("text"), answer.get("start"))
+                answer = (answer.get("text"), answer.get("start", answer.get("answer_start")))
             is_pair = isinstance(answer, list | tuple) and len(answer) == 2
             text, start = answer if is_pair else (None, None)
             if not isinstance(text, str) or not text or type(start) is not int:

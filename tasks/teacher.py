@@ -164,7 +164,7 @@ class SavedModelTeacher(Teacher):
     ) -> Arrays:
         """Return logits with the probabilities that are served, or the values."""
         try:
-            serve = tf.saved_model.load(self._path).signatures["serving_default"]
+            serve = checkpoints.load_saved_model(self._path).signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError) as error:
             raise UserError(f"{self.name}: not a loadable SavedModel: {error}") from None
         parts, (output,) = [], self.task.soft_losses

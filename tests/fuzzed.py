@@ -167,9 +167,12 @@ def vocabulary(directory):
         return found
 
     def check(path, found):
-        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        return list(found.lines) == lines and all(
-            found[line.strip()] == number for number, line in enumerate(lines)
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        if "\n" not in text:
+            text = text.replace("\r", "\n")
+        lines = text.removesuffix("\n").split("\n")
+        return list(found.entries) == [line.strip() for line in lines] and all(
+            found[entry] == number for number, entry in enumerate(found.entries)
         )
 
     return path, read, check

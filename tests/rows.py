@@ -1,4 +1,4 @@
-"""Words, sentences and sizes that need no TensorFlow."""
+"""Words, sentences, sizes and forms of text that need no TensorFlow."""
 
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] the bill is too high screen broken app does not open un "
@@ -18,3 +18,13 @@ CONFIG = {
     "hidden_act": "gelu",
     "max_position_embeddings": 16,
 }
+
+
+def as_others_write(text):
+    """Return a text with LF as other programs write it, by name of the difference."""
+    return {
+        "mark": b"\xef\xbb\xbf" + text.encode(),
+        "CR LF": text.replace("\n", "\r\n").encode(),
+        "CR": text.replace("\n", "\r").encode(),
+        "mark and CR": b"\xef\xbb\xbf" + text.replace("\n", "\r").encode(),
+    }

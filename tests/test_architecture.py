@@ -142,8 +142,6 @@ def test_gradients_keras_nlp_and_catch_all_names_are_confined():
     assert not [
         path for path in SOURCES if path.stem in ("utils", "util", "helpers", "common", "misc")
     ]
-    for path in SOURCES:
-        assert len(path.read_text().splitlines()) <= 400, path
 
 
 def test_processors_are_counted_in_one_place():
@@ -166,6 +164,19 @@ def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
             assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
             assert not re.search(r"^(from|import) absl", text, re.MULTILINE), path
+
+
+def test_one_place_opens_text():
+    """Of the others, two run in a clean process, and the rest read what programs write."""
+    opens = re.compile(r"(?<!files)\.read_text\(|utf-8-sig|\bopen\([^)]*encoding=")
+    assert [path.name for path in SOURCES if opens.search(path.read_text())] == [
+        "__main__.py",
+        "attention_plots.py",
+        "dry_run.py",
+        "transformers_runner.py",
+        "hub.py",
+        "isolated_runner.py",
+    ]
 
 
 def test_importing_bert_tf_is_light():

@@ -44,6 +44,8 @@ def directory(tmp_path_factory, config, vocabulary):
     (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())
     small.write_rows(directory / "other.csv", [("a", "b")], ("words", "label"))
     (directory / "late.csv").write_text("text,label\na,x\nb,y\nc\n")
+    (directory / "bad.jsonl").write_text('{"txt": 1}\n{\n')
+    (directory / "late.jsonl").write_text('{"txt": 1}\n{"text": "a"}\n')
     (directory / "taken").mkdir()
     (directory / "taken" / "file").write_text("")
     (directory / "no_model").mkdir()
@@ -128,6 +130,9 @@ CASES = [
     ("tasks.predict", {**PREDICT, "run": "{}/absent"}, "absent: no such directory"),
     ("tasks.predict", {**PREDICT, "checkpoint": "step-3"}, "expected one of step-00000003"),
     ("tasks.predict", {**PREDICT, "input": "{}/other.csv"}, "other.csv:2: no column 'text'"),
+    ("tasks.predict", {**PREDICT, "input": "{}/bad.jsonl"}, "'txt'; none of 2 rows can be read"),
+    ("tasks.predict", {**SHARDS, "input": "{}/bad.jsonl"}, "'txt'; none of 2 rows can be read"),
+    ("tasks.extract", {**VECTORS, "input": "{}/bad.jsonl"}, "'txt'; none of 2 rows can be read"),
     ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a GLUE submission"),
     ("tasks.predict", {**SHARDS, "input": "{}/other*.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.predict", {**SHARDS, "input": "{}/absent*.csv"}, "absent*.csv: no such file"),
@@ -147,6 +152,11 @@ CASES = [
     ("bert_tf.plot_attention", {**ATTENTION, "run": "{}/no_model"}, "no model found"),
     ("bert_tf.plot_attention", {**ATTENTION, "head": "7"}, "--head=7: expected an integer in"),
     ("export.export_saved_model", {"run": "{}/taken", "output_dir": "{}/m"}, "not a run directory"),
+    (
+        "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m [x]"},
+        "expected a path without * ? [ and \\",
+    ),
     (
         "export.export_saved_model",
         {"run": "{}/run", "output_dir": "{}/m", "precision": "int8", "portable": "true"},
@@ -234,6 +244,7 @@ def test_valid_flags_and_files_lead_to_the_import_of_tensorflow(directory):
         ("tasks.finetune", {**FINETUNE, "seeds": "1,2"}),
         ("tasks.evaluate", {"run": "{}/run", "data": "{}/dev.csv"}),
         ("tasks.predict", PREDICT),
+        ("tasks.predict", {**PREDICT, "input": "{}/late.jsonl"}),
         ("tasks.extract", EXTRACT),
         ("export.export_saved_model", {"run": "{}/run", "output_dir": "{}/m"}),
         ("export.export_litert", {"run": "{}/run", "output": "{}/m.tflite"}),

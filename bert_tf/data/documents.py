@@ -7,12 +7,10 @@ documents by seek.
 
 import contextlib
 import dataclasses
-import gzip
 import hashlib
 import io
 import itertools
 import os
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,6 +19,7 @@ import numpy as np
 
 from bert_tf import files, strict_json
 from bert_tf.errors import UserError
+from bert_tf.text import unicode_tables
 
 FORMATS = ("lines", "text", "jsonl")
 MAX_LINE_BYTES = 1 << 20
@@ -45,7 +44,7 @@ class DocumentIndex:
     """The D documents of a corpus, in an order that depends only on their content.
 
     Attributes:
-        paths: The files, or the decompressed copies of gzip files.
+        paths: The files, or copies of those that are not read as they are, such as gzip files.
         digests: uint64 `(D, 2)`, sorted hashes of the content.
         files: int32 `(D,)`, indices into `paths`.
         offsets: int64 `(D,)`, in bytes.
@@ -99,7 +98,7 @@ def find_files(patterns: Iterable[str], but_in: str | None = None) -> list[str]:
 
 
 def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes, str]]:
-    """Read a file line by line. Only LF ends a line.
+    """Read a file line by line. Only LF ends a line, if the file has any.
 
     Args:
         path: UTF-8 file, plain or gzip.
@@ -109,77 +108,73 @@ def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byt
         Offset in bytes (after decompression), the line as bytes with its LF, and as text.
 
     Raises:
-        UserError: See `blocks`.
+        UserError: See `_blocks`.
     """
-    for offset, data, text in blocks(path, max_bytes):
+    with files.TextFile(path) as stream:
+        yield from _lines(stream, max_bytes)
+
+
+def _lines(stream, max_bytes):
+    for offset, data, text in _blocks(stream, max_bytes):
         # `splitlines` would end lines at other characters, too.
         for line, text_line in zip(io.BytesIO(data), text.split("\n"), strict=False):
             yield offset, line, text_line
             offset += len(line)
 
 
-def blocks(path: str, max_bytes: int) -> Iterator[tuple[int, bytes, str]]:
+def _blocks(stream: files.TextFile, max_bytes: int) -> Iterator[tuple[int, bytes, str]]:
     """Read a file in blocks of whole lines.
 
     Args:
-        path: UTF-8 file, plain or gzip.
+        stream: UTF-8 file, plain or gzip.
         max_bytes: Maximum length of a line.
 
     Yields:
-        Offset in bytes (after decompression), the block as bytes, and as text.
+        Offset in bytes of the stream, the block as bytes, and as text.
 
     Raises:
         UserError: If a line is too long or not UTF-8, or if a gzip file expands to more than
             `MAX_EXPANSION` times its size.
     """
-    with files.open_file(path) as packed, contextlib.ExitStack() as stack:
-        is_packed = path.endswith(".gz")
-        stream = stack.enter_context(gzip.GzipFile(fileobj=packed)) if is_packed else packed
-        # Number of the current line, and what was read of it.
-        offset, number, rest = 0, 1, b""
-        while True:
-            try:
-                data = stream.read(min(BUFFER_BYTES, max_bytes))
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise UserError(f"{path}: damaged gzip file ({error})") from None
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, path) from None
-            # Only the first line can be too long: each of the others is shorter than `data`.
-            if len(rest) + len(data.partition(b"\n")[0]) > max_bytes:
-                raise UserError(
-                    f"{path}: line {number} is longer than {max_bytes} bytes; expected one "
-                    "sentence or paragraph per line"
-                )
-            if data and b"\n" not in data:
-                rest += data
-                continue
-            # At the end of the file, the block is a last line without LF, or empty.
-            cut = data.rfind(b"\n") + 1
-            block, rest = rest + data[:cut], data[cut:]
-            try:
-                text = block.decode("utf-8")
-            except UnicodeDecodeError as error:
-                number += block.count(b"\n", 0, error.start)
-                raise UserError(
-                    f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
-                    "file; convert it (iconv -f LATIN1 -t UTF-8) or remove the line"
-                ) from None
-            if block:
-                yield offset, block, text
-            if not data:
-                return
-            offset += len(block)
-            number += block.count(b"\n")
-            if is_packed and offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * packed.tell():
-                raise UserError(
-                    f"{path}: expands to over {MAX_EXPANSION} times its size at line {number}; "
-                    "expected text; remove it, or decompress it"
-                )
+    path = stream.path
+    # Number of the current line, and what was read of it.
+    offset, number, rest = 0, 1, b""
+    while True:
+        data = stream.read(min(BUFFER_BYTES, max_bytes)) or b""
+        # Only the first line can be too long: each of the others is shorter than `data`.
+        if len(rest) + len(data.partition(b"\n")[0]) > max_bytes:
+            raise UserError(
+                f"{path}: line {number} is longer than {max_bytes} bytes; expected one "
+                "sentence or paragraph per line"
+            )
+        if data and b"\n" not in data:
+            rest += data
+            continue
+        # At the end of the file, the block is a last line without LF, or empty.
+        cut = data.rfind(b"\n") + 1
+        block, rest = rest + data[:cut], data[cut:]
+        try:
+            text = block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            number += block.count(b"\n", 0, error.start)
+            raise UserError(
+                f"{path}: line {number} is not UTF-8 at byte {offset + error.start} of the "
+                "file; convert it (iconv -f LATIN1 -t UTF-8) or remove the line"
+            ) from None
+        if block:
+            yield offset, block, text
+        if not data:
+            return
+        offset += len(block)
+        number += block.count(b"\n")
+        if offset > FREE_EXPANSION_BYTES + MAX_EXPANSION * stream.packed_bytes:
+            raise UserError(
+                f"{path}: expands to over {MAX_EXPANSION} times its size at line {number}; "
+                "expected text; remove it, or decompress it"
+            )
 
 
-def spans(
-    path: str, input_format: str, text_field: str = "text", copy_to: files.Stream | None = None
-) -> Iterator[DocumentSpan]:
+def spans(path: str, input_format: str, text_field: str = "text") -> Iterator[DocumentSpan]:
     """Find the documents of a file. Those without text are skipped.
 
     Args:
@@ -187,16 +182,21 @@ def spans(
         input_format: "lines", documents separated by blank lines; "text", one document per file;
             or "jsonl", one object per line with a string in `text_field`.
         text_field: Key of the text in "jsonl".
-        copy_to: Stream that receives the decompressed file, or `None`.
 
     Raises:
-        UserError: See `blocks` and `json_text`.
+        UserError: See `_blocks` and `json_text`.
     """
+    with files.TextFile(path) as stream:
+        yield from _spans(stream, input_format, text_field)
+
+
+def _spans(stream, input_format, text_field, copy_to=None):
+    """Find the documents of an open file, which is also written to the stream `copy_to`."""
     if input_format == "jsonl":
-        yield from _json_spans(path, text_field, copy_to)
+        yield from _json_spans(stream, text_field, copy_to)
         return
     content, begin, end = _Content(), 0, 0
-    for offset, data, text in blocks(path, MAX_LINE_BYTES):
+    for offset, data, text in _blocks(stream, MAX_LINE_BYTES):
         if copy_to is not None:
             copy_to.write(data)
         sizes = map(len, io.BytesIO(data))  # Of the lines with their LF.
@@ -206,10 +206,11 @@ def spans(
         stripped = [line.strip() for line in text.removesuffix("\n").split("\n")]
         first = 0
         for last in [number for number, line in enumerate(stripped) if not line] + [len(stripped)]:
-            if first < last:
-                begin = begin if content.has_text else offsets[first]
-                content.add(stripped[first:last])
-                end = offsets[last]
+            numbers = [number for number in range(first, last) if _has_text(stripped[number])]
+            if numbers:
+                begin = begin if content.has_text else offsets[numbers[0]]
+                content.add(stripped[number] for number in numbers)
+                end = offsets[numbers[-1] + 1]
             if last < len(stripped):  # A blank line.
                 content.end_paragraph()
                 if input_format == "lines" and content.has_text:
@@ -220,21 +221,28 @@ def spans(
         yield DocumentSpan(content.digest(), begin, end - begin)
 
 
-def _json_spans(path, text_field, copy_to):
-    for number, (offset, line, text) in enumerate(lines(path, MAX_JSON_LINE_BYTES), start=1):
+def _json_spans(stream, text_field, copy_to):
+    lines = _lines(stream, MAX_JSON_LINE_BYTES)
+    for number, (offset, line, text) in enumerate(lines, start=1):
         if copy_to is not None:
             copy_to.write(line)
         if not text.strip():
             continue
         content = _Content()
-        text = json_text(text.strip(), text_field, f"{path}: line {number}")
-        for part in text.split("\n"):
-            if part.strip():
-                content.add([part.strip()])
-            else:
+        text = json_text(text.strip(), text_field, f"{stream.path}: line {number}")
+        for part in map(str.strip, text.split("\n")):
+            if _has_text(part):
+                content.add([part])
+            elif not part:
                 content.end_paragraph()
         if content.has_text:
             yield DocumentSpan(content.digest(), offset, len(line))
+
+
+def _has_text(line):
+    """Return whether a stripped line has a character that the tokenizer keeps."""
+    # The first character of most lines decides, without a table.
+    return bool(line) and ("!" <= line[0] <= "~" or unicode_tables.has_text(line))
 
 
 def json_text(line: str, text_field: str, where: str) -> str:
@@ -277,7 +285,8 @@ def index(
         paths: Sorted files.
         input_format: See `spans`.
         text_field: Key of the text in "jsonl".
-        spill_dir: Directory for decompressed copies of gzip files, which are read by seek later.
+        spill_dir: Directory for copies of files that are not read as they are, such as gzip files.
+            They are read by seek later.
 
     Raises:
         UserError: If there is no document, or a file cannot be used.
@@ -286,22 +295,22 @@ def index(
     hashes, numbers, begins, sizes = bytearray(), array("i"), array("q"), array("q")
     local_paths = []
     for number, path in enumerate(paths):
-        local_path = path
-        copy: contextlib.AbstractContextManager[files.Stream | None] = contextlib.nullcontext()
-        if path.endswith(".gz"):
-            files.makedirs(spill_dir)
-            local_path = os.path.join(spill_dir, f"{number}")
-            copy = files.open_file(local_path, "wb")
-        local_paths.append(local_path)
+        local_path, copy_to = path, None
         try:
-            with copy as copy_to:
-                for span in spans(path, input_format, text_field, copy_to):
+            with contextlib.ExitStack() as stack:
+                stream = stack.enter_context(files.TextFile(path))
+                if not stream.is_verbatim:
+                    files.makedirs(spill_dir)
+                    local_path = os.path.join(spill_dir, f"{number}")
+                    copy_to = stack.enter_context(files.open_file(local_path, "wb"))
+                for span in _spans(stream, input_format, text_field, copy_to):
                     hashes += span.digest
                     numbers.append(number)
                     begins.append(span.offset)
                     sizes.append(span.length)
         except OSError as error:
             raise OSError(error.errno, error.strerror, error.filename or local_path) from None
+        local_paths.append(local_path)
     if not numbers:
         raise UserError(f"--input: no text in {len(paths)} files, the first is {paths[0]}")
     digests = np.frombuffer(hashes, ">u8").reshape(-1, 2).astype(np.uint64)
@@ -357,7 +366,7 @@ class _Content:
         self.has_text = self._follows_blank = False
 
     def add(self, lines):
-        """Add stripped lines of a paragraph, none of them empty."""
+        """Add stripped lines of a paragraph, all of them with text."""
         if self._follows_blank:
             self._hash.update(b"\n")
         self._hash.update("\n".join([*lines, ""]).encode())

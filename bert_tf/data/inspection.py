@@ -255,7 +255,7 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
             f"{os.path.join(directory, NAME)}: already exists; delete it to write a new one"
         )
     path = os.path.join(directory, VOCABULARY_NAME)
-    if files.exists(path) and files.read_text(path) != vocabulary.to_bytes().decode():
+    if files.exists(path) and Vocabulary.load(path).sha256 != vocabulary.sha256:
         raise UserError(
             f"{path}: already exists and differs from --vocab; keep the one of the shards"
         )

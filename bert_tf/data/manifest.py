@@ -30,6 +30,7 @@ MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
 # Settings of the tokenizer that earlier versions did not record, with their values then.
 _TOKENIZER_BEFORE = {"max_input_chars_per_word": 200}
+MAX_RANDOM_NEXT = 0.9  # About 0.5 in text of several sentences per document, 0.67 with two.
 _REMEDY = "delete it and rerun the write_shards command to write it again"
 _FIELDS = (
     *("complete", "settings", "vocabulary", "tokenizer", "corpus", "versions", "input", "shards"),
@@ -229,6 +230,35 @@ class Manifest:
     def num_examples(self) -> int:
         """Number of examples in all shards."""
         return sum(entry["records"] for entry in self.shards)
+
+    @property
+    def random_next(self) -> float:
+        """Fraction of the examples with a random next segment."""
+        return sum(entry["random_next"] for entry in self.shards) / max(self.num_examples, 1)
+
+    def next_sentence_warning(self) -> str | None:
+        """Return a warning with the likely cause if almost every next segment is random."""
+        if self.random_next <= MAX_RANDOM_NEXT:
+            return None
+        input_format = self.settings.get("input_format")  # `None` for shards of other programs.
+        passes = self.settings.get("dupe_factor", 1)
+        documents = self._values.get("corpus", {}).get("documents")
+        if documents and self.num_examples > 1.5 * documents * passes:
+            cause = "most sentences are longer than --max_seq_length; " + (
+                "write one sentence per line"
+                if input_format == "lines"
+                else "they are split at full stops"
+            )
+        else:
+            cause = "most documents have one sentence; " + {
+                "lines": "blank lines separate documents, not sentences",
+                "text": "each file is one document (see --input_format)",
+                "jsonl": "each line is one document, with all sentences of a text",
+            }.get(input_format or "", "a document needs several")
+        return (
+            f"{self.directory}: {self.random_next:.1%} random next, expected about 50%: next "
+            f"sentence prediction cannot be learned from these examples, since {cause}"
+        )
 
     @property
     def sha256(self) -> str:

@@ -78,6 +78,7 @@ def write_shards(
                 manifest.save_vocabulary(vocabulary)
             manifest.complete(finished)
             log(f"{directory}: already complete, nothing to do")
+            _warn(manifest, log)
             return manifest
         manifest.begin(vocabulary, finished)
         if finished:
@@ -94,7 +95,13 @@ def write_shards(
         entries.check_all(directory, finished, settings.num_shards)
         manifest.complete(finished)
     log(_summary(manifest))
+    _warn(manifest, log)
     return manifest
+
+
+def _warn(manifest, log):
+    if warning := manifest.next_sentence_warning():
+        log(f"warning: {warning}")
 
 
 def _make(arguments, index, missing, log):
@@ -151,10 +158,9 @@ def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
 def _summary(manifest):
     tokens = sum(entry["tokens"] for entry in manifest.shards)
     num_positions = manifest.num_examples * manifest.settings["max_seq_length"]
-    random_next = sum(entry["random_next"] for entry in manifest.shards)
     return (
         f"{manifest.directory}: {manifest.num_examples:,} examples in {len(manifest.shards)} "
         f"shards, {sum(entry['bytes'] for entry in manifest.shards) / 1e6:.1f} MB; {tokens:,} "
         f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} positions are padding; "
-        f"{random_next / manifest.num_examples:.1%} random next"
+        f"{manifest.random_next:.1%} random next"
     )

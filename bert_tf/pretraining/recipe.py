@@ -99,6 +99,8 @@ def _pretrain(settings, log, strategy):
     verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
         verified |= data.verify(log, before)
+        if warning := data.manifest.next_sentence_warning():
+            log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]
 
     # An existing run is resumed only with the settings and shards that it was started with.

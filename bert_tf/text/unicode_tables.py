@@ -9,6 +9,7 @@ except for three kinds that the tokenizer resolves in context.
 """
 
 import dataclasses
+import functools
 import hashlib
 import io
 import os
@@ -178,6 +179,20 @@ def load(do_lower_case: bool, strip_accents: bool) -> Tables:
         prefix = _prefix(do_lower_case, strip_accents)
         names = [field.name for field in dataclasses.fields(Tables)]
         return Tables(**{name: file[prefix + name] for name in names})
+
+
+def has_text(text: str) -> bool:
+    """Return True if a text has a character that is neither dropped nor a space."""
+    is_text = _is_text()
+    return any(is_text[ord(character)] for character in text)
+
+
+@functools.lru_cache
+def _is_text():
+    """Return per code point whether it is neither dropped nor a space."""
+    tables = load(do_lower_case=False, strip_accents=False)
+    kinds = expand(tables.index, tables.pages) & (1 << KIND_BITS) - 1
+    return ~np.isin(kinds, (DROPPED, SPACE))
 
 
 def unicode_version() -> str:

@@ -15,15 +15,17 @@ MAX_ENTRIES = 2_000_000  # The largest released vocabulary of WordPiece has 501,
 class Vocabulary:
     r"""Entries of a vocab.txt, in order.
 
-    Lines are separated by "\n" only. The released Chinese vocabulary contains U+2028 inside lines;
-    their entries become "" and "##" when stripped, keep their ids and never match.
+    White space around an entry is not part of it, as in google-research/bert. The released Chinese
+    vocabulary contains U+2028 inside lines; their entries become "" and "##" when stripped, keep
+    their ids and never match.
 
     Args:
         lines: Lines of the file without line ends.
         where: Name of the source, for error messages.
 
     Attributes:
-        lines: The lines, unchanged.
+        lines: The lines as they are saved: the entries, so that all programs read the same ones.
+            Only lines whose entry is "" or "##" are unchanged.
         entries: The lines without surrounding whitespace.
 
     Raises:
@@ -31,8 +33,12 @@ class Vocabulary:
     """
 
     def __init__(self, lines: Iterable[str], where: str = "vocabulary") -> None:
-        self.lines = tuple(lines)
-        self.entries = tuple(line.strip() for line in self.lines)
+        lines = tuple(lines)
+        self.entries = tuple(line.strip() for line in lines)
+        self.lines = tuple(
+            line if entry in ("", "##") else entry
+            for line, entry in zip(lines, self.entries, strict=True)
+        )
         self._ids: dict[str, int] = {}
         for number, (line, entry) in enumerate(zip(self.lines, self.entries, strict=True), start=1):
             if not line:

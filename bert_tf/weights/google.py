@@ -5,12 +5,14 @@ TensorFlow: V2 (PREFIX.index and PREFIX.data-*) or V1 (one file PREFIX). Checkpo
 Garden and SavedModels of TF-Hub have other names (bert_tf.weights.model_garden).
 """
 
+import glob
 import pathlib
 import re
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_tf import files
 from bert_tf.checkpoints import read_bundle
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
@@ -130,7 +132,7 @@ def _prefix_in(directory):
         return directory / _RELEASED
     state = directory / "checkpoint"  # Written by TensorFlow, names the newest.
     if state.is_file():
-        found = re.search(r'^model_checkpoint_path: "(.+)"', state.read_text("utf-8"), re.MULTILINE)
+        found = re.search(r'^model_checkpoint_path: "(.+)"', files.read_text(state), re.MULTILINE)
         # The path may be that of another machine, so only the name counts.
         if found and _exists(directory / pathlib.PurePosixPath(found[1]).name):
             return directory / pathlib.PurePosixPath(found[1]).name
@@ -147,7 +149,7 @@ def _exists(prefix):
     if prefix.with_name(f"{prefix.name}.index").is_file():
         return True
     is_v1 = prefix.is_file() and ".ckpt" in prefix.name
-    return is_v1 or any(prefix.parent.glob(f"{prefix.name}-?????-of-?????"))
+    return is_v1 or any(prefix.parent.glob(f"{glob.escape(prefix.name)}-?????-of-?????"))
 
 
 def _beside(prefix, name):

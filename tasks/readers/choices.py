@@ -21,6 +21,7 @@ from tasks.readers.rows import (
     csv_rows,
     good_or_bad,
     json_rows,
+    quoted,
     suffix_of,
 )
 from tasks.readers.tables import SUFFIXES, read_rows
@@ -155,7 +156,7 @@ def _json_choice(values, labelled, location):
     if isinstance(prompt, dict):
         prompt, choices = prompt.get("stem"), prompt.get("choices")
     if prompt is None:
-        raise RowError(f"expected 'prompt' or 'question', received {', '.join(values):.200}")
+        raise RowError(f"expected 'prompt' or 'question', received {quoted(values)}")
     if not isinstance(choices, list):
         raise RowError(f"'choices': expected a list of texts, received {choices!r:.80}")
     choices = [_text(choice, index) for index, choice in enumerate(choices)]
@@ -163,7 +164,7 @@ def _json_choice(values, labelled, location):
         return _choice(prompt, choices, None, 0, location)
     keys = [key for key in ("label", "answerKey") if key in values]
     if len(keys) != 1:
-        raise RowError(f"expected either 'label' or 'answerKey', received {', '.join(values):.200}")
+        raise RowError(f"expected either 'label' or 'answerKey', received {quoted(values)}")
     answer = values[keys[0]]
     if not isinstance(answer, str | int) or isinstance(answer, bool):
         raise RowError(f"{keys[0]!r}: expected a letter or an integer, received {answer!r:.80}")

@@ -21,6 +21,7 @@ from tasks.readers.rows import (
     check_text,
     checked_path,
     good_or_bad,
+    quoted,
     suffix_of,
     tsv_rows,
 )
@@ -182,7 +183,7 @@ class GlueRows:
             if column not in header:
                 raise UserError(
                     f"{self.path}:1: no column {column!r} of {self.name}; the columns are "
-                    f"{', '.join(header):.200}"
+                    f"{quoted(header)}"
                 )
         # Negative indices count from the end of a row, whose length may vary.
         from_end = len(header) if self.task.counts_from_end else 0
@@ -203,8 +204,7 @@ class GlueRows:
         if self._is_malformed(fields, header):
             is_known = self.task.has_malformed and self.labelled
             raise (KnownRowError if is_known else RowError)(
-                f"expected {len(header)} fields, received {len(fields)}. Columns: "
-                f"{', '.join(header):.200}"
+                f"expected {len(header)} fields, received {len(fields)}. Columns: {quoted(header)}"
             )
         values = {key: fields[column] for key, column in columns.items()}
         for key, text in values.items():

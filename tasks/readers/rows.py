@@ -1,20 +1,19 @@
 """Rows of text files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
 
 A reader yields a `BadRow` for a row that cannot be used and continues; a `UserError` stops it.
-A line ends at LF or CR LF, in .csv also at CR. A byte order mark is ignored. An empty line of .csv
-or .tsv has no fields: if a text is the only column, it is an empty text, so that rows keep the
-order of lines; otherwise, and in .jsonl, it is not a row.
+A line ends at LF or CR LF, in .csv and in files without LF also at CR. A byte order mark is
+ignored. An empty line of .csv or .tsv has no fields: if a text is the only column, it is an empty
+text, so that rows keep the order of lines; otherwise, and in .jsonl, it is not a row.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import gzip
+import io
 import json
 import os
 import pathlib
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from bert_tf.errors import UserError
 
 # In characters. Longer lines come from missing line ends or an unclosed quote.
 MAX_LINE_LENGTH = 2**27
+BUFFER_BYTES = 1 << 16
 
 _Item = TypeVar("_Item")
 
@@ -65,6 +65,21 @@ def raise_bad_rows(items: Iterable[_Item | BadRow]) -> Iterator[_Item]:
             yield item
         elif not item.is_known:
             raise UserError(str(item))
+
+
+def check_any_good(items: Iterable[_Item | BadRow]) -> None:
+    """Read up to the first good item of a reader, for commands that continue after a bad row.
+
+    Raises:
+        UserError: If there are bad rows only.
+    """
+    count, first = 0, None
+    for item in items:
+        if not isinstance(item, BadRow):
+            return
+        count, first = count + 1, first or item
+    if first:
+        raise UserError(f"{first}; none of {count} rows can be read" if count > 1 else str(first))
 
 
 def good_or_bad(
@@ -112,6 +127,11 @@ def as_label(text: str) -> str:
     return text.strip()
 
 
+def quoted(names: Iterable[object]) -> str:
+    """Return names for a message, quoted so that white space in them is visible."""
+    return f"{', '.join(map(repr, names)):.200}"
+
+
 def check_text(text: str, what: str) -> None:
     """Check that a text contains neither NUL nor lone surrogates, which no tokenizer accepts.
 
@@ -139,12 +159,15 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
         UserError: At a byte that is not UTF-8, or a line that is too long.
     """
     # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
-    open_text = gzip.open if os.fspath(path).endswith(".gz") else open
-    with open_text(
-        path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    with io.TextIOWrapper(
+        io.BufferedReader(files.TextFile(path, keep_cr=newline == ""), BUFFER_BYTES),
+        encoding="utf-8",
+        errors="surrogateescape",
+        newline=newline,
     ) as file:
         number = 0
-        while line := _next_line(file, path):
+        # A limit bounds the memory of a file without line ends.
+        while line := file.readline(MAX_LINE_LENGTH + 1):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
                 raise UserError(
@@ -158,14 +181,6 @@ def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[i
             yield number, line
 
 
-def _next_line(file, path):
-    try:
-        # A limit bounds the memory of a file without line ends.
-        return file.readline(MAX_LINE_LENGTH + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error})") from None
-
-
 def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowError]]:
     """Yield (number of the first line, fields) of .csv.
 
@@ -175,11 +190,20 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
         UserError: If the last quote is not closed.
     """
     csv.field_size_limit(MAX_LINE_LENGTH)
-    reader = csv.reader((line for _, line in read_lines(path, newline="")), strict=True)
+    lines: list[str] = []  # Of the current row.
+
+    def recorded():
+        for _, line in read_lines(path, newline=""):
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(recorded(), strict=True)
     while True:
         number = reader.line_num + 1
+        lines.clear()
         try:
-            yield number, next(reader)
+            fields = next(reader)
+            yield number, _misquoted(fields, lines) or fields
         except StopIteration:
             return
         except csv.Error as error:
@@ -187,6 +211,24 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
             if "expected after" not in str(error):
                 raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
             yield number, RowError(f"{error}; a quote in a quoted field has to be doubled")
+
+
+def _misquoted(fields, lines):
+    """Return a `RowError` if a blank comes before the quote of a field, which is then data."""
+    suspects = [field for field in fields if field[:1] in (" ", "\t") and '"' in field]
+    if not any(field.lstrip(" \t").startswith('"') for field in suspects):
+        return None
+    row, position = "".join(lines), 0
+    for field in fields:
+        is_quoted = row.startswith('"', position)
+        if not is_quoted and field[:1] in (" ", "\t") and field.lstrip(" \t").startswith('"'):
+            return RowError(
+                f"a blank before the quote in {field!r:.40}, which makes the quotes part of the "
+                "text; remove the blank"
+            )
+        # The quotes in a quoted field are doubled.
+        position += len(field) + is_quoted * (2 + field.count('"')) + 1
+    return None
 
 
 def tsv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:

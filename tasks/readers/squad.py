@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bert_tf import strict_json
+from bert_tf import files, strict_json
 from bert_tf.errors import UserError
 from bert_tf.strict_json import field
 from tasks.readers.rows import (
@@ -22,7 +22,7 @@ from tasks.readers.rows import (
     good_or_bad,
     suffix_of,
 )
-from tasks.readers.tables import SUFFIXES, read_rows
+from tasks.readers.tables import SUFFIXES, named_rows, no_column, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,12 @@ def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Q
     """Yield the questions of a file.
 
     Args:
-        path: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv or .jsonl. Rows have
-            the columns "question", "context" and, if labelled, "answer", which is empty if there
-            is none. Optional are "id" (default: the line number), "title" and, if labelled,
-            "answer_start" (default: the first occurrence in the context).
+        path: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv, .jsonl or .parquet.
+            Rows have the columns "question", "context" and, if labelled, "answer", which is empty
+            if there is none. Optional are "id" (default: the line number), "title" and, if
+            labelled, "answer_start" (default: the first occurrence in the context). Rows of
+            Hugging Face datasets have "answers": {"text": [...], "answer_start": [...]} instead;
+            they may also be the list "data" of a .json file.
         labelled: Whether to read the answers.
 
     Yields:
@@ -92,6 +94,10 @@ def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Q
 def _squad_questions(path, labelled):
     is_empty = True
     for article, in_article in _entries(_load(path), "data", str(path), f"{path}: data"):
+        if "paragraphs" not in article and "context" in article:
+            is_empty = False
+            yield good_or_bad(in_article, article, _listed_question, labelled)
+            continue
         title = field(article, "title", str, in_article) if "title" in article else ""
         for paragraph, in_paragraph in _entries(article, "paragraphs", in_article):
             context = field(paragraph, "context", str, in_paragraph)
@@ -105,27 +111,32 @@ def _squad_questions(path, labelled):
 
 def _load(path):
     try:
-        # utf-8-sig drops a byte order mark.
-        return strict_json.parse(path.read_bytes().decode("utf-8-sig"))
+        return strict_json.parse(files.read_text(path))
+    except UserError:
+        raise
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+        is_lines = error.msg == "Extra data"
+        remedy = "; if each line is an object, name the file .jsonl" if is_lines else ""
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}{remedy}") from None
     except ValueError as error:
         raise UserError(f"{path}: not JSON: {error}") from None
 
 
 def _question(entry, context, title, labelled, path, location):
-    name = field(entry, "id", str, location)
+    # Annotation tools number questions.
+    is_number = type(entry.get("id")) is int
+    name = str(entry["id"]) if is_number else field(entry, "id", str, location)
     answers, is_impossible = [], False
-    if labelled:
+    if labelled and not ("answers" not in entry and entry.get("is_impossible") is True):
         answers = [
             (field(answer, "text", str, inner), field(answer, "answer_start", int, inner))
             for answer, inner in _entries(entry, "answers", location)
         ]
-        # Version 1.1 does not have this key.
-        if "is_impossible" in entry:
-            is_impossible = field(entry, "is_impossible", bool, location)
+    # Version 1.1 does not have this key.
+    if labelled and "is_impossible" in entry:
+        is_impossible = field(entry, "is_impossible", bool, location)
     return Question(
         name,
         field(entry, "question", str, location),
@@ -149,9 +160,63 @@ def _entries(node, key, location, inner=None):
 def _row_questions(path, labelled):
     columns = ("question", "context", *(("answer",) if labelled else ()))
     optional = ("id", "title", *(("answer_start",) if labelled else ()))
+    if _has_listed_answers(path):
+        for number, values in named_rows(path, columns):
+            yield good_or_bad(f"{path}:{number}", values, _listed_question, labelled)
+        return
     for row in read_rows(path, columns, optional=optional):
         is_bad = isinstance(row, BadRow)
         yield row if is_bad else good_or_bad(row.location, row.values, _row_question, labelled)
+
+
+def _has_listed_answers(path):
+    """Return whether rows have "answers", as in Hugging Face datasets; .csv cannot have them."""
+    if suffix_of(path) not in (".jsonl", ".parquet"):
+        return False
+    rows = (row for _, row in named_rows(path, ()) if not isinstance(row, RowError))
+    return "answers" in next(rows, ())
+
+
+def _listed_question(values, labelled, location):
+    """Return the question of a row whose answers are {"text": [...], "answer_start": [...]}."""
+    for name in ("question", "context"):
+        if name not in values:
+            raise RowError(no_column(name, values))
+    row = {name: values.get(name) for name in ("question", "context", "id", "title")}
+    row["id"] = location.rpartition(":")[2].strip() if row["id"] is None else str(row["id"])
+    row["title"] = row["title"] or ""
+    for name, text in row.items():
+        if not isinstance(text, str):
+            raise RowError(f"column {name!r}: expected text, received {text!r:.80}")
+    if labelled and "answers" not in values:
+        raise RowError(no_column("answers", values))
+    answers = listed_answers(values["answers"]) if labelled else []
+    question = Question(
+        **row, answers=answers, is_impossible=labelled and not answers, location=location
+    )
+    return _checked(question, labelled, location)
+
+
+def listed_answers(answers: Any) -> list[tuple[str, int]]:
+    """Return the (text, start) of answers as in Hugging Face datasets.
+
+    Args:
+        answers: `{"text": [...], "answer_start": [...]}`.
+
+    Raises:
+        RowError: If they have another form.
+    """
+    columns = answers if isinstance(answers, Mapping) else {}
+    texts, starts = (columns.get(name) for name in ("text", "answer_start"))
+    try:
+        if not isinstance(texts, str) and all(isinstance(text, str) for text in texts):
+            return [(text, int(start)) for text, start in zip(texts, starts, strict=True)]
+    except (TypeError, ValueError):
+        pass  # No lists, of different lengths, or no numbers.
+    raise RowError(
+        'column \'answers\': expected {"text": [...], "answer_start": [...]}, received '
+        f"{answers!r:.80}"
+    )
 
 
 def _row_question(values, labelled, location):

@@ -5,11 +5,12 @@ Files are .csv, .tsv (quotes are data) and .jsonl, each also as .gz, and .parque
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import html
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -21,6 +22,7 @@ from tasks.readers.rows import (
     csv_rows,
     good_or_bad,
     json_rows,
+    quoted,
     suffix_of,
     tsv_rows,
 )
@@ -67,7 +69,7 @@ def read_rows(
     """
     path = checked_path(path, SUFFIXES)
     is_empty = True
-    for number, row in _rows(path, columns):
+    for number, row in named_rows(path, columns):
         is_empty = False
         yield good_or_bad(f"{path}:{number}", row, _row, columns, unescape_html, lists, optional)
     if is_empty:
@@ -92,8 +94,15 @@ def header_of(path: pathlib.Path) -> list[str]:
     return []
 
 
-def _rows(path, columns):
-    """Yield (line number, {column: value} or RowError)."""
+def named_rows(
+    path: pathlib.Path, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yield (line number, {column: value} or `RowError`) of a file.
+
+    Args:
+        path: The file.
+        columns: Columns that the header of a .csv or .tsv file must have.
+    """
     suffix = suffix_of(path)
     if suffix == ".parquet":
         from tasks.readers.parquet import parquet_rows
@@ -116,15 +125,17 @@ def _table(path, rows, columns):
         if header is None:
             header = fields
             if isinstance(header, RowError):
-                raise UserError(f"{path}:{number}: {header}")
-            if len(set(header)) < len(header):
                 raise UserError(
-                    f"{path}: expected distinct column names, received {', '.join(header):.200}"
+                    f"{path}:{number}: expected column names, separated by commas; {header}"
                 )
+            name, count = collections.Counter(header).most_common(1)[0]
+            if count > 1:
+                raise UserError(f"{path}:{number}: {_repeated(name, header)}")
             continue
         for column in columns:
             if column not in header:
-                raise UserError(f"{path}:{number}: {_no_column(column, header)}")
+                separator = _other_separator(header)
+                raise UserError(f"{path}:{number}: {no_column(column, header)}{separator}")
         yield number, fields if isinstance(fields, RowError) else _named(header, fields)
 
 
@@ -149,7 +160,7 @@ def _row(values, columns, unescape_html, lists, optional, location):
     row = {}
     for column in (*columns, *present):
         if column not in values:
-            raise RowError(_no_column(column, values))
+            raise RowError(no_column(column, values))
         value = values[column]
         texts = value if column in lists and isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
@@ -163,9 +174,37 @@ def _row(values, columns, unescape_html, lists, optional, location):
     return Row(row, location)
 
 
-def _no_column(column, columns):
-    return f"no column {column!r}; the columns are {', '.join(columns):.200}"
+def no_column(column: str, columns: Iterable[str]) -> str:
+    """Return the message that a row or a file lacks a column."""
+    return f"no column {column!r}; the columns are {quoted(columns)}"
 
 
+def _repeated(name, header):
+    """Return the message that several columns have one name, or none."""
+    numbers = [str(number) for number, other in enumerate(header, start=1) if other == name]
+    which = f"columns {', '.join(numbers[:-1]):.80} and {numbers[-1]}"
+    if name:
+        return f"{which} are named {name!r:.80}; expected distinct names"
+    return f"{which} have no name; name them, or remove them if they are empty"
+
+
+def _other_separator(header):
+    """Return what a message adds if the names are separated by another character."""
+    if header[0].startswith("sep="):
+        return "; the first line names a separator: remove it, and separate columns by commas"
+    found = [name for name in _SEPARATORS if len(header) == 1 and name in header[0]]
+    if not found:
+        return ""
+    name, remedy = _SEPARATORS[found[0]]
+    return f"; they seem to be separated by {name}: {remedy}"
+
+
+_SAVE = "save the file with commas as .csv or with tabs as .tsv"
+_SEPARATORS = {
+    "\t": ("tabs", "name the file .tsv"),
+    ";": ("semicolons", _SAVE),
+    "|": ("vertical bars", _SAVE),
+    ",": ("commas", "name the file .csv"),
+}
 _TABLES = {".csv": csv_rows, ".tsv": tsv_rows}
 SUFFIXES = (*_TABLES, ".jsonl", ".parquet")

@@ -1,8 +1,9 @@
 """Readers of text with tagged words or spans: column files and JSON lines.
 
 A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, its tag
-in the last column, and a blank or -DOCSTART- line between sentences. Five tagging schemes are read
-and converted to BIO (IOB2: B- begins each entity, I- continues it):
+in the last column, and a blank or -DOCSTART- line between sentences. Lines before a sentence that
+begin with # and a blank are comments, unless they can be its first word. Five tagging schemes are
+read and converted to BIO (IOB2: B- begins each entity, I- continues it):
 
     IO      I- only; adjacent entities of one type are merged.
     IOB1    B- only if an entity directly follows another one of its type.
@@ -22,7 +23,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_tf.errors import UserError
 from tasks.readers.rows import (
@@ -37,7 +38,12 @@ from tasks.readers.rows import (
     read_lines,
     suffix_of,
 )
-from tasks.readers.tables import header_of, read_rows
+from tasks.readers.tables import header_of, no_column, read_rows
+
+# Names of columns and keys in our files, in those of annotation tools and in datasets.
+_ENTITY_COLUMNS = ("entities", "spans", "ents", "label", "labels")
+_ENTITY_KEYS = {"start": "start_offset", "end": "end_offset", "type": "label"}
+_TAG_COLUMNS = ("ner_tags", "tags", "labels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +83,23 @@ def read_tagged(
     """Yield the texts of a file.
 
     Args:
-        path: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, or a column
-            file. Unlabelled, also .csv and .tsv with a `text_column`; of a column file only the
-            first column is read.
+        path: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, of exports of
+            doccano, Prodigy and spaCy (see `tagged_text`), or of {"tokens": [...], "ner_tags":
+            [...]}; or a column file. Unlabelled, also .csv and .tsv with a `text_column`; of a
+            column file only the first column is read.
         labelled: Whether to read tags or entities.
         text_column: Name of the text.
 
     Yields:
         `TaggedText`, entities sorted by start, from .jsonl, .csv and .tsv; `TaggedSentence` from
-        column files; `BadRow` for a text that cannot be used.
+        column files and tokens; `BadRow` for a text that cannot be used.
 
     Raises:
         UserError: If the file cannot be read or is empty.
     """
     path = checked_path(path)
-    if suffix_of(path) == ".jsonl" and labelled:
-        items = _tagged_texts(path, text_column)
+    if suffix_of(path) == ".jsonl":
+        items = _json_items(path, text_column, labelled)
     elif not labelled and _has_text_column(path, text_column):
         items = _plain_texts(path, text_column)
     elif suffix_of(path) == ".csv":
@@ -160,27 +167,70 @@ def scheme_of(path: str | os.PathLike) -> str:
     return "BIO" if begins_elsewhere else "IOB1"
 
 
-def _sentences(path, labelled, convert):
-    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
-    width = is_tabbed = None
-    block = []  # (line number, columns) per word of the current sentence.
+class _Layout(NamedTuple):
+    """How a column file writes words, as in its first line that is no comment for certain.
+
+    Attributes:
+        number: The number of that line.
+        is_tabbed: Whether tabs separate columns, so that words may contain spaces.
+        width: Number of columns.
+        has_tags: Whether the last column is a tag.
+    """
+
+    number: int
+    is_tabbed: bool
+    width: int
+    has_tags: bool
+
+
+def _layout(path):
+    """Return the `_Layout` of a column file, or `None` if it is empty."""
+    layout = None
+    for number, line in _lines(path):
+        if line and not (layout and line.startswith("#")):
+            is_tabbed = "\t" in line
+            columns = _columns(line, is_tabbed)
+            layout = _Layout(number, is_tabbed, len(columns), _is_tag(columns[-1]))
+            if not line.startswith("#"):
+                break
+    return layout
+
+
+def _lines(path):
+    """Yield (number, line without surrounding white space), "" between sentences."""
     for number, line in read_lines(path):
         line = line.strip(" \t\r\n")
-        if line and not line.startswith("-DOCSTART-"):
-            if width is None:
-                # The first line decides the separator: with tabs, words may contain spaces.
-                is_tabbed = "\t" in line
-                width = len(_columns(line, is_tabbed))
-                if labelled and width < 2:
-                    raise UserError(
-                        f"{path}:{number}: expected a word and its tag, received one column"
-                    )
-            block.append((number, _columns(line, is_tabbed)))
+        yield number, "" if line.startswith("-DOCSTART-") else line
+
+
+def _sentences(path, labelled, convert):
+    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
+    layout = _layout(path)
+    if layout and labelled and layout.width < 2:
+        raise UserError(f"{path}:{layout.number}: expected a word and its tag, received one column")
+    block = []  # (line number, columns) per word of the current sentence.
+    for number, line in _lines(path):
+        columns = _columns(line, layout.is_tabbed) if line else []
+        if line and (block or not _is_comment(line, columns, layout)):
+            block.append((number, columns))
         elif block:
-            yield _sentence(path, block, width, labelled, convert)
+            yield _sentence(path, block, layout, labelled, convert)
             block = []
     if block:
-        yield _sentence(path, block, width, labelled, convert)
+        yield _sentence(path, block, layout, labelled, convert)
+
+
+def _is_comment(line, columns, layout):
+    """Return whether the first line of a sentence is a comment, and no word of the layout."""
+    is_word = len(columns) == layout.width and (not layout.has_tags or _is_tag(columns[-1]))
+    return line[0] == "#" and line[1:2] in ("", " ", "\t") and not is_word
+
+
+def _is_tag(text):
+    try:
+        return bool(_split(text))
+    except RowError:
+        return False
 
 
 def _columns(line, is_tabbed):
@@ -190,10 +240,10 @@ def _columns(line, is_tabbed):
     return re.split(" +", line)
 
 
-def _sentence(path, block, width, labelled, convert):
+def _sentence(path, block, layout, labelled, convert):
     for number, columns in block:
         try:
-            _check_columns(columns, width, labelled)
+            _check_columns(columns, layout, labelled)
         except RowError as error:
             return BadRow(f"{path}:{number}", str(error))
     words = [columns[0] for _, columns in block]
@@ -201,9 +251,11 @@ def _sentence(path, block, width, labelled, convert):
     return TaggedSentence(words, tags, f"{path}:{block[0][0]}")
 
 
-def _check_columns(columns, width, labelled):
-    if len(columns) != width:
-        raise RowError(f"expected {width} columns as in the first line, received {len(columns)}")
+def _check_columns(columns, layout, labelled):
+    if len(columns) != layout.width:
+        raise RowError(
+            f"expected {layout.width} columns as in line {layout.number}, received {len(columns)}"
+        )
     check_text(columns[0], "the first column")
     if labelled:
         _split(columns[-1])
@@ -222,28 +274,83 @@ def _split(tag):
     return prefix, kind
 
 
-def _tagged_texts(path, text_column):
-    for number, row in json_rows(path):
-        yield good_or_bad(f"{path}:{number}", row, tagged_text, text_column)
+def _json_items(path, text_column, labelled):
+    form = None
+    # Text to predict may be a number, as in the other formats.
+    parsers = {} if labelled else {"parse_int": str, "parse_float": str}
+    for number, row in json_rows(path, **parsers):
+        item = good_or_bad(f"{path}:{number}", row, _json_item, text_column, labelled)
+        if labelled and not isinstance(item, BadRow):
+            form = form or type(item)
+            if type(item) is not form:
+                item = BadRow(item.location, "expected either texts or tokens, as in other rows")
+        yield item
+
+
+def _json_item(values, text_column, labelled, location):
+    if text_column in values:
+        if labelled:
+            return tagged_text(values, text_column, location)
+        return TaggedText(_text(values, text_column), None, location)
+    if "tokens" not in values:
+        raise RowError(no_column(text_column, values))
+    words, tags = values["tokens"], None
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise RowError(f"column 'tokens': expected a list of words, received {words!r:.80}")
+    for word in words:
+        check_text(word, "column 'tokens'")
+    if labelled:
+        tags = _tags(values, len(words))
+    return TaggedSentence(words, tags, location)
+
+
+def _tags(values, count):
+    """Return the tags of `count` words in the columns of Hugging Face datasets."""
+    column = next((name for name in _TAG_COLUMNS if name in values), None)
+    if column is None:
+        raise RowError(no_column(_TAG_COLUMNS[0], values))
+    tags = values[column]
+    if not isinstance(tags, list) or len(tags) != count:
+        raise RowError(f"column {column!r}: expected {count} tags, received {tags!r:.80}")
+    if not all(isinstance(tag, str) for tag in tags):
+        raise RowError(
+            f"column {column!r}: expected names such as B-PER, received {tags!r:.80}; names of "
+            "numbers are not in the file, convert them (docs/data-formats.md)"
+        )
+    return to_bio(tags)
+
+
+def _text(values, text_column):
+    text = values.get(text_column)
+    if not isinstance(text, str):
+        raise RowError(f"column {text_column!r}: expected text, received {text!r:.80}")
+    check_text(text, f"column {text_column!r}")
+    return text
 
 
 def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> TaggedText:
     """Return a text with its entities.
 
     Args:
-        values: The text, and "entities", a list of {"start", "end", "type"}.
+        values: The text, and a list of entities: "entities", as {"start", "end", "type"}; "spans"
+            of Prodigy and "ents" of spaCy, as {"start", "end", "label"}; or "label", "labels" and
+            "entities" of doccano, as [start, end, label] or {"start_offset", "end_offset",
+            "label"}.
         text_column: Name of the text.
         location: Position for messages.
 
     Raises:
         RowError: If the text or an entity is malformed, or entities overlap.
     """
-    text, entities = values.get(text_column), values.get("entities")
-    if not isinstance(text, str):
-        raise RowError(f"column {text_column!r}: expected text, received {text!r:.80}")
-    check_text(text, f"column {text_column!r}")
+    text = _text(values, text_column)
+    column = next((name for name in _ENTITY_COLUMNS if name in values), None)
+    if column is None:
+        raise RowError(no_column(_ENTITY_COLUMNS[0], values))
+    entities = values[column]
     if not isinstance(entities, list):
-        raise RowError(f"column 'entities': expected a list, received {entities!r:.80}")
+        raise RowError(f"column {column!r}: expected a list, received {entities!r:.80}")
+    if column == "spans" and values.get("answer", "accept") != "accept":
+        raise RowError(f"'answer' is {values['answer']!r:.80}; remove rows that are not accepted")
     spans = sorted(_span(entity, len(text)) for entity in entities)
     # Spans are sorted, so any overlap is one of neighbors.
     for span, following in itertools.pairwise(spans):
@@ -253,9 +360,14 @@ def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> T
 
 
 def _span(entity, length):
-    if not isinstance(entity, dict):
+    if isinstance(entity, list | tuple) and len(entity) == 3:
+        start, end, kind = entity
+    elif isinstance(entity, dict):
+        start, end, kind = (
+            entity.get(name, entity.get(other)) for name, other in _ENTITY_KEYS.items()
+        )
+    else:
         raise RowError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
-    start, end, kind = (entity.get(key) for key in ("start", "end", "type"))
     # Not isinstance: true and false would count as integers.
     if type(start) is not int or type(end) is not int:
         raise RowError(f"entity {entity!r:.80}: expected integers as start and end")
@@ -277,6 +389,6 @@ def _plain_texts(path, text_column):
 
 def _has_text_column(path, text_column):
     """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
-    return suffix_of(path) in (".jsonl", ".csv", ".parquet") or (
+    return suffix_of(path) in (".csv", ".parquet") or (
         suffix_of(path) == ".tsv" and text_column in header_of(path)
     )

@@ -39,6 +39,17 @@ def test_names_on_disk_are_the_names_of_the_variables(tmp_path):
     assert values["step"] == 5
 
 
+@pytest.mark.parametrize("name", ["r [v1]", "a*", "b?", "c\\d", "%20 \u4e2d", "\u00e9#"])
+def test_a_run_may_have_any_name(tmp_path, name):
+    (tmp_path / "r v").mkdir()
+    checkpoints = saved(tmp_path / name, 5)
+    assert checkpoints.is_readable(5) and read(checkpoints.path(5))["step"] == 5
+    os.remove(f"{checkpoints.path(5)}/variables.index")
+    with pytest.raises(UserError, match="not a readable TensorFlow checkpoint: ") as raised:
+        read(checkpoints.path(5))
+    assert "/link" not in str(raised.value)
+
+
 def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path):
     checkpoints = saved(tmp_path)
     for step, score in enumerate((0.5, 0.9, 0.7, 0.9, 0.6, 0.2, 0.1)):

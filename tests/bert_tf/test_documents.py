@@ -1,5 +1,6 @@
 """Documents of every input format: found, hashed by content and read; bad input by its line."""
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -9,6 +10,7 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.data import documents
+from tests.rows import as_others_write
 
 LINES = "One.\n  Two.  \n\n \t\nThree.\r\n\u3000\nFour.\nFive."
 
@@ -171,6 +173,9 @@ def test_paths_of_tensorflow_file_systems_are_read(tmp_path):
 
 def reference(data, input_format, max_bytes):
     """Read a file line by line. Return [(digest, offset, length) per document] or [error]."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if b"\n" not in data and b"\r" in data[:-1]:
+        data = data.replace(b"\r", b"\n")
     found, content, begin, end, is_after_blank, offset = [], b"", 0, 0, False, 0
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
         if len(line) > max_bytes:
@@ -180,6 +185,9 @@ def reference(data, input_format, max_bytes):
         except UnicodeDecodeError as error:
             at = offset + error.start
             return [f"line {number} is not UTF-8 at byte {at} of the file"]
+        if text and not text.decode().strip(NO_TEXT):  # Neither text nor a blank line.
+            offset += len(line) + 1
+            continue
         if text:
             begin = begin if content else offset
             content += b"\n" * is_after_blank + text + b"\n"
@@ -194,7 +202,21 @@ def reference(data, input_format, max_bytes):
     return found
 
 
-PARTS = ["\n"] * 8 + ["\n\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", " ", "\0", "a"]
+NO_TEXT = "\0\v\f\r\x1c\x85\u2028\ufeff "
+PARTS = ["\n"] * 8 + [
+    "\n\n",
+    "\r\n",
+    "\r",
+    "\v",
+    "\f",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    " ",
+    "\0",
+    "\ufeff",
+    "a",
+]
 PARTS = [part.encode() for part in [*PARTS, "\u00e9", "one line", "\U0001f600", "x" * 40]]
 
 
@@ -219,3 +241,27 @@ def test_blocks_of_any_size_give_what_reading_line_by_line_gives(
             num_errors += 1
         assert found == reference(data, input_format, documents.MAX_LINE_BYTES), data
     assert bool(num_errors) == bool(bad)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("input_format", documents.FORMATS)
+def test_mark_and_line_ends_do_not_change_documents(tmp_path, input_format, suffix):
+    text = "One. Two.\nThree.\n\n\u00e9 four.\n\ufefffive\n"
+    if input_format == "jsonl":
+        text = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
+    expected, read = index(tmp_path, {"expected": text}, input_format)
+    for name, data in as_others_write(text).items():
+        (tmp_path / name).mkdir()
+        found, lines = index(tmp_path / name, {f"a{suffix}": data}, input_format)
+        assert found.sha256 == expected.sha256, name
+        assert lines == read, name
+
+
+def test_texts_of_dropped_characters_are_no_documents(tmp_path):
+    nothing = "\ufeff\n\n\0\x01 \u200b\n\n"
+    found, read = index(tmp_path, {"a": nothing + "\u200b\none\n\u00ad\n" + nothing})
+    assert len(found) == 1 and read == [["one", ""]]
+    _, read = index(tmp_path, {"b": '{"text": "\\u200b"}\n{"text": "two"}\n'}, "jsonl")
+    assert read == [["two"]]
+    with pytest.raises(UserError, match="no text in 1 files"):
+        index(tmp_path, {"c": nothing}, "text")

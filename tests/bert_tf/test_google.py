@@ -68,6 +68,17 @@ def test_both_formats_are_read_by_directory_and_by_prefix(tmp_path, config, voca
         assert len(pretrained.unused_tensors) == 5 * len(weights) + 2
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_path_is_no_pattern(tmp_path, config, vocabulary, version):
+    weights, tensors = tensors_of(config)
+    directory = tmp_path / "d [1]"
+    write_files(directory, config, vocabulary)
+    for name in ("model[1].ckpt", "other.ckpt"):
+        save(directory / name, tensors, version)
+    assert_holds(read_pretrained(directory / "model[1].ckpt").weights, weights)
+    assert_holds(read_pretrained(directory / "other.ckpt").weights, weights)
+
+
 def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
     tmp_path, config, vocabulary
 ):

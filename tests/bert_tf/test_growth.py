@@ -11,6 +11,7 @@ from bert_tf.weights import growth, name_map
 from bert_tf.weights.sources import PretrainedWeights
 from tests import small
 from tests.conftest import WORDS
+from tests.rows import as_others_write
 
 WORD = "bert/embeddings/word_embeddings"
 POSITION = "bert/embeddings/position_embeddings"
@@ -120,6 +121,12 @@ def test_a_file_without_words_is_rejected(tmp_path, content, message):
         (tmp_path / "words.txt").write_bytes(content)
     with pytest.raises(UserError, match=message):
         growth.read_words(tmp_path / "words.txt")
+
+
+def test_words_of_other_programs_are_read(tmp_path):
+    for name, data in as_others_write("zwei\ndrei\n").items():
+        (tmp_path / "words.txt").write_bytes(data)
+        assert growth.read_words(tmp_path / "words.txt") == ["zwei", "drei"], name
 
 
 @pytest.mark.parametrize("format", ["run", "huggingface", "google"])

@@ -141,6 +141,13 @@ def test_an_unknown_key_of_the_configuration_is_a_warning(huggingface_dir, confi
         assert read_pretrained(huggingface_dir).config == config
 
 
+def test_marks_in_the_files_of_a_directory_are_ignored(huggingface_dir, config):
+    for name in ("config.json", "tokenizer_config.json", "vocab.txt"):
+        path = huggingface_dir / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert_same(huggingface_dir, config)
+
+
 def test_two_tensors_of_the_same_name_are_rejected(huggingface_dir):
     tensors = tensors_of(huggingface_dir)
     save(huggingface_dir, {**tensors, "pooler.dense.bias": tensors["bert.pooler.dense.bias"]})

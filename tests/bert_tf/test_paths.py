@@ -121,6 +121,13 @@ def test_a_run_is_written_to_and_read_from_a_remote_path(huggingface_dir):
         read_pretrained("ram://paths/google")
 
 
+def test_a_run_has_no_remote_path_that_tensorflow_cannot_read(huggingface_dir):
+    pretrained = read_pretrained(huggingface_dir)
+    with pytest.raises(UserError, match=r"ram://paths/r \[1\]: expected a remote path without"):
+        pretrained.save("ram://paths/r [1]")
+    assert not files.exists("ram://paths/r [1]")
+
+
 def test_versions_are_not_exported_into_the_run_itself(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="is the run directory; choose another directory"):

@@ -8,6 +8,7 @@ from bert_tf import Tokenizer, UserError, Vocabulary, pack
 from bert_tf.layout import to_padded
 from bert_tf.text.tokenizer import Tokens
 from tests.conftest import WORDS
+from tests.rows import as_others_write
 
 
 def ragged(*rows):
@@ -158,3 +159,22 @@ def test_released_vocabularies_load_and_their_case_is_detected(data_dir, name, s
     assert len(vocabulary) == size
     assert vocabulary.looks_cased() is cased
     Tokenizer(vocabulary, not cased)
+
+
+def test_a_vocabulary_of_other_programs_is_saved_as_its_entries(tmp_path, vocabulary):
+    """Others match the raw lines, so that the file of a conversion may have no stray blanks."""
+    text = vocabulary.to_bytes().decode()
+    for name, data in as_others_write(text).items():
+        (tmp_path / "vocab.txt").write_bytes(data)
+        loaded = Vocabulary.load(tmp_path / "vocab.txt")
+        assert loaded.lines == loaded.entries == vocabulary.entries, name
+        assert loaded.sha256 == vocabulary.sha256
+    stray = Vocabulary([f"{word} \t" for word in WORDS] + ["the\u3000\u00e9"])
+    assert stray.to_bytes() == Vocabulary([*WORDS, "the\u3000\u00e9"]).to_bytes()
+    # Entries of the released Chinese vocabulary, which match no text.
+    assert Vocabulary([*WORDS, "\u2028", "##\u2028"]).lines[-2:] == ("\u2028", "##\u2028")
+    with pytest.raises(UserError, match="line 30 repeats 'the' of line 6"):
+        Vocabulary([*WORDS, "the "])
+    (tmp_path / "vocab.txt").write_text(text.replace("the\n", "the\r\n\r\n"))
+    with pytest.raises(UserError, match="line 7 is empty"):
+        Vocabulary.load(tmp_path / "vocab.txt")

@@ -44,6 +44,50 @@ def test_a_worker_imports_keras_without_its_optional_packages():
     assert entries == [["keras"]]
 
 
+@pytest.mark.parametrize(
+    ("input_format", "documents", "random_next", "cause"),
+    [
+        ("lines", 100, 100, "blank lines separate documents, not sentences"),
+        ("text", 90, 100, "one sentence; each file is one document"),
+        ("jsonl", 100, 95, "each line is one document, with all sentences of a text"),
+        ("lines", 20, 100, "longer than --max_seq_length; write one sentence per line"),
+        ("text", 20, 100, "longer than --max_seq_length; they are split at full stops"),
+        (None, None, 100, "a document needs several"),
+        ("lines", 100, 90, None),
+        (None, None, 0, None),
+    ],
+)
+def test_a_warning_names_why_next_sentences_cannot_be_learned(
+    input_format, documents, random_next, cause
+):
+    values = {"settings": {"dupe_factor": 1}, "shards": [{"records": 100}]}
+    values["shards"][0]["random_next"] = random_next
+    if input_format:
+        values["settings"]["input_format"] = input_format
+        values["corpus"] = {"documents": documents}
+    warning = Manifest("shards", values).next_sentence_warning()
+    assert (warning is None) == (cause is None)
+    if cause:
+        assert f"shards: {random_next}.0% random next, expected about 50%" in warning
+        assert cause in warning
+
+
+def test_documents_of_one_sentence_are_reported_with_the_shards(tmp_path, monkeypatch):
+    directory = write_shards(tmp_path)
+    said = []
+    assert Manifest.load(directory).next_sentence_warning() is None
+    text = (tmp_path / "text.txt").read_text().replace("\n\n", "\n").replace("\n", "\n\n")
+    (tmp_path / "more.txt").write_text(text)
+    corpus = {"input": str(tmp_path / "more.txt"), "vocab": str(tmp_path / "vocab.txt")}
+    # No worker, which takes seconds to start.
+    monkeypatch.setattr(
+        writing, "_make", lambda job, *others: write_here(job.settings, job.plan_sha256)
+    )
+    writing.write_shards(settings_of(corpus, tmp_path / "more"), said.append)
+    assert "100.0% random next" in said[-2]
+    assert said[-1].startswith("warning: ") and "most documents have one sentence" in said[-1]
+
+
 @pytest.mark.slow
 def test_killed_and_stopped_it_resumes_with_the_missing_shards(corpus, tmp_path, run_command):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}

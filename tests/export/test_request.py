@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -45,6 +46,11 @@ def targets(echo_dir, addresses, url):
         f"--url={url}": RestClient(url),
         f"--grpc={addresses.grpc} --model=echo": GrpcClient(addresses.grpc, "echo"),
     }
+
+
+def test_a_model_may_be_moved_to_any_path(echo_dir, tmp_path):
+    moved = shutil.copytree(echo_dir, tmp_path / "models [x]*")
+    assert LocalClient(moved).predict({"text": ["a"]})["text"] == ["a"]
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ MISTAKES = {
     "no such column": (
         [("t", "a")],
         {"label_column": "class"},
-        "train.csv:2: no column 'class'; the columns are text, label",
+        "train.csv:2: no column 'class'; the columns are 'text', 'label'",
     ),
     "empty": (
         [("t", "a"), ("u", " ")],

@@ -44,7 +44,7 @@ MISTAKES = {
     "empty file": (lambda s, d: open(s.train, "w").close(), "train.csv: expected at least one row"),
     "unknown column": (
         lambda s, d: {"text_column": "words"},
-        "no column 'words'; the columns are text, label",
+        "no column 'words'; the columns are 'text', 'label'",
     ),
     "strange dev label": (
         lambda s, d: replace_rows(s.dev[0], [("a", "billing"), ("b", "garden")]),

@@ -171,7 +171,7 @@ def test_a_bad_row_is_an_error_in_its_place_and_is_counted(texts, in_process):
     assert (good["length"], last["length"]) == (3, 1)
     assert missing == {
         "row": f"{texts}/b.jsonl:2",
-        "error": "no column 'text'; the columns are txt",
+        "error": "no column 'text'; the columns are 'txt'",
     }
     assert no_json["error"].startswith("not JSON")
     manifest = json.loads((texts / "out" / "manifest.json").read_text())

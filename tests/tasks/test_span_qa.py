@@ -17,6 +17,7 @@ from tasks.finetuning import finetune
 from tasks.loading import load_model
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
+from tasks.readers.rows import RowError
 from tasks.registry import task_from_dict
 from tasks.settings import FinetuneSettings
 from tasks.span_qa import QuestionAnsweringTask
@@ -285,6 +286,21 @@ def test_the_data_decide_whether_questions_may_have_no_answer(tmp_path):
     decided = QuestionAnsweringTask(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
+
+
+def test_answers_in_python_may_have_the_form_of_datasets():
+    reader = QuestionAnsweringTask(**SIZES, may_be_impossible=True).reader
+    for value in (
+        {"text": ["b"], "answer_start": [2]},
+        [{"text": "b", "answer_start": 2}],
+        [{"text": "b", "start": 2}],
+        [("b", 2)],
+    ):
+        assert reader.encode_label(value, {}) == (("b", 2),)
+    assert reader.encode_label({"text": [], "answer_start": []}, {}) == ()
+    for value in ({"text": ["b"]}, {"text": "b", "answer_start": [2]}, {"answer": "b"}):
+        with pytest.raises(RowError, match="'answers': expected"):
+            reader.encode_label(value, {})
 
 
 def test_no_space_for_the_context_is_reported():

@@ -138,7 +138,7 @@ def test_rows_may_differ_in_their_number_of_choices(tmp_path):
         "'choices': expected a list of texts, received 'ab'",
         "the prompt: expected text, received an empty string",
         "the prompt: expected text, received 1",
-        "expected 'prompt' or 'question', received choices, label",
+        "expected 'prompt' or 'question', received 'choices', 'label'",
         "choice 2: expected text, received half of a surrogate pair",
         "choice 1: expected the labels A, B, ... in order, received '2'",
     ]

@@ -105,7 +105,7 @@ def test_malformed_lines_of_qqp_are_known_errors_if_labels_are_read(tmp_path):
     rows = list(read_glue("qqp", path, labelled=False))  # Every row needs a prediction.
     assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
     assert (
-        rows[0].message.startswith("expected 6 fields, received 4. Columns: id, qid1")
+        rows[0].message.startswith("expected 6 fields, received 4. Columns: 'id', 'qid1'")
         and not rows[0].is_known
     )
 
@@ -119,7 +119,7 @@ def test_malformed_lines_of_qqp_are_known_errors_if_labels_are_read(tmp_path):
             "label '-': expected a label of mnli: contra",
         ),
         ("rte", "0\ta\tb\t1", "label '1': expected a label of rte: entailment, not_entailment"),
-        ("rte", "0\ta\tentailment", "expected 4 fields, received 3. Columns: index, sentence1"),
+        ("rte", "0\ta\tentailment", "expected 4 fields, received 3. Columns: 'index', 'sentence1'"),
         ("sst2", "a\0\t1", "column 'text': expected text, received a NUL"),
         ("stsb", "a\tb", "expected 10 fields, received 2"),
         *(
@@ -161,7 +161,7 @@ def test_wrong_names_and_files_are_reported(tmp_path):
         (
             "mnli",
             "a.tsv",
-            "a.tsv:1: no column 'sentence1' of mnli; the columns are sentence, label",
+            "a.tsv:1: no column 'sentence1' of mnli; the columns are 'sentence', 'label'",
         ),
         ("xnli", "a.tsv", "GLUE task 'xnli': expected one of cola, "),
     ):

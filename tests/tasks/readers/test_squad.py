@@ -81,7 +81,7 @@ BROKEN = [
     ("data 0 paragraphs 0 context", None, 'data[0].paragraphs[0]: no "context"'),
     ("data 0 paragraphs 0 qas", None, 'dev.json: data[0].paragraphs[0]: no "qas"'),
     ("data 0 paragraphs 0 qas 1 question", None, 'data[0].paragraphs[0].qas[1]: no "question"'),
-    ("data 0 paragraphs 0 qas 1 id", 5, '.qas[1]: "id" is 5; expected a string'),
+    ("data 0 paragraphs 0 qas 1 id", 5.5, '.qas[1]: "id" is 5.5; expected a string'),
     ("data 0 paragraphs 0 qas 0 answers", None, '.qas[0]: no "answers"'),
     ("data 0 paragraphs 0 qas 0 answers 1 text", None, '.qas[0].answers[1]: no "text"'),
     (
@@ -178,9 +178,69 @@ def test_rows_are_read(tmp_path):
     )
     question, bad = read_questions(path, labelled=False)
     assert question.answers == [] and not question.is_impossible
-    assert bad == BadRow(f"{path}:2", "no column 'question'; the columns are context")
+    assert bad == BadRow(f"{path}:2", "no column 'question'; the columns are 'context'")
     with pytest.raises(UserError, match="a.jsonl:1: no column 'answer'"):
         list(raise_bad_rows(read_questions(path)))
+
+
+def test_questions_of_annotation_tools_are_read(tmp_path):
+    data = copy.deepcopy(SQUAD)
+    qas = data["data"][0]["paragraphs"][0]["qas"]
+    qas[0]["id"] = 7
+    del qas[1]["answers"]
+    path = write(tmp_path / "dev.json", data)
+    first, second = read_questions(path)
+    assert (first.id, first.location) == ("7", f"{path}: question 7")
+    assert second.is_impossible and second.answers == []
+    assert [question.id for question in read_questions(path, labelled=False)] == ["7", "q1"]
+
+
+ROWS = [
+    {
+        "id": "q0",
+        "title": "Cafe",
+        "context": CONTEXT,
+        "question": "When?",
+        "answers": {"text": ["1997", "in 1997"], "answer_start": [17, 14]},
+    },
+    {"context": CONTEXT, "question": "Why?", "answers": {"text": [], "answer_start": []}},
+    {"id": 5, "context": CONTEXT, "question": "?", "answers": {"text": ["1"]}},
+    {"context": CONTEXT, "answers": {}},
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_rows_of_datasets_are_read(tmp_path, name):
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+        import pyarrow
+
+        answers = [{"answer_start": [], **row["answers"]} for row in ROWS]
+        rows = [{**row, "answers": given} for row, given in zip(ROWS, answers, strict=True)]
+        rows[2]["id"] = "5"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif name == "a.json":
+        write(path, {"version": "0.1", "data": ROWS})
+    else:
+        write(path, "\n".join(map(json.dumps, ROWS)))
+    first, second, unequal, missing = read_questions(path)
+    assert first.answers == [("1997", 17), ("in 1997", 14)] and first.is_exact
+    assert (first.id, first.title, first.is_impossible) == ("q0", "Cafe", False)
+    assert second.is_impossible and second.answers == []
+    assert second.id == ("data[1]" if name == "a.json" else "2")
+    assert 'column \'answers\': expected {"text": [...], "answer_start": [...]}' in unequal.message
+    expected = "expected text, received None" if name == "a.parquet" else "no column 'question'"
+    assert expected in missing.message
+    assert [getattr(item, "id", None) for item in read_questions(path, labelled=False)] == [
+        *("q0", second.id, "5", None),
+    ]
+
+
+def test_json_lines_with_another_suffix_are_named(tmp_path):
+    write(tmp_path / "a.json", "\n".join(map(json.dumps, ROWS)))
+    with pytest.raises(UserError, match="a.json:2: not JSON: Extra data; .* the file .jsonl"):
+        list(read_questions(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize(

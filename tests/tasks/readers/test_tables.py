@@ -11,6 +11,7 @@ from bert_tf import UserError
 from tasks.readers.rows import BadRow, raise_bad_rows
 from tasks.readers.tables import Row, read_rows
 from tests.conftest import ROOT
+from tests.rows import as_others_write
 
 
 def read(path, columns=("text", "label"), **options):
@@ -44,7 +45,20 @@ def test_each_format_is_read_by_column_name(tmp_path, name, content, expected):
     [
         ("a.csv", b"", "a.csv: expected at least one row"),
         ("a.csv", b"text,label\n", "a.csv: expected at least one row"),
-        ("a.csv", b"words,label\na,x\n", "a.csv:2: no column 'text'; the columns are words, label"),
+        (
+            "a.csv",
+            b"words,label\na,x\n",
+            "a.csv:2: no column 'text'; the columns are 'words', 'lab",
+        ),
+        ("a.csv", b"text , label\na,x\n", "no column 'text'; the columns are 'text ', ' label'$"),
+        ("a.csv", b"text\tlabel\na\tx\n", r"are 'text\\tlabel'; .* by tabs: name the file .tsv"),
+        ("a.csv", b"text;label\na;x\n", "'text;label'; they seem to be separated by semicolons: "),
+        ("a.csv", b"text|label\na|x\n", "separated by vertical bars: save the file with commas"),
+        ("a.tsv", b"text,label\na,x\n", "separated by commas: name the file .csv"),
+        ("a.csv", b"sep=;\ntext;label\na;x\n", "the first line names a separator: remove it"),
+        ("a.csv", b"sep=,\ntext,label\n", "the first line names a separator: remove it"),
+        ("a.csv", b'"text";"label"\n"a";"x"\n', "a.csv:1: expected column names, separated by com"),
+        ("a.csv", b"text,label,,\na,x,,\n", "a.csv:1: columns 3 and 4 have no name; name them, or"),
         (
             "a.csv",
             b"text,label\na,x\nb\n",
@@ -67,7 +81,7 @@ def test_each_format_is_read_by_column_name(tmp_path, name, content, expected):
         (
             "a.csv",
             b"text,label,text\na,x,b\n",
-            "a.csv: expected distinct column names, received text, label, text",
+            "a.csv:1: columns 1 and 3 are named 'text'; expected distinct names",
         ),
         (
             "a.jsonl",
@@ -81,6 +95,39 @@ def test_bad_rows_are_reported_with_their_location(tmp_path, name, content, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
+
+
+def test_quotes_after_a_blank_are_reported(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        'label,text\nx, "my bill"\nx,\t"a, b"\nx," ""said"" c"\n"x, ""y"""," d"\n"x", e "f"\n'
+    )
+    rows = list(read_rows(path, ("label", "text")))
+    assert [getattr(row, "values", row.location) for row in rows if row.location] == [
+        f"{path}:2",
+        f"{path}:3",
+        {"label": "x", "text": ' "said" c'},
+        {"label": 'x, "y"', "text": " d"},
+        {"label": "x", "text": ' e "f"'},
+    ]
+    assert rows[0].message.startswith("a blank before the quote in ' \"my bill\"'")
+    path.write_text('label, "text"\nx,a\n')
+    with pytest.raises(UserError, match="a.csv:1: expected column names, .* a blank before the"):
+        list(read_rows(path, ("label", "text")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'text,label\n"é a",x\nb,y\n'),
+        ("a.tsv", "text\tlabel\né a\tx\nb\ty\n"),
+        ("a.jsonl", '{"text": "é a", "label": "x"}\n{"text": "b", "label": "y"}\n'),
+    ],
+)
+def test_mark_and_line_ends_do_not_change_rows(tmp_path, name, text):
+    for form, data in as_others_write(text).items():
+        (tmp_path / name).write_bytes(data)
+        assert read(tmp_path / name) == [("é a", "x"), ("b", "y")], form
 
 
 def test_a_missing_file_is_reported(tmp_path):

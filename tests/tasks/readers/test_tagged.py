@@ -103,7 +103,7 @@ def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
     )
     assert list(read_tagged(path)) == [
         TaggedSentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
-        BadRow(f"{path}:9", "expected 4 columns as in the first line, received 2"),
+        BadRow(f"{path}:9", "expected 4 columns as in line 3, received 2"),
         TaggedSentence(["Rome"], ["B-LOC"], f"{path}:13"),
     ]
     unlabelled = next(read_tagged(path, labelled=False))
@@ -115,7 +115,7 @@ def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
     path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
     good, empty, null = read_tagged(path)
     assert good.words == ["New York"]
-    assert empty == BadRow(f"{path}:3", "expected 2 columns as in the first line, received 1")
+    assert empty == BadRow(f"{path}:3", "expected 2 columns as in line 1, received 1")
     assert null.message == "the first column: expected text, received a NUL character"
 
 
@@ -200,6 +200,105 @@ def test_unreadable_files_are_reported(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             list(read_tagged(tmp_path / name))
+
+
+COMMENTS = {
+    "tabs": "# id x domain=news\n#\n#tag\tO\n#\tB-a\n# 1\tO\n\n# id y\nb\tO\n",
+    "spaces": "# id x domain=news\n#\n#tag O\n# B-a\n# O\n\n# id y\n# text = b\nb O\n",
+    "columns": "#\thttp://x [2009-10-17]\n1\t#tag\tO\n1\t#\tB-a\n1\t# 1\tO\n\n#\tid\n1\tb\tO\n",
+}
+
+
+@pytest.mark.parametrize("name", COMMENTS)
+def test_comments_before_a_sentence_are_no_words(tmp_path, name):
+    path = tmp_path / "a.conll"
+    path.write_text(COMMENTS[name])
+    for labelled in (True, False):
+        first, second = raise_bad_rows(read_tagged(path, labelled))
+        assert len(first.words) == 3 and len(second.words) == 1
+        assert first.tags == (["O", "B-a", "O"] if labelled else None)
+    if name != "columns":
+        assert first.words[:2] == ["#tag", "#"] and second.words == ["b"]
+    path.write_text("# O\n\n#tag B-a\nb O\n\na O\n# comment = c\n")
+    one, two, bad = read_tagged(path)
+    assert (one.words, two.words) == (["#"], ["#tag", "b"])
+    assert bad == BadRow(f"{path}:7", "expected 2 columns as in line 4, received 4")
+    path.write_text("# id x y\nAnn\nmet\n")
+    (words,) = read_tagged(path, labelled=False)
+    assert words.words == ["Ann", "met"]
+
+
+TEXT = "Ann met Bob"
+EXPORTS = {
+    "doccano": {"id": 1, "text": TEXT, "label": [[0, 3, "PER"], [8, 11, "PER"]]},
+    "doccano, older": {"text": TEXT, "labels": [[0, 3, "PER"], [8, 11, "PER"]]},
+    "doccano, relations": {
+        "text": TEXT,
+        "entities": [
+            {"id": 7, "label": "PER", "start_offset": 8, "end_offset": 11},
+            {"id": 8, "label": "PER", "start_offset": 0, "end_offset": 3},
+        ],
+        "relations": [],
+    },
+    "Prodigy": {
+        "text": TEXT,
+        "tokens": [{"text": "Ann", "start": 0, "end": 3, "id": 0}],
+        "spans": [
+            {"start": 0, "end": 3, "token_start": 0, "label": "PER"},
+            {"start": 8, "end": 11, "label": "PER"},
+        ],
+        "answer": "accept",
+    },
+    "spaCy": {
+        "text": TEXT,
+        "ents": [
+            {"start": 0, "end": 3, "label": "PER"},
+            {"start": 8, "end": 11, "label": "PER"},
+        ],
+        "tokens": [],
+    },
+    "datasets": {"id": "0", "tokens": TEXT.split(), "ner_tags": ["B-PER", "O", "B-PER"]},
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports_of_annotation_tools_are_read(tmp_path, name):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(EXPORTS[name]) + "\n")
+    (item,) = raise_bad_rows(read_tagged(path))
+    (unlabelled,) = raise_bad_rows(read_tagged(path, labelled=False))
+    if name == "datasets":
+        assert item == TaggedSentence(TEXT.split(), ["B-PER", "O", "B-PER"], f"{path}:1")
+        assert unlabelled == TaggedSentence(TEXT.split(), None, f"{path}:1")
+    else:
+        assert item == TaggedText(TEXT, [(0, 3, "PER"), (8, 11, "PER")], f"{path}:1")
+        assert unlabelled == TaggedText(TEXT, None, f"{path}:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": TEXT, "tags": []}, "no column 'entities'; the columns are 'text', 'tags'"),
+        ({"sentence": TEXT}, "no column 'text'; the columns are 'sentence'"),
+        ({"text": TEXT, "label": "PER"}, "column 'label': expected a list, received 'PER'"),
+        ({"tokens": ["a"], "ner_tags": [1]}, "column 'ner_tags': expected names such as B-PER, re"),
+        ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "'ner_tags': expected 1 tags, received ['O', "),
+        ({"tokens": ["a"], "pos": ["NN"]}, "no column 'ner_tags'; the columns are 'tokens', 'pos'"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "'tokens': expected a list of words, received"),
+        ({"text": TEXT, "spans": [], "answer": "reject"}, "'answer' is 'reject'; remove rows that"),
+    ],
+)
+def test_exports_that_cannot_be_read_name_the_key(tmp_path, row, message):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (bad,) = read_tagged(tmp_path / "a.jsonl")
+    assert message in bad.message
+
+
+def test_a_file_has_either_texts_or_tokens(tmp_path):
+    rows = [{"text": "a", "entities": []}, {"tokens": ["a"], "tags": ["O"]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    good, bad = read_tagged(tmp_path / "a.jsonl")
+    assert good.text == "a" and bad.message == "expected either texts or tokens, as in other rows"
 
 
 @pytest.mark.parametrize(
