@@ -138,7 +138,7 @@ def fit(
         )
     object.__setattr__(model, "_validation", encoded_dev)
     try:
-        with streaming.raising_label_errors():
+        with streaming.raising_row_errors():
             history = keras_fit(
                 batches,
                 epochs=epochs,
