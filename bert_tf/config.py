@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from bert_tf import files, strict_json
 from bert_tf.errors import UserError
+from bert_tf.scalars import to_python
 
 ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
 # Other names at Hugging Face. The forms of a group differ by rounding only.
@@ -101,6 +102,8 @@ class BertConfig:
     strip_accents: bool | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, to_python(value))  # The dataclass is frozen.
         for name in (
             "vocab_size",
             "hidden_size",

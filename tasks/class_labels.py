@@ -250,23 +250,24 @@ class ClassLabels(LabelledTextTask, abc.ABC):
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
-            unknown = [name for name in class_weights if name not in names]
-            if unknown:
-                raise UserError(
-                    f"class_weights: label {unknown[0]!r:.80}: expected one of {', '.join(names)}"
-                )
-            class_weights = [class_weights.get(name, 1.0) for name in names]
-        if class_weights in ("balanced", ["balanced"], ("balanced",)):  # The labels are not known.
+            reader = cls(max_seq_length=max_seq_length, labels=names).reader
+            ids = reader.encode_labels(list(class_weights), {}, "class_weights")
+            factors = dict(zip(ids, class_weights.values(), strict=True))
+            class_weights = [factors.get(label, 1.0) for label in range(len(names))]
+        if not isinstance(class_weights, str):
+            class_weights = as_list(class_weights, "class_weights")
+        if class_weights in ("balanced", ["balanced"]):  # The counts of labels are not known.
             raise UserError(
                 f"class_weights={class_weights!r}: expected a number per label; use "
                 "balanced_sampling=True, which needs none"
             )
-        class_weights = as_list(class_weights, "class_weights")
         class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
         task = super().from_options(
             max_seq_length=max_seq_length,
             labels=names,
-            class_weights=tuple(map(float, class_weights)),
+            class_weights=class_imbalance.class_weights_of(
+                tuple(map(str, class_weights)), names, counts_C=()
+            ),
             **options,
         )
         class_imbalance.check_thresholds(

@@ -15,12 +15,13 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
+from bert_tf.scalars import to_python
 from bert_tf.train.distribution import choose_layout
 from bert_tf.train.optimizer import FitSchedule
 from tasks import compiling, streaming
 from tasks.evaluation import FeatureExamples
 from tasks.examples import EncodedExamples, Examples
-from tasks.rows import check_dataset, check_positive, examples_of
+from tasks.rows import check_dataset, examples_of, positive
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -100,7 +101,9 @@ def fit(
     if isinstance(x, tf.data.Dataset):
         check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
     epochs = model.fit_defaults["epochs"] if epochs is None else epochs
-    check_positive("epochs", epochs)
+    epochs = positive("epochs", epochs)
+    if steps_per_epoch is not None:
+        steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
     dev = first_step = None
@@ -270,6 +273,7 @@ def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
 
 def _split(examples, fraction):
     """Return the first rows for training and the last ones for validation, as Keras does."""
+    fraction = to_python(fraction)
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
     first = math.floor(len(examples) * (1 - fraction))
@@ -288,7 +292,7 @@ def _batch_size(model, x, batch_size):
             raise UserError("x: expected at least one batch, received an empty dataset")
     elif batch_size is None:
         batch_size = model.fit_defaults["global_batch_size"]
-    check_positive("batch_size", batch_size)
+    batch_size = positive("batch_size", batch_size)
     num_replicas = model.distribute_strategy.num_replicas_in_sync
     if batch_size % num_replicas:
         raise UserError(

@@ -95,10 +95,12 @@ def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
         raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise UserError unless a value is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+def positive(name: str, value: Any) -> int:
+    """Return a positive integer of Python; raises UserError if a value is none."""
+    value = to_python(value)
+    if type(value) is not int or value < 1:
         raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+    return value
 
 
 def examples_of(

@@ -21,6 +21,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from bert_tf.scalars import to_python
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
 from tasks import compiling, creation, fitting, training
@@ -29,7 +30,7 @@ from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
-from tasks.rows import check_positive, inputs_of, is_token_ids
+from tasks.rows import inputs_of, is_token_ids, positive
 from tasks.run_checkpoint import RunCheckpoint, save_run
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
@@ -88,6 +89,7 @@ class TaskModel(keras.Model):
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         super().__init__(name=task.kind, dtype=dtype, **kwargs)
+        seed, frozen_layers = to_python(seed), to_python(frozen_layers)
         self.seed, self.frozen_layers, self.has_new_head = seed, frozen_layers, True
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
@@ -169,6 +171,7 @@ class TaskModel(keras.Model):
                 f"{', '.join(task.input_names)}: pairs require two segments, but "
                 f"{pretrained.origin} has one"
             )
+        seed = to_python(seed)
         keras.utils.set_random_seed(seed)
         model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
         head = pretrained.head_for(task.to_dict(), keep_head)
@@ -264,12 +267,12 @@ class TaskModel(keras.Model):
         """
         if is_token_ids(x):
             return super().predict(x, batch_size, **kwargs)
-        check_positive("batch_size", batch_size)
+        batch_size = positive("batch_size", batch_size)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
-        check_positive("batch_size", batch_size)
+        batch_size = positive("batch_size", batch_size)
         return self.serving.predict_rows(self._columns(x), batch_size)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -334,7 +337,7 @@ class TaskModel(keras.Model):
             if not self.compiled:
                 self.compile()
             return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
-        check_positive("batch_size", batch_size)
+        batch_size = positive("batch_size", batch_size)
         return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
@@ -378,7 +381,7 @@ class TaskModel(keras.Model):
         A compiled model is compiled again; the optimizer's moments start from 0.
         """
         self.encoder.freeze(num_layers)
-        self.frozen_layers = num_layers
+        self.frozen_layers = to_python(num_layers)
         if self.compiled:
             self.compile_from_config(self.get_compile_config())
 

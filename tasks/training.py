@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from bert_tf.scalars import to_python
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
 from tasks import fitting
 from tasks.distillation import Distillation
@@ -147,7 +148,7 @@ def _settings_of(model: TaskModel, given: dict[str, Any]) -> TrainingSettings:
         "frozen_layers": model.frozen_layers,
         "precision": "bfloat16" if policy == "mixed_bfloat16" else "float32",
     }
-    settings = TrainingSettings(**{**defaults, **given})
+    settings = TrainingSettings(**to_python({**defaults, **given}))
     settings.check_fits(model.config, model.record.get("origin", "the model"))
     if use_precision(settings.precision) != policy:
         raise UserError(
