@@ -21,11 +21,16 @@ from bert_tf.train.optimizer import FitSchedule
 from tasks import compiling, streaming
 from tasks.evaluation import FeatureExamples
 from tasks.examples import EncodedExamples, Examples
-from tasks.rows import check_dataset, examples_of, positive
+from tasks.rows import check_dataset, examples_of, first_batches, positive
 
 if TYPE_CHECKING:
     from tasks.task import Task
     from tasks.task_model import TaskModel
+
+_UNSUPPORTED = {
+    "sample_weight": "expected none in an evaluation, whose metrics count every row once",
+    "callbacks": "expected with token ids only, since strings are not read batch by batch",
+}
 
 
 def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
@@ -42,7 +47,22 @@ def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
     if isinstance(x, EncodedExamples):
         return x
     layout = choose_layout(model.distribute_strategy)
-    return EncodedExamples.encode(examples_of(model.task, x, y), model.serving.pipeline, layout)
+    examples = _unweighted(examples_of(model.task, x, y))
+    return EncodedExamples.encode(examples, model.serving.pipeline, layout)
+
+
+def check_none(**arguments: Any) -> None:
+    """Raise UserError at the first argument of Keras that rows of strings do not support."""
+    for name, value in arguments.items():
+        if value is not None and value != []:
+            raise UserError(f"{name}: {_UNSUPPORTED[name]}")
+
+
+def _unweighted(examples):
+    """Return the rows of an evaluation; raises UserError if they have weights other than 1."""
+    if any(weight != 1 for weight in examples.weights):
+        raise UserError(f"sample_weight: {_UNSUPPORTED['sample_weight']}")
+    return examples
 
 
 def fit(
@@ -63,6 +83,8 @@ def fit(
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int = 64,
 ) -> keras.callbacks.History:
     """Train on rows; arguments as of keras.Model.fit.
 
@@ -81,7 +103,7 @@ def fit(
         callbacks: As in Keras. Logs contain each metric of the task on the validation rows as
             val_NAME.
         validation_split: Fraction of the rows, the last ones, for validation.
-        validation_data: Rows for validation: (x, y), `Rows` or a dataset.
+        validation_data: Rows for validation: (x, y), `Rows` or a dataset. Every row counts once.
         validation_freq: Epochs per validation.
         shuffle: Draws the order of rows in memory anew in each epoch, from the model's seed.
         class_weight: Loss weight by label name or id.
@@ -89,6 +111,8 @@ def fit(
         initial_epoch: Number of the first epoch.
         steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
             unknown or infinite length.
+        validation_steps: Batches of a dataset as `validation_data` that are read; by default all.
+        validation_batch_size: Sequences per validation step and replica; by default 64.
 
     Returns:
         The Keras History.
@@ -107,7 +131,9 @@ def fit(
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
     dev = first_step = None
+    size_of_dev = positive("validation_batch_size", validation_batch_size)
     if validation_data is not None:
+        validation_data = first_batches(validation_data, validation_steps, "validation_steps")
         try:
             dev = labelled_rows(model.task, validation_data)
         except UserError as error:
@@ -139,7 +165,10 @@ def fit(
             first_step=first_step,
             multiple_of=strategy.num_replicas_in_sync,
         )
-    object.__setattr__(model, "_validation", encoded_dev)
+    if encoded_dev is not None:
+        object.__setattr__(
+            model, "_validation", lambda: model.evaluator(size_of_dev).metrics(encoded_dev)
+        )
     try:
         with streaming.raising_row_errors():
             history = keras_fit(
@@ -256,12 +285,17 @@ def select_training_examples(task: Task, examples: Examples) -> Examples:
 
 
 def labelled_rows(task: Task, data: Any) -> Examples:
-    """Return the examples of (x, y), (x, y, sample_weight), `Rows` or a dataset."""
+    """Return the examples of (x, y), `Rows` or a dataset, for an evaluation.
+
+    A list of columns is a tuple, as in Keras; weights other than 1 raise UserError.
+    """
+    if isinstance(data, list) and not any(isinstance(entry, str) for entry in data):
+        data = tuple(data)
     if not isinstance(data, tuple):
-        return examples_of(task, data)
+        return _unweighted(examples_of(task, data))
     if not 2 <= len(data) <= 3:
         raise UserError(f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries")
-    return examples_of(task, *data)
+    return _unweighted(examples_of(task, *data))
 
 
 def init_head(model: TaskModel, encoded: EncodedExamples) -> None:

@@ -85,6 +85,24 @@ def inputs_of(x: Any) -> Any:
     return x.x if isinstance(x, Rows) else x
 
 
+def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
+    """Return the first batches of a dataset; x itself if `steps` is `None`.
+
+    Args:
+        x: A dataset. Other rows have no batches yet.
+        steps: Number of batches.
+        name: Name of this argument, for the message.
+
+    Raises:
+        UserError: If x is no dataset, or the number is wrong.
+    """
+    if steps is None:
+        return x
+    if not isinstance(x, tf.data.Dataset):
+        raise UserError(f"{name}: expected with a dataset only; pass the rows that are to be read")
+    return x.take(positive(name, steps))
+
+
 def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
     """Raise UserError if a dataset has no batches, or other arguments give what they contain."""
     for name, value in others.items():

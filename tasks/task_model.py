@@ -30,7 +30,7 @@ from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
-from tasks.rows import inputs_of, is_token_ids, positive
+from tasks.rows import first_batches, inputs_of, is_token_ids, positive
 from tasks.run_checkpoint import RunCheckpoint, save_run
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
@@ -249,14 +249,21 @@ class TaskModel(keras.Model):
         return self.network(inputs, training=training, seed=seed)
 
     def predict(
-        self, x: Any, batch_size: int = ROWS_PER_CALL, **kwargs: Any
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
     ) -> dict[str, np.ndarray]:
         """Return the predictions of rows, as the served model returns them.
 
         Args:
             x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
-            batch_size: Rows per call of the traced function.
-            **kwargs: Arguments of keras.Model.predict, for token ids only.
+            batch_size: Rows per call of the traced function; by default 1024.
+            verbose: As in Keras for token ids; nothing is printed for strings.
+            steps: Batches of a dataset that are read; by default all.
+            callbacks: As in Keras, for token ids only.
 
         Returns:
             `{name: array (N, ...)}`; strings are `str`. Lists of different lengths are padded with
@@ -265,9 +272,11 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If x has no rows, or rows that are no strings.
         """
+        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         if is_token_ids(x):
-            return super().predict(x, batch_size, **kwargs)
-        batch_size = positive("batch_size", batch_size)
+            return super().predict(x, batch_size, verbose, steps, callbacks)
+        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+        fitting.check_none(callbacks=callbacks)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
@@ -310,34 +319,69 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
         compiling.check_scope(self._created_in, "fit")
         if not self.compiled:
             self.compile()
-        compiling.check_callbacks(self, kwargs.get("callbacks") or ())
+        callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
+        compiling.check_callbacks(self, callbacks)
+        kwargs |= {"batch_size": batch_size, "verbose": verbose, "callbacks": callbacks}
+        if epochs is not None:  # The default of Keras is another one.
+            kwargs["epochs"] = epochs
         if is_token_ids(x):
             return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
 
     def evaluate(
-        self, x: Any = None, y: Any = None, batch_size: int = 64, **kwargs: Any
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = True,
+        _use_cached_eval_dataset: bool = False,
     ) -> dict[str, float]:
         """Return the loss and the task's metrics by name.
 
         Args:
             x: Rows, see `fit`.
             y: Labels, see `fit`.
-            batch_size: Sequences per step and replica.
-            **kwargs: Arguments of keras.Model.evaluate, for token ids only.
+            batch_size: Sequences per step and replica; by default 64.
+            verbose: As in Keras for token ids; nothing is printed for strings.
+            sample_weight: As in Keras, for token ids only: metrics count every row once.
+            steps: Batches of a dataset that are read; by default all.
+            callbacks: As in Keras, for token ids only.
+            return_dict: False returns a list, for token ids only.
+            _use_cached_eval_dataset: Given by `fit` of Keras.
         """
-        if kwargs.get("_use_cached_eval_dataset") and self._validation is not None:
-            return self.evaluator().metrics(self._validation)
+        if _use_cached_eval_dataset and self._validation is not None:
+            return self._validation()
+        batch_size = 64 if batch_size is None else batch_size
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
-            return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
-        batch_size = positive("batch_size", batch_size)
+            return super().evaluate(
+                *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
+                return_dict=return_dict,
+                _use_cached_eval_dataset=_use_cached_eval_dataset,
+            )
+        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+        fitting.check_none(sample_weight=sample_weight, callbacks=callbacks)
+        if not return_dict:
+            raise UserError("return_dict=False: expected True, since metrics have names")
         return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
