@@ -165,6 +165,7 @@ def fit(
             first_step=first_step,
             multiple_of=strategy.num_replicas_in_sync,
         )
+    compiling.set_directions(callbacks or ())
     if encoded_dev is not None:
         object.__setattr__(
             model, "_validation", lambda: model.evaluator(size_of_dev).metrics(encoded_dev)
