@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
 
+_PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
+
 
 class TaskModel(keras.Model):
     """Base class of the models of the task types.
@@ -429,7 +431,46 @@ class TaskModel(keras.Model):
         if self.compiled:
             self.compile_from_config(self.get_compile_config())
 
+    # Methods of Keras for token ids, which strings have others for.
+
+    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch of token ids; strings are trained with `fit`."""
+        _check_token_ids(x, "train_on_batch", "fit")
+        return super().train_on_batch(x, *args, **kwargs)
+
+    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
+        _check_token_ids(x, "test_on_batch", "evaluate")
+        return super().test_on_batch(x, *args, **kwargs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the network's outputs of token ids; strings are predicted with `predict`."""
+        _check_token_ids(x, "predict_on_batch", "predict")
+        return super().predict_on_batch(x)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UserError: the package `export` writes SavedModels."""
+        raise UserError(f"export: {_PUBLISH}")
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UserError: the package `export` writes quantized SavedModels."""
+        raise UserError(f"quantize: {_PUBLISH} with precision='int8'")
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """Return what TensorFlow saves; called by `tf.saved_model.save`, which cannot save it."""
+        if save_type == "savedmodel":
+            raise UserError(f"tf.saved_model.save: {_PUBLISH}")
+        return super()._trackable_children(save_type, **kwargs)
+
     # Files.
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write a .keras file with weights, vocabulary and optimizer, which `load_model` reads."""
+        if not str(filepath).endswith(".keras"):
+            raise UserError(
+                f"{filepath}: expected a file that ends in .keras; save_run writes a run directory"
+            )
+        super().save(filepath, *args, **kwargs)
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
@@ -445,3 +486,8 @@ class TaskModel(keras.Model):
             "record": self.record,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
+
+
+def _check_token_ids(x, method, other):
+    if not is_token_ids(x):
+        raise UserError(f"{method}: expected token ids; call {other} with strings")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import AdamW, UserError
 from tasks import (
     AnomalyDetector,
     MultipleChoice,
@@ -299,3 +299,21 @@ def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored
         check(f"compile: {message}", model.compile)
         check(f"fit: {message}", model.fit, ROWS, NAMES)
     assert isinstance(model, keras.Model) and not model.compiled
+
+
+def test_methods_of_keras_name_those_for_strings(model, tmp_path):
+    model.compile()
+    for method, other in (("train", "fit"), ("test", "evaluate"), ("predict", "predict")):
+        message = f"{method}_on_batch: expected token ids; call {other} with strings"
+        check(message, getattr(model, f"{method}_on_batch"), ROWS)
+    ids = {name: values.numpy() for name, values in model.preprocessor(ROWS).items()}
+    assert model.predict_on_batch(ids)["label"].shape == (9, 3)
+    publish = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
+    check(f"export: {publish}", model.export, tmp_path)
+    check(f"quantize: {publish}", model.quantize, "int8")
+    check(f"tf.saved_model.save: {publish}", tf.saved_model.save, model, tmp_path)
+    for name in ("model.h5", "model"):
+        check(f"{name}: expected a file that ends in .keras", model.save, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    model.save(tmp_path / "model.keras")
+    assert type(keras.saving.load_model(tmp_path / "model.keras").optimizer) is AdamW
