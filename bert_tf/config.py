@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from bert_tf import config_keys, files, strict_json
 from bert_tf.errors import UserError
+from bert_tf.scalars import to_python
 
 ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
 # Other names at Hugging Face. The forms of a group differ by rounding only.
@@ -74,6 +75,8 @@ class BertConfig:
     max_input_chars_per_word: int = 200
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, to_python(value))  # The dataclass is frozen.
         for name in (
             "vocab_size",
             "hidden_size",

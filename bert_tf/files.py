@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from bert_tf.errors import UserError
 
-from bert_tf.errors import UserError
-
 if TYPE_CHECKING:
     import tensorflow as tf
 

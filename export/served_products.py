@@ -144,7 +144,8 @@ def _fused_product(x_TH, kernel, bias, activation, residual, is_packed):
 
 def _int8_product(x_TH, dense, bias, activation, residual):
     """Return `_Branch.product` with x rounded to integers, 127 of which are its largest number."""
-    largest = tf.reduce_max(tf.abs(x_TH))
+    # At least 0, since the maximum of no rows is -inf, which is no range.
+    largest = tf.maximum(tf.reduce_max(tf.abs(x_TH)), 0.0)
     rounded_TH, low, high = tf.raw_ops.QuantizeV2(
         input=x_TH,
         min_range=-largest,

@@ -41,22 +41,93 @@ class ClassReader(LabelledTextReader["ClassLabels"]):
         numbers = tuple(known.index(name) for name in names)
         return numbers if self.task.multi_label else numbers[0]
 
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether a row has any number of labels."""
+        return self.task.multi_label
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows; see `Reader.encode_labels`.
+
+        Integers are ids, or names if the labels are numbers; with `multi_label`, rows of 0 and 1
+        per label are multi-hot. All rows are read in the one way that is possible.
+        """
+        argument = what.partition("[")[0]
+        rows, padding = [values], set()
+        if self.task.multi_label:
+            values, padding = list(map(_list_or_value, values)), {-1}
+            rows = [row for row in values if isinstance(row, list)]
+            if len(rows) == len(values) and self._are_multi_hot(rows, argument):
+                return [tuple(number for number, one in enumerate(row) if one) for row in rows]
+        integers = {entry for row in rows for entry in row if type(entry) is int} - padding
+        if integers and self._are_names(integers, argument, is_batch):
+
+            def named(value):
+                if isinstance(value, list):
+                    return list(map(named, value))
+                return str(value) if value in integers else value
+
+            values = list(map(named, values))
+        return super().encode_labels(values, texts, what, is_batch)
+
+    def _are_multi_hot(self, rows, argument):
+        """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
+        count, entries = len(self.task.labels), [entry for row in rows for entry in row]
+        are_multi_hot = all(len(row) == count and all(one in (0, 1) for one in row) for row in rows)
+        if any(isinstance(entry, bool | float) for entry in entries):
+            if not are_multi_hot:
+                raise UserError(
+                    f"{argument}: expected names, ids, or {count} values per row that are 0 or 1, "
+                    f"received rows such as {rows[0]!r:.80}"
+                )
+        # A row has no id twice, so that only the rows of two labels can be ids too.
+        elif are_multi_hot and all(len(set(row)) == count for row in rows):
+            raise UserError(
+                f"{argument}: rows such as {rows[0]} may be ids or multi-hot; pass names, or "
+                "multi-hot as booleans"
+            )
+        return are_multi_hot
+
+    def _are_names(self, integers, argument, is_batch):
+        """Return whether integers are names, not ids; raises UserError if they may be both."""
+        labels = self.task.labels
+        numbers = [(number, label) for number, label in enumerate(labels) if _is_integer(label)]
+        are_names = all(str(value) in labels for value in integers)
+        are_ids = all(0 <= value < len(labels) for value in integers)
+        # Other batches may hold integers that only one of the two allows.
+        are_both = is_batch or (are_names and are_ids)
+        chosen = range(len(labels)) if is_batch else integers
+        if are_both and any(number != int(label) for number, label in numbers if number in chosen):
+            raise UserError(
+                f"{argument}: integers may be ids or names of the labels {', '.join(labels):.80}; "
+                "pass names as strings"
+            )
+        return are_names and not are_ids
+
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
         """Return the id of a name, or of an id; with `multi_label` of each in a list.
 
         Lists may be padded with "" or -1.
         """
-        if self.task.multi_label:
-            values = as_list(value, "expected a list of labels") if value is not None else []
-            # Batches of datasets pad lists of different lengths, as predictions are.
-            return tuple(self._id_of(name) for name in values if name not in ("", -1))
-        return self._id_of(value)
+        if not self.task.multi_label:
+            return self._id_of(value)
+        values = as_list(value, "expected a list of labels") if value is not None else []
+        # Batches of datasets pad lists of different lengths, as predictions are.
+        values = [name for name in values if name not in ("", -1)]
+        ids = [name for name in values if type(name) is int]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"labels {value!r:.80}: expected each id once")
+        return tuple(map(self._id_of, values))
 
     def _id_of(self, value):
         labels = self.task.labels
-        is_id = isinstance(value, int) and not isinstance(value, bool)
-        # Labels may be numbers too; a name has precedence over an id.
-        if is_id and str(value) not in labels:
+        if type(value) is int:
             if not 0 <= value < len(labels):
                 raise ValueError(
                     f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
@@ -179,23 +250,24 @@ class ClassLabels(LabelledTextTask, abc.ABC):
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
-            unknown = [name for name in class_weights if name not in names]
-            if unknown:
-                raise UserError(
-                    f"class_weights: label {unknown[0]!r:.80}: expected one of {', '.join(names)}"
-                )
-            class_weights = [class_weights.get(name, 1.0) for name in names]
-        if class_weights in ("balanced", ["balanced"], ("balanced",)):  # The labels are not known.
+            reader = cls(max_seq_length=max_seq_length, labels=names).reader
+            ids = reader.encode_labels(list(class_weights), {}, "class_weights")
+            factors = dict(zip(ids, class_weights.values(), strict=True))
+            class_weights = [factors.get(label, 1.0) for label in range(len(names))]
+        if not isinstance(class_weights, str):
+            class_weights = as_list(class_weights, "class_weights")
+        if class_weights in ("balanced", ["balanced"]):  # The counts of labels are not known.
             raise UserError(
                 f"class_weights={class_weights!r}: expected a number per label; use "
                 "balanced_sampling=True, which needs none"
             )
-        class_weights = as_list(class_weights, "class_weights")
         class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
         task = super().from_options(
             max_seq_length=max_seq_length,
             labels=names,
-            class_weights=tuple(map(float, class_weights)),
+            class_weights=class_imbalance.class_weights_of(
+                tuple(map(str, class_weights)), names, counts_C=()
+            ),
             **options,
         )
         class_imbalance.check_thresholds(
@@ -224,6 +296,18 @@ class ClassLabels(LabelledTextTask, abc.ABC):
         """Return labels and class weights for the log."""
         weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
         return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
+
+
+def _is_integer(label):
+    return label.removeprefix("-").isdecimal()
+
+
+def _list_or_value(value):
+    """Return the labels of a row as a list, [] for None; other values unchanged."""
+    try:
+        return as_list([] if value is None else value, "y")
+    except UserError:
+        return value
 
 
 def _in_order(labels):

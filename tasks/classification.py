@@ -38,7 +38,6 @@ from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.plots import MAX_LABELS, ConfusionMatrix, Plot, PrecisionRecall, Reliability
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.readers.glue import GLUE
-from tasks.streaming import check_label, check_rank
 from tasks.task_model import TaskModel
 from tasks.text_task import warnings_of_equal_labels
 from tasks.windows import Windows
@@ -301,43 +300,12 @@ class ClassificationTask(ClassLabels):
 
     @property
     def can_stream(self) -> bool:
-        """Whether `graph_targets` suffices: these options need the labels of all rows."""
+        """Whether a batch suffices: these options need the labels of all rows."""
         return not (self.balanced_sampling or self.prior_bias)
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return a warning if all rows have the same label."""
         return warnings_of_equal_labels(data.examples.labels)
-
-    def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
-        """Return ids of names or ids `(B,)`, with class weights.
-
-        With `multi_label` y is `(B, K)`, ragged or padded with "" or -1, and the labels multi-hot
-        `(B, C)`.
-        """
-        if y.dtype != tf.string and not y.dtype.is_integer:
-            raise UserError(f"y: expected names or ids of labels, received {y.dtype.name}")
-        is_name = y.dtype == tf.string
-        if isinstance(y, tf.RaggedTensor):
-            y = y.to_tensor("" if is_name else -1)
-        check_rank(y, 2 if self.multi_label else 1)
-        names = tf.strings.strip(y) if is_name else tf.strings.as_string(y)
-        is_label = names[..., tf.newaxis] == tf.constant(self.labels)
-        is_valid = tf.reduce_any(is_label, axis=-1)
-        if not is_name:  # Names may be numbers too; they have precedence over ids.
-            is_id = y[..., tf.newaxis] == tf.range(len(self.labels), dtype=y.dtype)
-            is_label |= is_id & ~is_valid[..., tf.newaxis]
-            is_valid = tf.reduce_any(is_label, axis=-1)
-        if self.multi_label:
-            is_valid |= (names == "") if is_name else (y == -1)
-        expected = f"one of {', '.join(self.labels)}"
-        with tf.control_dependencies([check_label(is_valid, names, expected)]):
-            label = tf.cast(is_label, tf.int32)
-        count = tf.shape(label)[:1]
-        if self.multi_label:
-            return {"label": tf.reduce_max(label, axis=1)}, {"label": tf.ones(count)}
-        label = tf.argmax(label, axis=-1, output_type=tf.int32)
-        weights = tf.constant(self.class_weights or [1.0] * len(self.labels))
-        return {"label": label}, {"label": tf.gather(weights, label)}
 
     def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the class weight of each example, `(N,)`, or None."""

@@ -15,9 +15,13 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import AdamW, FitSchedule
+from tasks import keras_names
 
 if TYPE_CHECKING:
     from tasks.task_model import TaskModel
+
+# All other metrics of tasks are the better the higher they are.
+LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
 
 
 def check_scope(created_in: tf.distribute.Strategy, method: str) -> None:
@@ -54,8 +58,9 @@ def resolve(
     Args:
         model: The model.
         optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
-        loss: "auto" is the task's loss, a mean over all replicas.
-        metrics: Keras metrics; with one output, of that output.
+        loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
+            losses of logits, such as "sparse_categorical_crossentropy".
+        metrics: Keras metrics of training; with one output, of that output.
         weighted_metrics: "auto" is the accuracy, if the task has one.
         learning_rate: Peak learning rate; by default that of the task type (5e-5; anomaly 3e-3).
         warmup_proportion: Fraction of the steps of a `fit` used for warmup.
@@ -81,22 +86,60 @@ def resolve(
         )
     if loss == "auto":
         loss = {name: WeightedMean(function) for name, function in model.task.losses.items()}
-    elif not isinstance(loss, Mapping) and len(outputs) == 1:
-        loss = {outputs[0]: loss}
+    else:
+        if isinstance(loss, list | tuple):
+            loss = dict(zip(outputs, loss, strict=False))
+        elif not isinstance(loss, Mapping):
+            loss = dict.fromkeys(outputs, loss)
+        loss = {name: keras_names.loss_of(model.task, name, value) for name, value in loss.items()}
+    metrics = _by_output(model.task, metrics)
     if weighted_metrics == "auto":
-        weighted_metrics = {
-            # Of several outputs, Keras puts the output's name before the metric's.
-            name: [LabelAccuracy()]
-            for name in model.task.accuracies
-        } or None
+        # Of several outputs, Keras puts the output's name before the metric's.
+        weighted_metrics = dict.fromkeys(model.task.accuracies, ("accuracy",))
+    weighted_metrics = _by_output(model.task, weighted_metrics)
+    for name, of_output in metrics.items():
+        # Padding and tokens without a label have the weight 0, which other metrics do not see.
+        names = [metric.name for metric in weighted_metrics.setdefault(name, [])]
+        weighted_metrics[name] += [
+            metric
+            for metric in of_output
+            if isinstance(metric, LabelAccuracy) and metric.name not in names
+        ]
+        metrics[name] = [entry for entry in of_output if not isinstance(entry, LabelAccuracy)]
+    metrics, weighted_metrics = (
+        {name: of_output for name, of_output in chosen.items() if of_output} or None
+        for chosen in (metrics, weighted_metrics)
+    )
     return {
         "optimizer": optimizer,
         "loss": loss,
-        "metrics": {outputs[0]: metrics} if isinstance(metrics, list) else metrics,
+        "metrics": metrics,
         "weighted_metrics": weighted_metrics,
         "jit_compile": jit_compile,
         **kwargs,
     }
+
+
+def _by_output(task, metrics):
+    """Return lists of Keras metrics by the name of the output."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        # Two outputs cannot share the state of a metric.
+        if len(task.losses) > 1 and not all(isinstance(name, str) for name in _listed(metrics)):
+            raise UserError(f"metrics: expected a dict by output: {', '.join(task.losses)}")
+        metrics = dict.fromkeys(task.losses, metrics)
+    return {
+        output: [
+            keras_names.metric_of(task, output, metric, LabelAccuracy)
+            for metric in _listed(of_output)
+        ]
+        for output, of_output in metrics.items()
+    }
+
+
+def _listed(entries):
+    return list(entries) if isinstance(entries, list | tuple) else [entries]
 
 
 def needs_padding(model: TaskModel) -> bool:
@@ -106,6 +149,19 @@ def needs_padding(model: TaskModel) -> bool:
     count sequences.
     """
     return bool(model.jit_compile) or model.distribute_strategy.num_replicas_in_sync > 1
+
+
+def set_directions(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Set whether callbacks wait for lower or higher metrics of the task, which Keras cannot know.
+
+    Args:
+        callbacks: Those that monitor val_NAME with mode="auto" are changed.
+    """
+    for callback in callbacks:
+        monitor = str(getattr(callback, "monitor", ""))
+        if getattr(callback, "mode", None) == "auto" and monitor.startswith("val_"):
+            is_lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
+            callback.mode = "min" if is_lower else "max"
 
 
 def check_callbacks(model: TaskModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -136,6 +192,7 @@ class LabelAccuracy(keras.metrics.MeanMetricWrapper):
 
     def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(_is_correct, name=name, dtype=dtype)
+        self._direction = "up"  # Read by callbacks of Keras.
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import UserError
+from bert_tf.scalars import to_python
 from tasks.settings import task_defaults
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def create_task(
     Raises:
         UserError: If the length or an option is wrong.
     """
+    max_seq_length, options = to_python(max_seq_length), to_python(dict(options))
     limit = pretrained.config.max_position_embeddings
     if max_seq_length is None:
         of_task = task_defaults(model_class.task_class.kind)["max_seq_length"]

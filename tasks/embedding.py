@@ -84,7 +84,7 @@ class EmbeddingTask(TextTask):
     def __post_init__(self) -> None:
         for name, expected in (("layers", LAYERS), ("pooling", POOLING)):
             value = getattr(self, name)
-            if value not in expected:
+            if not isinstance(value, str) or value not in expected:
                 raise UserError(f"{name}={value!r}: expected one of {', '.join(expected)}")
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> "EmbeddingModel":

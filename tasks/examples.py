@@ -304,7 +304,8 @@ class EncodedExamples:
         if self.layout is to_packed:
             return np.random.default_rng(0).permutation(len(self))
         lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
-        longest_S = np.maximum.reduceat(lengths_W, self.sample_splits[:-1])
+        # An example without choices has no window; its splits may be those of the end.
+        longest_S = np.maximum.reduceat(np.append(lengths_W, 0), self.sample_splits[:-1])
         return np.argsort(-longest_S, kind="stable")
 
     def _with_targets(self, weights_S, batch_size, multiple_of=1):

@@ -15,15 +15,21 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
+from bert_tf.scalars import to_python
 from bert_tf.train.optimizer import FitSchedule
 from tasks import compiling, streaming
 from tasks.evaluation import FeatureExamples
 from tasks.examples import EncodedExamples, Examples
-from tasks.rows import check_dataset, check_positive, examples_of
+from tasks.rows import check_dataset, examples_of, first_batches, positive
 
 if TYPE_CHECKING:
     from tasks.task import Task
     from tasks.task_model import TaskModel
+
+_UNSUPPORTED = {
+    "sample_weight": "expected none in an evaluation, whose metrics count every row once",
+    "callbacks": "expected with token ids only, since strings are not read batch by batch",
+}
 
 
 def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
@@ -39,7 +45,22 @@ def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
     """
     if isinstance(x, EncodedExamples):
         return x
-    return EncodedExamples.encode(examples_of(model.task, x, y), model.serving.pipeline, to_flat)
+    examples = _unweighted(examples_of(model.task, x, y))
+    return EncodedExamples.encode(examples, model.serving.pipeline, to_flat)
+
+
+def check_none(**arguments: Any) -> None:
+    """Raise UserError at the first argument of Keras that rows of strings do not support."""
+    for name, value in arguments.items():
+        if value is not None and value != []:
+            raise UserError(f"{name}: {_UNSUPPORTED[name]}")
+
+
+def _unweighted(examples):
+    """Return the rows of an evaluation; raises UserError if they have weights other than 1."""
+    if any(weight != 1 for weight in examples.weights):
+        raise UserError(f"sample_weight: {_UNSUPPORTED['sample_weight']}")
+    return examples
 
 
 def fit(
@@ -60,6 +81,8 @@ def fit(
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int = 64,
 ) -> keras.callbacks.History:
     """Train on rows; arguments as of keras.Model.fit.
 
@@ -78,7 +101,7 @@ def fit(
         callbacks: As in Keras. Logs contain each metric of the task on the validation rows as
             val_NAME.
         validation_split: Fraction of the rows, the last ones, for validation.
-        validation_data: Rows for validation: (x, y), `Rows` or a dataset.
+        validation_data: Rows for validation: (x, y), `Rows` or a dataset. Every row counts once.
         validation_freq: Epochs per validation.
         shuffle: Draws the order of rows in memory anew in each epoch, from the model's seed.
         class_weight: Loss weight by label name or id.
@@ -86,6 +109,8 @@ def fit(
         initial_epoch: Number of the first epoch.
         steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
             unknown or infinite length.
+        validation_steps: Batches of a dataset as `validation_data` that are read; by default all.
+        validation_batch_size: Sequences per validation step and replica; by default 64.
 
     Returns:
         The Keras History.
@@ -98,11 +123,15 @@ def fit(
     if isinstance(x, tf.data.Dataset):
         check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
     epochs = model.fit_defaults["epochs"] if epochs is None else epochs
-    check_positive("epochs", epochs)
+    epochs = positive("epochs", epochs)
+    if steps_per_epoch is not None:
+        steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
     # Values tuned for the weights before are those of another model.
     model.preprocessor.task = model.task.with_tuned({})
     dev = first_step = None
+    size_of_dev = positive("validation_batch_size", validation_batch_size)
     if validation_data is not None:
+        validation_data = first_batches(validation_data, validation_steps, "validation_steps")
         try:
             dev = labelled_rows(model.task, validation_data)
         except UserError as error:
@@ -134,9 +163,13 @@ def fit(
             first_step=first_step,
             multiple_of=strategy.num_replicas_in_sync,
         )
-    object.__setattr__(model, "_validation", encoded_dev)
+    compiling.set_directions(callbacks or ())
+    if encoded_dev is not None:
+        object.__setattr__(
+            model, "_validation", lambda: model.evaluator(size_of_dev).metrics(encoded_dev)
+        )
     try:
-        with streaming.raising_label_errors():
+        with streaming.raising_row_errors():
             history = keras_fit(
                 batches,
                 epochs=epochs,
@@ -251,12 +284,17 @@ def select_training_examples(task: Task, examples: Examples) -> Examples:
 
 
 def labelled_rows(task: Task, data: Any) -> Examples:
-    """Return the examples of (x, y), (x, y, sample_weight), `Rows` or a dataset."""
+    """Return the examples of (x, y), `Rows` or a dataset, for an evaluation.
+
+    A list of columns is a tuple, as in Keras; weights other than 1 raise UserError.
+    """
+    if isinstance(data, list) and not any(isinstance(entry, str) for entry in data):
+        data = tuple(data)
     if not isinstance(data, tuple):
-        return examples_of(task, data)
+        return _unweighted(examples_of(task, data))
     if not 2 <= len(data) <= 3:
         raise UserError(f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries")
-    return examples_of(task, *data)
+    return _unweighted(examples_of(task, *data))
 
 
 def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
@@ -268,6 +306,7 @@ def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
 
 def _split(examples, fraction):
     """Return the first rows for training and the last ones for validation, as Keras does."""
+    fraction = to_python(fraction)
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
     first = math.floor(len(examples) * (1 - fraction))
@@ -286,7 +325,7 @@ def _batch_size(model, x, batch_size):
             raise UserError("x: expected at least one batch, received an empty dataset")
     elif batch_size is None:
         batch_size = model.fit_defaults["global_batch_size"]
-    check_positive("batch_size", batch_size)
+    batch_size = positive("batch_size", batch_size)
     num_replicas = model.distribute_strategy.num_replicas_in_sync
     if batch_size % num_replicas:
         raise UserError(

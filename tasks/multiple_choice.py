@@ -43,9 +43,15 @@ class ChoiceReader(Reader["MultipleChoiceTask"]):
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return the index of the correct choice."""
-        count = len(texts["choices"])
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            raise ValueError(f"choice {value!r:.80}: expected an integer from 0 to {count - 1}")
+        choices = texts["choices"]
+        if not any(choices):
+            raise ValueError("choices: expected at least one that is not empty, received none")
+        if type(value) is not int or not 0 <= value < len(choices):
+            raise ValueError(
+                f"choice {value!r:.80}: expected an integer from 0 to {len(choices) - 1}"
+            )
+        if not choices[value]:
+            raise ValueError(f"choice {value}: expected one that is not empty")
         return value
 
     def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:

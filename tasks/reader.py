@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from bert_tf.errors import UserError
 from tasks.examples import Examples
 from tasks.readers.memory import columns_of
-from tasks.readers.rows import BadRow, raise_bad_rows
+from tasks.readers.rows import BadRow, RowError, raise_bad_rows
 
 if TYPE_CHECKING:
     from tasks.examples import Example
@@ -90,6 +90,38 @@ class Reader(abc.ABC, Generic[TaskT]):
             ValueError: If it does not fit the task; the message says what is expected.
         """
         raise ValueError(f"{self.task.kind} has no labels")
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows, which have one meaning; see `encode_label`.
+
+        Args:
+            values: N labels.
+            texts: N texts by input name.
+            what: Name of a label for messages; "{}" is the number of its row.
+            is_batch: Whether other batches have further labels of the same kind.
+
+        Raises:
+            UserError: If a label does not fit the task, or could be read in two ways.
+        """
+        labels = []
+        for row, value in enumerate(values):
+            try:
+                text = {name: column[row] for name, column in texts.items()}
+                labels.append(self.encode_label(value, text))
+            except (ValueError, TypeError, RowError) as error:
+                raise UserError(f"{what.format(row)}: {error}") from None
+        return labels
+
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether the label of a row is a list."""
+        return False
 
     def decode_label(self, label: Any) -> Any:
         """Convert a label to the Python object that `encode_label` accepts."""

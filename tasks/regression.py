@@ -19,7 +19,6 @@ from tasks.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
 from tasks.postprocessor import OutputSpec, Postprocessor
-from tasks.streaming import check_rank
 from tasks.task_model import TaskModel
 from tasks.text_task import LabelledTextReader, LabelledTextTask, warnings_of_equal_labels
 from tasks.windows import Windows
@@ -101,12 +100,6 @@ class RegressionTask(LabelledTextTask):
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return a warning if all rows have the same value."""
         return warnings_of_equal_labels(data.examples.labels)
-
-    def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
-        """Return numbers `(B,)`, or strings of them, and weights of 1."""
-        check_rank(y, 1)
-        values = tf.strings.to_number(y) if y.dtype == tf.string else tf.cast(y, tf.float32)
-        return {"value": values}, {"value": tf.ones_like(values)}
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
         """Build the encoder with one linear output."""

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.scalars import to_python
 from tasks.examples import Examples
 from tasks.prediction import jsonable
-from tasks.readers.memory import as_list
-from tasks.readers.rows import RowError
+from tasks.readers.memory import as_list, without_axis
 from tasks.registry import task_class
 from tasks.settings import task_defaults
 
@@ -85,6 +85,24 @@ def inputs_of(x: Any) -> Any:
     return x.x if isinstance(x, Rows) else x
 
 
+def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
+    """Return the first batches of a dataset; x itself if `steps` is `None`.
+
+    Args:
+        x: A dataset. Other rows have no batches yet.
+        steps: Number of batches.
+        name: Name of this argument, for the message.
+
+    Raises:
+        UserError: If x is no dataset, or the number is wrong.
+    """
+    if steps is None:
+        return x
+    if not isinstance(x, tf.data.Dataset):
+        raise UserError(f"{name}: expected with a dataset only; pass the rows that are to be read")
+    return x.take(positive(name, steps))
+
+
 def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
     """Raise UserError if a dataset has no batches, or other arguments give what they contain."""
     for name, value in others.items():
@@ -95,10 +113,12 @@ def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
         raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise UserError unless a value is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+def positive(name: str, value: Any) -> int:
+    """Return a positive integer of Python; raises UserError if a value is none."""
+    value = to_python(value)
+    if type(value) is not int or value < 1:
         raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+    return value
 
 
 def examples_of(
@@ -107,6 +127,7 @@ def examples_of(
     y: Any = None,
     sample_weight: Any = None,
     class_weight: Mapping[Any, float] | None = None,
+    is_batch: bool = False,
 ) -> Examples:
     """Return rows as `Examples` with labels in the representation of the task.
 
@@ -116,6 +137,7 @@ def examples_of(
         y: Labels, see `tasks.fitting.fit`.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
+        is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
 
     Raises:
         UserError: If rows, labels and weights differ in number or do not fit the task.
@@ -129,18 +151,28 @@ def examples_of(
         x, y = x.x, x.y if y is None else y
     texts = task.reader.columns(x)
     count = len(next(iter(texts.values())))
-    y = task.reader.default_labels(count) if y is None else as_list(y, "y")
+    if y is None:
+        y = task.reader.default_labels(count)
+    else:
+        y = as_list(column_of(task, y, not task.reader.has_lists_of_labels), "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
-    labels = []
-    for row, label in enumerate(y):
-        try:
-            text = {name: values[row] for name, values in texts.items()}
-            labels.append(task.reader.encode_label(label, text))
-        except (ValueError, TypeError, RowError) as error:
-            raise UserError(f"y[{row}]: {error}") from None
+    labels = task.reader.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
+
+
+def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
+    """Return labels or weights without what Keras allows around them, otherwise unchanged.
+
+    Args:
+        task: The task.
+        values: A column, also as a dict by the name of the task's output, or of shape (N, 1).
+        is_scalar: Whether a row has one value, so that the shape (N, 1) means (N,).
+    """
+    if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
+        (values,) = values.values()
+    return without_axis(values) if is_scalar else values
 
 
 def _weights(task, labels, sample_weight, class_weight):
@@ -149,7 +181,7 @@ def _weights(task, labels, sample_weight, class_weight):
         return ()
     weights = [1.0] * len(labels)
     if sample_weight is not None:
-        given = as_list(sample_weight, "sample_weight")
+        given = as_list(column_of(task, sample_weight), "sample_weight")
         if len(given) != len(labels):
             raise UserError(
                 f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
@@ -179,18 +211,17 @@ def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, fl
         raise UserError(
             f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
         )
-    try:
-        return {
-            task.reader.encode_label(name, {}): _weight(repr(name), factor)
-            for name, factor in class_weight.items()
-        }
-    except ValueError as error:
-        raise UserError(f"class_weight: {error}") from None
+    class_weight = to_python(dict(class_weight))
+    labels = task.reader.encode_labels(list(class_weight), {}, "class_weight")
+    return {
+        label: _weight(f"class_weight: {name!r}", factor)
+        for label, (name, factor) in zip(labels, class_weight.items(), strict=True)
+    }
 
 
 def _weight(what, value):
     """Return a loss weight as a float."""
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf:
         raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
     return float(value)
@@ -212,7 +243,10 @@ def _read_dataset(dataset):
             return tuple(map(joined, zip(*values, strict=True)))
         if isinstance(values[0], tf.RaggedTensor):
             return [jsonable(row) for value in values for row in value]
-        return [row for value in values for row in jsonable(value)]
+        arrays = [value.numpy() for value in values]
+        if len({array.shape[1:] for array in arrays}) == 1:
+            return np.concatenate(arrays)
+        return [row for array in arrays for row in jsonable(array)]
 
     x, y, weight = (*map(joined, zip(*parts, strict=True)), None, None)[:3]
     return x, y, weight

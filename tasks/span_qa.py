@@ -46,6 +46,11 @@ QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
 class QuestionReader(Reader["QuestionAnsweringTask"]):
     """Reader of questions; a label is a tuple of answers (text, start)."""
 
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether the label of a row is a list."""
+        return True
+
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         """Return answers, given as dicts or pairs of text and start; [] is no answer.
 

@@ -10,16 +10,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.layout import to_flat, to_padded
 from tasks.compiling import needs_padding
-from tasks.readers.memory import named
-from tasks.rows import class_factors
+from tasks.examples import Examples
+from tasks.readers.memory import named, without_axis
+from tasks.rows import class_factors, column_of, examples_of
 
 if TYPE_CHECKING:
+    from tasks.task import Task
     from tasks.task_model import TaskModel
+
+_NO_WINDOWS: Any = None  # The targets of tasks that can stream do not depend on windows.
 
 
 def batches(
@@ -40,12 +45,8 @@ def batches(
     task, pipeline = model.task, model.serving.pipeline
     num_replicas = model.distribute_strategy.num_replicas_in_sync
     is_padded, length = needs_padding(model), task.max_seq_length if model.jit_compile else None
-    factors_C = None
     if class_weight is not None:
-        factors = class_factors(task, class_weight)
-        factors_C = tf.constant(
-            [factors.get(label, 1.0) for label in range(len(model.labels or ()))]
-        )
+        class_factors(task, class_weight)  # Before the first batch.
 
     @tf.autograph.experimental.do_not_convert
     def batch_of(x, y, weight_B=None):
@@ -53,13 +54,11 @@ def batches(
         count = tf.shape(texts[task.input_names[0]])[0]
         numbers_B = tf.range(-(-count // num_replicas) * num_replicas)
         is_row_B, numbers_B = numbers_B < count, numbers_B % tf.maximum(count, 1)
-        texts = {name: tf.gather(values, numbers_B) for name, values in texts.items()}
-        labels, weights = task.graph_targets(tf.gather(y, numbers_B))
+        labels, weights = targets(task, texts, y, weight_B, class_weight)
+        texts, labels, weights = tf.nest.map_structure(
+            lambda values: tf.gather(values, numbers_B), (texts, labels, weights)
+        )
         factor_B = tf.cast(is_row_B, tf.float32)
-        if weight_B is not None:
-            factor_B *= tf.cast(tf.gather(weight_B, numbers_B), tf.float32)
-        if factors_C is not None:
-            factor_B *= tf.gather(factors_C, labels["label"])
         packed, vocabulary = pipeline.encode(**texts).packed, pipeline.vocabulary
         inputs = to_padded(packed, vocabulary, length) if is_padded else to_flat(packed, vocabulary)
         return inputs, labels, {name: values * factor_B for name, values in weights.items()}
@@ -72,6 +71,7 @@ def batches(
 
 
 def _strings(columns):
+    columns = {name: without_axis(values) for name, values in columns.items()}
     for name, values in columns.items():
         if values.dtype != tf.string or values.shape.rank not in (1, None):
             raise UserError(
@@ -79,6 +79,50 @@ def _strings(columns):
                 f"{values.shape}"
             )
     return columns
+
+
+def targets(
+    task: Task,
+    texts: Mapping[str, tf.Tensor],
+    y: Any,
+    weight: Any = None,
+    class_weight: Mapping[Any, float] | None = None,
+) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Return labels and weights of a batch by output name, read as those of rows in memory.
+
+    Args:
+        task: A task that has `can_stream`.
+        texts: Strings `(B,)` by input name.
+        y: Labels `(B,)`, or lists of them, ragged or padded with "" or -1.
+        weight: Loss weight per row.
+        class_weight: Loss weight by label name or id.
+    """
+    y, weight = column_of(task, y, not task.reader.has_lists_of_labels), column_of(task, weight)
+    if isinstance(y, tf.RaggedTensor):
+        # Unsigned integers have no -1.
+        y = y.to_tensor("") if y.dtype == tf.string else tf.cast(y, tf.int64).to_tensor(-1)
+    if isinstance(y, Mapping | tuple):
+        raise UserError(f"y: expected one column of labels, received {y!r:.80}")
+    columns = [*texts.values(), y, *([] if weight is None else [weight])]
+
+    def targets_of(*columns):
+        values = dict(zip(texts, columns, strict=False))
+        y, weight = (*columns[len(values) :], None)[:2]
+        examples = examples_of(task, values, y, weight, class_weight, is_batch=True)
+        labels, weights = task.targets(examples, _NO_WINDOWS)
+        for factor in (task.sample_weights(examples, _NO_WINDOWS), examples.weights or None):
+            if factor is not None:
+                weights = {name: of_name * factor for name, of_name in weights.items()}
+        return [*labels.values(), *(of_name.astype(np.float32) for of_name in weights.values())]
+
+    # Without rows, they have the types and the shapes of a batch.
+    like = task.targets(Examples({}, []), _NO_WINDOWS)
+    flat = tf.numpy_function(
+        targets_of, columns, [tf.as_dtype(array.dtype) for array in tf.nest.flatten(like)]
+    )
+    for tensor, array in zip(flat, tf.nest.flatten(like), strict=True):
+        tensor.set_shape([None, *array.shape[1:]])
+    return tf.nest.pack_sequence_as(like, flat)
 
 
 def num_steps(dataset: tf.data.Dataset, steps_per_epoch: int | None) -> int:
@@ -91,35 +135,13 @@ def num_steps(dataset: tf.data.Dataset, steps_per_epoch: int | None) -> int:
     return steps
 
 
-def check_rank(y: tf.Tensor, rank: int) -> None:
-    """Raise UserError unless a batch of labels has a rank."""
-    if y.shape.rank not in (rank, None):
-        expected = "one label per row, (B,)" if rank == 1 else "a list of labels per row, (B, K)"
-        raise UserError(f"y: expected {expected}, received the shape {y.shape}")
-
-
-def check_label(is_valid: tf.Tensor, label: tf.Tensor, expected: str) -> tf.Operation:
-    """Assert that all labels of a batch are valid, in the graph.
-
-    Args:
-        is_valid: bool, shaped like `label`.
-        label: Strings.
-        expected: What is expected, for the message.
-    """
-    first = tf.strings.reduce_join(tf.boolean_mask(label, ~is_valid)[:1])
-    message = tf.strings.join(["y: label '", first, f"': expected {expected}"])
-    return tf.debugging.Assert(tf.reduce_all(is_valid), [message])
-
-
 @contextlib.contextmanager
-def raising_label_errors() -> Iterator[None]:
-    """Raise the failures of `check_label`, which Keras wraps, as UserErrors."""
+def raising_row_errors() -> Iterator[None]:
+    """Raise the UserErrors of rows of a dataset, which TensorFlow and Keras wrap."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"assertion failed: \[(y: .*)\]", str(error))
+        found = re.search(r"UserError: (.*)", str(error))
         if found is None:
             raise
-        # TensorFlow escapes the bytes of strings.
-        message = found[1].encode().decode("unicode_escape").encode("latin-1").decode("utf-8")
-        raise UserError(message) from None
+        raise UserError(found[1]) from None

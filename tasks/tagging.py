@@ -36,7 +36,7 @@ from tasks.metrics.entities import entity_scores, strict_f1
 from tasks.plots import MAX_LABELS, Bars, Plot
 from tasks.postprocessor import OutputSpec, Postprocessor
 from tasks.reader import Reader
-from tasks.readers.memory import as_list
+from tasks.readers.memory import as_list, named, without_axis
 from tasks.readers.rows import BadRow, as_label, raise_bad_rows
 from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
 from tasks.task import Task, described
@@ -51,10 +51,40 @@ class TaggingReader(Reader["TaggingTask"]):
 
     def columns(self, x: Any) -> dict[str, list]:
         """Return texts by input name; lists of words are joined by spaces."""
-        values = x["text"] if isinstance(x, Mapping) and "text" in x else x
-        if isinstance(values, list | tuple) and values and isinstance(values[0], list | tuple):
-            values = [" ".join(words) for words in values]
-        return super().columns(values)
+        columns = named(x, self.task.input_names)
+        rows = as_list(without_axis(columns["text"]), "text")
+        return super().columns(
+            {"text": [_joined(row, f"x: text[{n}]") for n, row in enumerate(rows)]}
+        )
+
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether the label of a row is a list."""
+        return True
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows; see `Reader.encode_labels`.
+
+        All rows have entities, or all have a tag per word; [] may be either.
+        """
+        labels = super().encode_labels(values, texts, what, is_batch)
+        if not any(isinstance(label, TaggedSentence) for label in labels):
+            return labels
+        for row, label in enumerate(labels):
+            if isinstance(label, TaggedText):
+                if label.entities or label.text:
+                    raise UserError(
+                        f"{what.format(row)}: expected a tag per word, as in other rows, received "
+                        f"{values[row]!r:.80}"
+                    )
+                labels[row] = TaggedSentence([], [], label.location)
+        return labels
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> TaggedSentence | TaggedText:
         """Return entities, given as dicts with start, end and type, or one tag per word."""
@@ -339,6 +369,17 @@ class TaggingTask(Task):
             }
             count = sum(map(len, spans))
         return labelled, [f"{n} of {count} {what}" for what, n in counts.items() if n]
+
+
+def _joined(row, what):
+    """Return a text, or the words of a list as a text."""
+    if isinstance(row, str) or not hasattr(row, "__len__"):
+        return row
+    words = as_list(row, what)
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"{what}: expected words, received {type(word).__name__} {word!r:.60}")
+    return " ".join(words)
 
 
 def _types(item):

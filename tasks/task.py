@@ -87,7 +87,7 @@ class Task(abc.ABC):
 
     @property
     def can_stream(self) -> bool:
-        """Whether `graph_targets` is defined, so that `fit` reads datasets batch by batch."""
+        """Whether `targets` need no windows, so that `fit` reads datasets batch by batch."""
         return False
 
     @property
@@ -144,13 +144,6 @@ class Task(abc.ABC):
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels and weights, each with one entry per sample by the name of the output."""
-        raise NotImplementedError
-
-    def graph_targets(self, y: tf.Tensor) -> tuple[Tensors, Tensors]:
-        """Return what `targets` does for a batch of labels `(B,)`, in the graph of a dataset.
-
-        Tasks with `can_stream` define it. Weights include those of `sample_weights`.
-        """
         raise NotImplementedError
 
     @abc.abstractmethod

@@ -21,6 +21,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from bert_tf.scalars import to_python
 from bert_tf.train.step import dropout_seed
 from bert_tf.weights.sources import read_pretrained
 from tasks import compiling, creation, fitting, training
@@ -29,7 +30,7 @@ from tasks.pipeline import Pipeline
 from tasks.preprocessor import Preprocessor
 from tasks.readers.memory import columns_of
 from tasks.registry import task_from_dict
-from tasks.rows import check_positive, inputs_of, is_token_ids
+from tasks.rows import first_batches, inputs_of, is_token_ids, positive
 from tasks.run_checkpoint import RunCheckpoint, save_run
 from tasks.serving import ROWS_PER_CALL, ServingFunctions
 from tasks.settings import task_defaults
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from bert_tf.weights.sources import PretrainedWeights
     from tasks.task import Task
+
+_PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
 
 
 class TaskModel(keras.Model):
@@ -88,6 +91,7 @@ class TaskModel(keras.Model):
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         super().__init__(name=task.kind, dtype=dtype, **kwargs)
+        seed, frozen_layers = to_python(seed), to_python(frozen_layers)
         self.seed, self.frozen_layers, self.has_new_head = seed, frozen_layers, True
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
@@ -169,6 +173,7 @@ class TaskModel(keras.Model):
                 f"{', '.join(task.input_names)}: pairs require two segments, but "
                 f"{pretrained.origin} has one"
             )
+        seed = to_python(seed)
         keras.utils.set_random_seed(seed)
         model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
         head = pretrained.head_for(task.to_dict(), keep_head)
@@ -246,14 +251,21 @@ class TaskModel(keras.Model):
         return self.network(inputs, training=training, seed=seed)
 
     def predict(
-        self, x: Any, batch_size: int = ROWS_PER_CALL, **kwargs: Any
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
     ) -> dict[str, np.ndarray]:
         """Return the predictions of rows, as the served model returns them.
 
         Args:
             x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
-            batch_size: Rows per call of the traced function.
-            **kwargs: Arguments of keras.Model.predict, for token ids only.
+            batch_size: Rows per call of the traced function; by default 1024.
+            verbose: As in Keras for token ids; nothing is printed for strings.
+            steps: Batches of a dataset that are read; by default all.
+            callbacks: As in Keras, for token ids only.
 
         Returns:
             `{name: array (N, ...)}`; strings are `str`. Lists of different lengths are padded with
@@ -262,14 +274,16 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If x has no rows, or rows that are no strings.
         """
+        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         if is_token_ids(x):
-            return super().predict(x, batch_size, **kwargs)
-        check_positive("batch_size", batch_size)
+            return super().predict(x, batch_size, verbose, steps, callbacks)
+        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+        fitting.check_none(callbacks=callbacks)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
-        check_positive("batch_size", batch_size)
+        batch_size = positive("batch_size", batch_size)
         return self.serving.predict_rows(self._columns(x), batch_size)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -307,34 +321,69 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
         compiling.check_scope(self._created_in, "fit")
         if not self.compiled:
             self.compile()
-        compiling.check_callbacks(self, kwargs.get("callbacks") or ())
+        callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
+        compiling.check_callbacks(self, callbacks)
+        kwargs |= {"batch_size": batch_size, "verbose": verbose, "callbacks": callbacks}
+        if epochs is not None:  # The default of Keras is another one.
+            kwargs["epochs"] = epochs
         if is_token_ids(x):
             return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
 
     def evaluate(
-        self, x: Any = None, y: Any = None, batch_size: int = 64, **kwargs: Any
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = True,
+        _use_cached_eval_dataset: bool = False,
     ) -> dict[str, float]:
         """Return the loss and the task's metrics by name.
 
         Args:
             x: Rows, see `fit`.
             y: Labels, see `fit`.
-            batch_size: Sequences per step and replica.
-            **kwargs: Arguments of keras.Model.evaluate, for token ids only.
+            batch_size: Sequences per step and replica; by default 64.
+            verbose: As in Keras for token ids; nothing is printed for strings.
+            sample_weight: As in Keras, for token ids only: metrics count every row once.
+            steps: Batches of a dataset that are read; by default all.
+            callbacks: As in Keras, for token ids only.
+            return_dict: False returns a list, for token ids only.
+            _use_cached_eval_dataset: Given by `fit` of Keras.
         """
-        if kwargs.get("_use_cached_eval_dataset") and self._validation is not None:
-            return self.evaluator().metrics(self._validation)
+        if _use_cached_eval_dataset and self._validation is not None:
+            return self._validation()
+        batch_size = 64 if batch_size is None else batch_size
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
-            return super().evaluate(x, y, batch_size, return_dict=True, **kwargs)
-        check_positive("batch_size", batch_size)
+            return super().evaluate(
+                *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
+                return_dict=return_dict,
+                _use_cached_eval_dataset=_use_cached_eval_dataset,
+            )
+        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+        fitting.check_none(sample_weight=sample_weight, callbacks=callbacks)
+        if not return_dict:
+            raise UserError("return_dict=False: expected True, since metrics have names")
         return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
@@ -378,11 +427,50 @@ class TaskModel(keras.Model):
         A compiled model is compiled again; the optimizer's moments start from 0.
         """
         self.encoder.freeze(num_layers)
-        self.frozen_layers = num_layers
+        self.frozen_layers = to_python(num_layers)
         if self.compiled:
             self.compile_from_config(self.get_compile_config())
 
+    # Methods of Keras for token ids, which strings have others for.
+
+    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch of token ids; strings are trained with `fit`."""
+        _check_token_ids(x, "train_on_batch", "fit")
+        return super().train_on_batch(x, *args, **kwargs)
+
+    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
+        _check_token_ids(x, "test_on_batch", "evaluate")
+        return super().test_on_batch(x, *args, **kwargs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the network's outputs of token ids; strings are predicted with `predict`."""
+        _check_token_ids(x, "predict_on_batch", "predict")
+        return super().predict_on_batch(x)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UserError: the package `export` writes SavedModels."""
+        raise UserError(f"export: {_PUBLISH}")
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UserError: the package `export` writes quantized SavedModels."""
+        raise UserError(f"quantize: {_PUBLISH} with precision='int8'")
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """Return what TensorFlow saves; called by `tf.saved_model.save`, which cannot save it."""
+        if save_type == "savedmodel":
+            raise UserError(f"tf.saved_model.save: {_PUBLISH}")
+        return super()._trackable_children(save_type, **kwargs)
+
     # Files.
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write a .keras file with weights, vocabulary and optimizer, which `load_model` reads."""
+        if not str(filepath).endswith(".keras"):
+            raise UserError(
+                f"{filepath}: expected a file that ends in .keras; save_run writes a run directory"
+            )
+        super().save(filepath, *args, **kwargs)
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
@@ -398,3 +486,8 @@ class TaskModel(keras.Model):
             "record": self.record,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
+
+
+def _check_token_ids(x, method, other):
+    if not is_token_ids(x):
+        raise UserError(f"{method}: expected token ids; call {other} with strings")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import UserError
 from bert_tf.run import Run
+from bert_tf.scalars import to_python
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
 from tasks import fitting
 from tasks.distillation import Distillation
@@ -149,7 +150,7 @@ def _settings_of(model: TaskModel, given: dict[str, Any]) -> TrainingSettings:
             policy, "float32"
         ),
     }
-    settings = TrainingSettings(**{**defaults, **given})
+    settings = TrainingSettings(**to_python({**defaults, **given}))
     settings.check_fits(model.config, model.record.get("origin", "the model"))
     if use_precision(settings.precision) != policy:
         raise UserError(

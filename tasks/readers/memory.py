@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import numpy as np
-
 from bert_tf.errors import UserError
+from bert_tf.scalars import to_python
 from tasks.readers.rows import RowError, check_text
 
 
@@ -26,7 +25,10 @@ def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) ->
     Raises:
         UserError: If a column is missing, columns differ in length, or an entry is no string.
     """
-    columns = {name: as_list(values, name) for name, values in named(x, input_names).items()}
+    columns = {
+        name: as_list(values if name in lists else without_axis(values), name)
+        for name, values in named(x, input_names).items()
+    }
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{count} of {name}" for name, count in lengths.items())
@@ -46,6 +48,8 @@ def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) ->
 def as_list(values: Any, what: str) -> list:
     """Return a list, tuple, array, tensor or pandas column as a list of Python objects.
 
+    Scalars of NumPy become Python's, and bytes become strings.
+
     Raises:
         UserError: If `values` is a single value, or has no order or several columns.
     """
@@ -62,7 +66,14 @@ def as_list(values: Any, what: str) -> list:
             f"{what}: expected a list, a NumPy array or a pandas column, received "
             f"{type(values).__name__} {values!r:.60}"
         )
-    return list(found)
+    return list(map(to_python, found))
+
+
+def without_axis(values: Any) -> Any:
+    """Return an array or tensor of shape (N, 1) as (N,), as Keras does; other values unchanged."""
+    shape = getattr(values, "shape", ())
+    is_column = len(shape) == 2 and shape[1] == 1 and not hasattr(values, "columns")
+    return values[:, 0] if is_column else values
 
 
 def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
@@ -81,8 +92,6 @@ def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"x: expected the columns {expected}, received {found}")
         return {name: x[name] for name in input_names}
     if len(input_names) == 1:
-        if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == 1:
-            x = x[:, 0]
         return {input_names[0]: x}
     if isinstance(x, tuple) and len(x) == len(input_names):
         return dict(zip(input_names, x, strict=True))
@@ -93,8 +102,6 @@ def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
 
 
 def _text(value, where):
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
         raise UserError(
             f"{where}: expected a string, received {type(value).__name__} {value!r:.60}"

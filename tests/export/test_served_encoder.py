@@ -168,6 +168,9 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
         actual = multiplied(x.astype(np.float32), residual).numpy()
         # oneDNN's gelu is an approximation; rounding of x / unit may differ in the last bit.
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=2e-3 * np.abs(expected).max())
+    # A request without texts has no rows.
+    no_rows = [np.zeros((0, size), np.float32) for size in (24, 7)]
+    assert multiplied(*no_rows).shape == (0, 7)
 
 
 @pytest.mark.slow

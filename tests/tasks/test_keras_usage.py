@@ -83,6 +83,27 @@ def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model):
     assert first != second
 
 
+def test_arguments_of_keras_about_batches_and_validation(model):
+    """Columns in a list, one callback, and the batches of infinite datasets that are read."""
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)
+    log = keras.callbacks.History()
+    history = model.fit(
+        *(ROWS, NAMES, 8, 1, 0, log),
+        validation_data=dataset.repeat(),
+        validation_steps=1,
+        validation_batch_size=3,
+    ).history
+    assert log.history == history
+    first = model.evaluate(ROWS[:4], NAMES[:4])
+    assert history["val_macro_f1"] == [first["macro_f1"]]
+    assert model.evaluate(dataset.repeat(), steps=1) == first
+    model.evaluator().metrics = lambda encoded: {"rows": float(len(encoded))}
+    found = model.fit(ROWS, NAMES, epochs=1, verbose=0, validation_data=[ROWS[:3], NAMES[:3]])
+    del model.evaluator().metrics
+    assert found.history["val_rows"] == [3.0]
+    assert len(model.predict(dataset.repeat(), steps=2)["label"]) == 8
+
+
 # Callbacks.
 
 

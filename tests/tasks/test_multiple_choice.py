@@ -20,6 +20,7 @@ from tasks.multiple_choice import MultipleChoiceTask
 from tasks.pipeline import Pipeline
 from tasks.prediction import predict
 from tasks.registry import task_from_dict
+from tasks.rows import examples_of as examples_from_python
 from tests import small
 
 # The right choice repeats a word of the prompt, at any position among two to four.
@@ -161,6 +162,31 @@ def test_a_prompt_without_choices_and_choices_without_a_prompt_are_rejected(
 ):
     with pytest.raises(tf.errors.InvalidArgumentError, match="inputs: numbers of rows differ"):
         signatures["serving_default"](tf.fill([prompts], "a"), tf.fill([rows, 2], "b"))
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_rows_without_a_choice_are_ordered_by_length(pipeline, empty):
+    choices = [["is high", "a"], ["a", "b"]]
+    choices.insert(empty, ["", ""])
+    examples = Examples({"prompt": ["the bill"] * 3, "choices": choices}, [])
+    order = EncodedExamples.encode(examples, pipeline, to_flat).by_length()
+    assert sorted(order.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("choices", "label", "message"),
+    [
+        (["a", ""], 1, r"y\[0\]: choice 1: expected one that is not empty"),
+        (["", ""], 0, r"y\[0\]: choices: expected at least one that is not empty, received none"),
+        ([], 0, r"y\[0\]: choices: expected at least one that is not empty, received none"),
+        (["a", "b"], 2, r"y\[0\]: choice 2: expected an integer from 0 to 1"),
+    ],
+)
+def test_a_label_is_the_index_of_a_choice(choices, label, message):
+    task = MultipleChoiceTask(max_seq_length=10)
+    rows = {"prompt": ["x"], "choices": [choices]}
+    with pytest.raises(UserError, match=message):
+        examples_from_python(task, rows, [label])
 
 
 def test_the_longer_of_prompt_and_choice_is_truncated(pipeline):

@@ -57,13 +57,7 @@ FORMS = {
         NAMES,
         [f" {name} " for name in NAMES],
     ),
-    "label names that are numbers": (
-        "TextClassifier",
-        {"labels": ["2", "0", "spam"]},
-        ROWS,
-        ["2", "0", "0"] * 3,
-        [2, 0, 0] * 3,
-    ),
+    "a column of ids": ("TextClassifier", {}, ROWS, IDS, np.array(IDS, np.uint8)[:, np.newaxis]),
     "lists of names": (
         "TextClassifier",
         {"multi_label": True},
@@ -162,16 +156,20 @@ WRONG = {
     "x: expected the columns text, received body": lambda data: data.map(
         lambda x, y: ({"body": x}, y)
     ),
-    "y: expected one label per row, (B,), received the shape (None, 1)": lambda data: data.map(
-        lambda x, y: (x, y[:, tf.newaxis])
+    "y: label ['billing', 'billing']: expected one of": lambda data: data.map(
+        lambda x, y: (x, tf.stack([y, y], 1))
     ),
-    "y: expected names or ids of labels, received float32": lambda data: data.map(
-        lambda x, y: (x, tf.zeros([4]))
+    "y: expected one column of labels, received {'a'": lambda data: data.map(
+        lambda x, y: (x, {"a": y, "b": y})
     ),
+    "sample_weight[3]: expected a number >= 0, received -1": lambda data: data.map(
+        lambda x, y: (x, y, [1, 1, 1, -1])
+    ),
+    "y: label 0.0: expected one of billing": lambda data: data.map(lambda x, y: (x, tf.zeros([4]))),
     "y: label 'späm': expected one of billing, hardware, software": lambda data: data.map(
         lambda x, y: (x, tf.where(y == "software", "späm", y))
     ),
-    "y: label '3': expected one of billing, hardware, software": lambda data: data.map(
+    "y: label 3: expected an id from 0 to 2, or a name": lambda data: data.map(
         lambda x, y: (x, tf.fill(tf.shape(x), 3))
     ),
     "steps_per_epoch: expected a number for a dataset of unknown length": lambda data: (

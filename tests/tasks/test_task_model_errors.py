@@ -1,11 +1,13 @@
 """Errors of the model classes: one line that names the argument and what is expected."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import AdamW, UserError
 from tasks import (
     AnomalyDetector,
     MultipleChoice,
@@ -13,6 +15,7 @@ from tasks import (
     TextClassifier,
     TextRegressor,
     TokenClassifier,
+    fitting,
 )
 from tests import small
 from tests.small import TEXTS
@@ -118,6 +121,15 @@ WRONG_ARGUMENTS = {
     "sample_weight: expected 9 weights, one per row, received 2": {"sample_weight": [1, 2]},
     "sample_weight[0]: expected a number >= 0, received -1": {"sample_weight": [-1] * 9},
     "sample_weight[0]: expected a number >= 0, received 'a'": {"sample_weight": ["a"] * 9},
+    "validation_batch_size=0: expected an integer > 0": {"validation_batch_size": 0},
+    "steps_per_epoch=0: expected an integer > 0": {"steps_per_epoch": 0},
+    "validation_steps: expected with a dataset only; pass the rows that are to be read": {
+        "validation_data": (ROWS, NAMES),
+        "validation_steps": 1,
+    },
+    "validation_data: sample_weight: expected none in an evaluation, whose metrics count every": {
+        "validation_data": (ROWS, NAMES, [2.0] * 9),
+    },
     "class_weight: label 'spam': expected one of billing": {"class_weight": {"spam": 2.0}},
     "class_weight: 'billing': expected a number >= 0": {"class_weight": {"billing": "high"}},
     "class_weight: expected a dict of label and weight": {"class_weight": [1.0, 2.0, 3.0]},
@@ -140,6 +152,30 @@ def test_wrong_datasets(model):
 def test_wrong_batch_sizes_of_other_methods(model):
     check("batch_size=0: expected an integer > 0", model.predict, ROWS, batch_size=0)
     check("batch_size=0: expected an integer > 0", model.evaluate, ROWS, NAMES, batch_size=0)
+
+
+def test_arguments_of_keras_that_strings_do_not_support(model):
+    weights = "sample_weight: expected none in an evaluation, whose metrics count every row once"
+    check(weights, model.evaluate, ROWS, NAMES, sample_weight=[1.0] * 9)
+    weighted = tf.data.Dataset.from_tensor_slices((ROWS, NAMES, [2.0] * 9)).batch(4)
+    check(weights, model.evaluate, weighted)
+    check("callbacks: expected with token ids only", model.evaluate, ROWS, NAMES, callbacks=[1])
+    check("callbacks: expected with token ids only", model.predict, ROWS, callbacks=[1])
+    check("return_dict=False: expected True", model.evaluate, ROWS, NAMES, return_dict=False)
+    check("steps: expected with a dataset only", model.evaluate, ROWS, NAMES, steps=1)
+    check("steps: expected with a dataset only", model.predict, ROWS, steps=1)
+    for method in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+            method(ROWS, batchsize=3)
+
+
+def test_names_of_arguments_are_those_of_keras(model):
+    for name in ("fit", "evaluate", "predict"):
+        ours = set(inspect.signature(getattr(model, name)).parameters)
+        if name == "fit":
+            ours |= set(inspect.signature(fitting.fit).parameters)
+        keras_method = inspect.signature(getattr(keras.Model, name))
+        assert set(keras_method.parameters) - {"self", "kwargs"} <= ours
 
 
 WRONG_OPTIONS = {
@@ -263,3 +299,21 @@ def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored
         check(f"compile: {message}", model.compile)
         check(f"fit: {message}", model.fit, ROWS, NAMES)
     assert isinstance(model, keras.Model) and not model.compiled
+
+
+def test_methods_of_keras_name_those_for_strings(model, tmp_path):
+    model.compile()
+    for method, other in (("train", "fit"), ("test", "evaluate"), ("predict", "predict")):
+        message = f"{method}_on_batch: expected token ids; call {other} with strings"
+        check(message, getattr(model, f"{method}_on_batch"), ROWS)
+    ids = {name: values.numpy() for name, values in model.preprocessor(ROWS).items()}
+    assert model.predict_on_batch(ids)["label"].shape == (9, 3)
+    publish = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
+    check(f"export: {publish}", model.export, tmp_path)
+    check(f"quantize: {publish}", model.quantize, "int8")
+    check(f"tf.saved_model.save: {publish}", tf.saved_model.save, model, tmp_path)
+    for name in ("model.h5", "model"):
+        check(f"{name}: expected a file that ends in .keras", model.save, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    model.save(tmp_path / "model.keras")
+    assert type(keras.saving.load_model(tmp_path / "model.keras").optimizer) is AdamW
