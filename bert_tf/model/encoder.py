@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.custom_gradient import recompute_grad
 from bert_tf.errors import UserError
 from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
@@ -199,7 +200,7 @@ class Encoder(keras.layers.Layer):
                 # Only hidden states are returned; returning the probabilities as well would make
                 # recompute_grad differentiate them too.
                 hidden_of = functools.partial(_hidden_of, layer, options)
-                hidden_TH = tf.recompute_grad(hidden_of)(hidden_TH)
+                hidden_TH = recompute_grad(hidden_of)(hidden_TH)
             else:
                 hidden_TH, probs_BNLL, recompute_hidden = layer(
                     hidden_TH, recompute_hidden=recompute_hidden, **options
