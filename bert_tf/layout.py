@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.bucketing import round_up_to_bucket
+from bert_tf.custom_gradient import custom_gradient
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -643,4 +644,4 @@ def _gather(values, index, inverse, has_source):
         gathered = tf.where(has_source, gathered, tf.zeros([], gathered.dtype))
         return tf.reshape(gathered, tf.shape(values))
 
-    return tf.custom_gradient(lambda values: (tf.gather(values, index), gradient))(values)
+    return custom_gradient(lambda values: (tf.gather(values, index), gradient))(values)

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.custom_gradient import own_gradients
 from bert_tf.errors import UserError
 from bert_tf.run import Run
 from bert_tf.scalars import to_python
@@ -430,6 +431,18 @@ class TaskModel(keras.Model):
         self.frozen_layers = to_python(num_layers)
         if self.compiled:
             self.compile_from_config(self.get_compile_config())
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Run one step of Keras."""
+        logs = super().train_step(data)
+        own_gradients()
+        return logs
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Run one evaluation step of Keras."""
+        logs = super().test_step(data)
+        own_gradients()
+        return logs
 
     # Methods of Keras for token ids, which strings have others for.
 

@@ -32,6 +32,7 @@ LAYERS = (
         "bert_tf.bucketing",
         "bert_tf.command",
         "bert_tf.config",
+        "bert_tf.custom_gradient",
         "bert_tf.former_names",
         "bert_tf.planning",
         "bert_tf.random_bits",

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.custom_gradient import recompute_grad
 from bert_tf.errors import UserError
 from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
@@ -198,7 +199,7 @@ class Encoder(keras.layers.Layer):
             if self.recompute and seed is not None and not output_hidden_states:
                 # Only hidden states are returned; returning the probabilities as well would make
                 # recompute_grad differentiate them too.
-                hidden_of = tf.recompute_grad(functools.partial(_hidden_of, layer, options))
+                hidden_of = recompute_grad(functools.partial(_hidden_of, layer, options))
                 weights = [tf.convert_to_tensor(weight) for weight in layer.weights]
                 hidden_TH = hidden_of(hidden_TH, *weights)
             else:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from bert_tf.custom_gradient import custom_gradient
 from bert_tf.model import fused_kernels as kernels
 from bert_tf.model.inference_norm import is_compiled
 
@@ -36,7 +37,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) 
         return x
     seed = _at(seed, dropout_id)
 
-    @tf.custom_gradient
+    @custom_gradient
     def dropped(x):
         return (
             _like(kernels.dropout(x.shape[-1], x, seed, rate=rate), x),
@@ -49,7 +50,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) 
 def gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
     """Apply `tf.nn.gelu`: x P(X <= x) for a standard normal X, or its tanh approximation."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def activated(x):
         def gradient(upstream):
             grad_x = kernels.gelu_gradient(x.shape[-1], x, upstream, approximate=approximate)
@@ -75,7 +76,7 @@ def gelu_linear(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, approximate: b
         `(T, H)`.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def projected(x, kernel, bias):
         inner = _like(kernels.gelu(x.shape[-1], x, approximate=approximate), x)
 
@@ -121,7 +122,7 @@ def linears(
         (joined,) = linears(x, [kernel], [bias], recompute_x)
         return tf.split(joined, [weight.shape[1] for weight in kernels], 1)
 
-    @tf.custom_gradient
+    @custom_gradient
     def projected(x, *weights):
         kernels, biases = weights[: len(weights) // 2], weights[len(weights) // 2 :]
 
@@ -162,7 +163,7 @@ def dropout_add_norm(
     """
     seed = _at(seed, dropout_id)
 
-    @tf.custom_gradient
+    @custom_gradient
     def normed(x, residual, gamma, beta):
         output, summed, mean, scale = kernels.dropout_add_norm(
             x.shape[-1], x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
@@ -188,7 +189,7 @@ def dropout_add_norm(
 def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
     """Return LayerNorm(x) of `(T, H)`, with float32 statistics, in the dtype of `x`."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def normed(x, gamma, beta):
         output, mean, scale = kernels.norm(x.shape[-1], x, gamma, beta, epsilon=epsilon)
 
@@ -242,7 +243,7 @@ def attention_linear(
     num_heads, head_size = queries.shape[1], queries.shape[3]
     width, options = num_heads * head_size, {"factor": head_size**-0.5, "rate": rate}
 
-    @tf.custom_gradient
+    @custom_gradient
     def projected(queries, keys, values, kernel, bias):
         scores = tf.matmul(queries, keys, transpose_b=True)
         dropped = _like(kernels.softmax_dropout(width, scores, key_bias, seed, **options), scores)
@@ -297,7 +298,7 @@ def tied_embeddings(
     """
     rows, width = table.shape
 
-    @tf.custom_gradient
+    @custom_gradient
     def tied(table):
         def gradient(of_lookup, hidden, of_product):
             is_sparse = isinstance(of_lookup, tf.IndexedSlices)
@@ -320,7 +321,7 @@ def tied_embeddings(
         factors = tf.zeros([0, width], dtype), tf.zeros([0, rows], dtype)
         return (tf.identity(table), *factors), gradient
 
-    @tf.custom_gradient
+    @custom_gradient
     def product(hidden, *_):
         weights = tf.cast(table, dtype)
 
@@ -347,7 +348,7 @@ def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
     """
     width = logits_NV.shape[-1]
 
-    @tf.custom_gradient
+    @custom_gradient
     def losses(logits_NV):
         losses_N, log_sum_N1 = kernels.cross_entropy(width, labels_N, logits_NV)
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.custom_gradient import own_gradients
 from bert_tf.model import fused_kernels
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
@@ -60,7 +61,9 @@ def compile_with_weights(
     @tf.function(jit_compile=True, autograph=False)
     def compiled(values, *args):
         with keras.StatelessScope(list(zip(model.weights, values, strict=True))):
-            return function(*args)
+            results = function(*args)
+        own_gradients()
+        return results
 
     return lambda *args: compiled(
         [tf.convert_to_tensor(weight.value) for weight in model.weights], *args

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.custom_gradient import own_gradients
 from bert_tf.layout import count_tokens
 from bert_tf.train.compilation import compile_with_weights
 from bert_tf.train.optimizer import AdamBase
@@ -165,6 +166,7 @@ class TrainStep:
         # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
         gradients[-1] += tf.where(tf.math.is_finite(sums["loss"]), 0.0, float("nan"))
         norm = self.optimizer.apply(gradients, self.model.trainable_variables, **options)
+        own_gradients()
         return (
             tf.stack([sums[name] for name in ("loss", *self.metrics)]),
             tf.stack([sums["examples"], sums["tokens"]]),
