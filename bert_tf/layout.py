@@ -167,9 +167,14 @@ def padded_to_packed(
         Dict as of `to_packed`, with 0 instead of [PAD].
     """
     is_token_BL = inputs["input_mask"] > 0
-    tokens = (tf.boolean_mask(inputs[name], is_token_BL) for name in ("input_ids", "segment_ids"))
-    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
-    return _in_rows(*tokens, lengths_B, shape, pad_id=0, num_rows=num_rows)
+    return _in_rows(
+        tf.boolean_mask(inputs["input_ids"], is_token_BL),
+        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
+        tf.reduce_sum(inputs["input_mask"], axis=1),
+        shape,
+        pad_id=0,
+        num_rows=num_rows,
+    )
 
 
 def rows_needed(input_mask_BL: tf.Tensor, shape: PackedShape) -> tf.Tensor:

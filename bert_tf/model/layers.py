@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.layout import Layout
+from bert_tf.layout import Layout, PackedLayout
 from bert_tf.model import fused_ops
 from bert_tf.model.dense import activation_linear, dense, initializer, linear, linears
 from bert_tf.model.inference_norm import norm_of_inference
@@ -238,7 +238,7 @@ class SelfAttention(keras.layers.Layer):
         if is_cls_query:
             merge = functools.partial(tf.reshape, shape=[-1, self.config.hidden_size])
             merge_gradient = functools.partial(tf.reshape, shape=[-1, num_heads, 1, head_size])
-        elif cls_only:
+        elif cls_only and isinstance(layout, PackedLayout):
             merge = layout.merge_cls_heads
             merge_gradient = functools.partial(layout.merge_cls_heads_gradient, num_heads=num_heads)
         if seed is None:

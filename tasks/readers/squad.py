@@ -206,7 +206,9 @@ def listed_answers(answers: Any) -> list[tuple[str, int]]:
     Raises:
         RowError: If they have another form.
     """
-    columns = answers if isinstance(answers, Mapping) else {}
+    columns: Mapping[str, Any] = answers if isinstance(answers, Mapping) else {}
+    texts: Any
+    starts: Any
     texts, starts = (columns.get(name) for name in ("text", "answer_start"))
     try:
         if not isinstance(texts, str) and all(isinstance(text, str) for text in texts):
