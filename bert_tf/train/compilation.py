@@ -1,4 +1,4 @@
-"""What XLA compiles: the step as a whole, chains of its operations, or nothing.
+"""Compilation by XLA: of the step as a whole, of chains of its operations, or none.
 
 On a GPU or TPU the step is one program on batches of static shapes. On a CPU, XLA's matrix products
 are slow, so that only the operations in between are compiled, on batches without padding.
