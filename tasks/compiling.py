@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.train.compilation import is_accelerated
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import AdamW, FitSchedule
 from tasks import keras_names
@@ -50,7 +51,7 @@ def resolve(
     warmup_proportion: float = 0.1,
     schedule: str = "released",
     layer_decay: float = 1.0,
-    jit_compile: bool = False,
+    jit_compile: bool | str = "auto",
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Return the arguments of keras.Model.compile.
@@ -66,13 +67,17 @@ def resolve(
         warmup_proportion: Fraction of the steps of a `fit` used for warmup.
         schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging Face).
         layer_decay: Factor on the learning rate from each layer to the one below.
-        jit_compile: Compiles the step with XLA, which takes a batch shape once; on GPUs and TPUs.
+        jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on one
+            GPU.
         **kwargs: Other arguments of keras.Model.compile.
     """
     if schedule not in ("released", "continuous"):
         raise UserError(f"schedule={schedule!r}: expected released or continuous")
     if not 0 <= warmup_proportion < 1:
         raise UserError(f"warmup_proportion={warmup_proportion}: expected a number >= 0 and < 1")
+    if jit_compile == "auto":
+        strategy = model.distribute_strategy
+        jit_compile = strategy.num_replicas_in_sync == 1 and is_accelerated(strategy)
     outputs = list(model.task.losses)
     if optimizer == "auto":
         peak = model.fit_defaults["learning_rate"] if learning_rate is None else learning_rate

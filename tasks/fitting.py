@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.layout import to_flat, to_padded
+from bert_tf.layout import to_flat, to_packed, to_padded
 from bert_tf.scalars import to_python
 from bert_tf.train.optimizer import FitSchedule
 from tasks import compiling, streaming
@@ -267,11 +267,11 @@ class _StartOfFit(keras.callbacks.Callback):
 
 
 def _encode(model, examples):
+    layout = to_padded if compiling.needs_padding(model) else to_flat
+    if model.jit_compile and model.distribute_strategy.num_replicas_in_sync == 1:
+        layout = to_packed  # Keras could not divide its rows between replicas.
     return EncodedExamples.encode(
-        examples,
-        model.serving.pipeline,
-        to_padded if compiling.needs_padding(model) else to_flat,
-        static_shape=bool(model.jit_compile),
+        examples, model.serving.pipeline, layout, static_shape=bool(model.jit_compile)
     )
 
 

@@ -24,6 +24,7 @@ LAYERS = (
         "bert_tf.plotting",
         "bert_tf.processors",
         "bert_tf.progress",
+        "bert_tf.scalars",
         "bert_tf.strict_json",
         "bert_tf.versions",
     },
