@@ -146,13 +146,14 @@ class Embeddings(keras.layers.Layer):
         Returns:
             `(T, H)`, in the compute dtype.
         """
+        # Inference needs no gradient, nor an operation for it in the graph.
+        table_of = tf.convert_to_tensor if seed is None else fused_ops.densely_differentiated
         if look_up is None:
-            embeddings_VH = tf.convert_to_tensor(self.word_embeddings_VH)
-            look_up = functools.partial(tf.gather, embeddings_VH)
+            look_up = functools.partial(tf.gather, table_of(self.word_embeddings_VH))
         summed_TH = (
             look_up(input_ids_T)
-            + tf.gather(tf.convert_to_tensor(self.token_type_embeddings), segment_ids_T)
-            + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
+            + tf.gather(table_of(self.token_type_embeddings), segment_ids_T)
+            + layout.positions(table_of(self.position_embeddings_PH))
         )
         return fused_ops.dropout(
             self.norm(summed_TH, seed=seed),
