@@ -6,6 +6,7 @@ a `fit` that BackupAndRestore resumes sees the same batches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from tasks.rows import check_dataset, check_positive, examples_of
 if TYPE_CHECKING:
     from tasks.task import Task
     from tasks.task_model import TaskModel
+
+_TRAINED = ", trained with fit"
 
 
 def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
@@ -101,8 +104,6 @@ def fit(
         check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
     epochs = model.fit_defaults["epochs"] if epochs is None else epochs
     check_positive("epochs", epochs)
-    # Values tuned for the weights before are those of another model.
-    model.preprocessor.task = model.task.with_tuned({})
     dev = first_step = None
     if validation_data is not None:
         try:
@@ -123,7 +124,6 @@ def fit(
         if dev is None and validation_split:
             train, dev = _split(train, validation_split)
         encoded, encoded_dev = _encode_both(model, train, dev)
-        init_head(model, encoded)
         steps_per_epoch = num_steps = steps_per_epoch or math.ceil(len(encoded) / size)
         # A variable, because it is set after Keras has received the dataset.
         first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -136,9 +136,11 @@ def fit(
             first_step=first_step,
             multiple_of=strategy.num_replicas_in_sync,
         )
+    if not is_streamed:
+        init_head(model, encoded)
     object.__setattr__(model, "_validation", encoded_dev)
     try:
-        with streaming.raising_label_errors():
+        with _changing_weights(model), streaming.raising_label_errors():
             history = keras_fit(
                 batches,
                 epochs=epochs,
@@ -211,7 +213,31 @@ def fit_batches(
         steps = math.ceil(len(x["input_ids"]) / batch_size)
     start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
     kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
-    return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
+    with _changing_weights(model):
+        return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
+
+
+@contextlib.contextmanager
+def _changing_weights(model):
+    """Let what was tuned or recorded for the weights end with them, once a batch has changed them.
+
+    An error before leaves the model as it was.
+    """
+    tuned, before = model.task, _batches_seen(model)
+    model.preprocessor.task = tuned.with_tuned({})
+    try:
+        yield
+    finally:
+        if _batches_seen(model) == before:
+            model.preprocessor.task = tuned
+        else:
+            model.has_new_head = False
+            origin = model.record.get("origin", "new weights").removesuffix(_TRAINED)
+            model.record["origin"] = origin + _TRAINED
+
+
+def _batches_seen(model):
+    return int(compiling.batch_counter(model.optimizer).numpy())
 
 
 class _StartOfFit(keras.callbacks.Callback):
@@ -229,10 +255,19 @@ class _StartOfFit(keras.callbacks.Callback):
         first_step = (self.model._initial_epoch or self.initial_epoch) * self.steps_per_epoch
         if self.first_step is not None:
             self.first_step.assign(first_step)
-        schedule = self.model.optimizer._learning_rate
-        if isinstance(schedule, FitSchedule):
-            iterations = int(self.model.optimizer.iterations.numpy())
-            schedule.set_steps(iterations - first_step, self.steps_per_epoch * self.epochs)
+        optimizer = compiling.innermost(self.model.optimizer)
+        per_update = optimizer.gradient_accumulation_steps or 1
+        # Batches that the fit before has left over belong to the first update.
+        start = _batches_seen(self.model) - first_step
+        end = start + self.steps_per_epoch * self.epochs
+        num_updates = end // per_update - start // per_update
+        if not num_updates:
+            raise UserError(
+                f"fit: {end - start} batches are less than an update with "
+                f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
+            )
+        if isinstance(optimizer._learning_rate, FitSchedule):
+            optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
 
 
 def _encode(model, examples):
@@ -262,9 +297,8 @@ def labelled_rows(task: Task, data: Any) -> Examples:
 
 
 def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
-    """Initialize a new head from training rows, unless `fit` has trained it already."""
-    is_trained = model.compiled and int(model.optimizer.iterations.numpy()) > 0
-    if model.has_new_head and not is_trained:
+    """Initialize a new head from training rows."""
+    if model.has_new_head:
         model.task.init_head(model.network, encoded)
 
 
