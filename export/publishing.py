@@ -19,6 +19,7 @@ from bert_tf import paths
 from bert_tf.errors import UserError
 from bert_tf.files import sync
 from bert_tf.progress import Progress
+from bert_tf.train.distribution import exact_float32
 from export import metric_gate, package, parity, staging
 from export.saved_model import write_saved_model
 from export.served_products import has_packed_products
@@ -122,6 +123,7 @@ def loaded(
     else:
         model = model_or_run
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exact_float32())  # As in the separate process of the parity check.
         if not (model.source and model.source.is_that_of(model.task, model.network)):
             # The metrics of a run are not those of a model that was trained further.
             directory = stack.enter_context(tempfile.TemporaryDirectory())

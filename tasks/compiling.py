@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # All other metrics of tasks are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
+# Weights and outputs are always float32.
+DTYPES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def check_scope(created_in: tf.distribute.Strategy, method: str) -> None:
@@ -38,6 +40,16 @@ def check_scope(created_in: tf.distribute.Strategy, method: str) -> None:
             f"{method}: the model was created outside of the scope of this "
             f"{type(strategy).__name__}; create it inside"
         )
+
+
+def dtype_policy(dtype: Any) -> keras.DTypePolicy:
+    """Return a Keras dtype policy; raises UserError if models do not have it."""
+    name = getattr(dtype, "name", dtype)
+    if isinstance(dtype, Mapping):  # As in a Keras config.
+        name = dtype.get("config", {}).get("name")
+    if name not in DTYPES:
+        raise UserError(f"dtype={name!r:.80}: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    return keras.DTypePolicy(name)
 
 
 def resolve(
@@ -147,6 +159,18 @@ def _listed(entries):
     return list(entries) if isinstance(entries, list | tuple) else [entries]
 
 
+def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer that updates the weights, of a wrapper such as LossScaleOptimizer."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def batch_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Return the number of batches an optimizer has seen; `iterations` counts updates."""
+    return innermost(optimizer)._iterations
+
+
 def needs_padding(model: TaskModel) -> bool:
     """Return whether `fit` requires padded batches.
 
@@ -175,7 +199,9 @@ def check_callbacks(model: TaskModel, callbacks: Sequence[keras.callbacks.Callba
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     for callback in callbacks:
         name = type(callback).__name__
-        if isinstance(callback, setters) and isinstance(model.optimizer._learning_rate, schedules):
+        if isinstance(callback, setters) and isinstance(
+            innermost(model.optimizer)._learning_rate, schedules
+        ):
             raise UserError(
                 f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
                 "schedule; call compile(AdamW(2e-5))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,3 +63,27 @@ def create_task(
             f"positions of {pretrained.origin}"
         )
     return model_class.task_class.from_options(max_seq_length=max_seq_length, **options)
+
+
+def warn_of_other_head(pretrained: PretrainedWeights, task: Task) -> None:
+    """Warn if a task gets a new head although the weights have one, of another task or labels."""
+    if pretrained.task is None:
+        return
+    try:
+        pretrained.head_for(task.to_dict(), keep=True)
+    except UserError as error:
+        warnings.warn(
+            f"{error}; the model has a new head, which is random before training (keep_head=False "
+            "omits this warning)",
+            stacklevel=3,
+        )
+
+
+def warn_if_untrained(model: TaskModel) -> None:
+    """Warn before the predictions of a new head, which are random."""
+    if model.has_new_head:
+        warnings.warn(
+            f"{type(model).__name__}: predictions of an untrained head are random; call fit or "
+            "train, or load weights with a head",
+            stacklevel=3,
+        )

@@ -162,6 +162,7 @@ class TextEmbedder(TaskModel):
     """
 
     task_class = EmbeddingTask
+    has_head = False
     options = ("layers", "pooling", "pairs", "truncation")
 
     @property

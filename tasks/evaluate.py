@@ -31,9 +31,11 @@ class EvaluateSettings:
 
 def main(settings: EvaluateSettings) -> None:
     """Print the metrics and tables of the run on the data."""
+    from bert_tf.train.distribution import use_precision
     from tasks.fitting import encode
     from tasks.loading import load_model
 
+    use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)
     assert model.source is not None  # Of a run.
     command.log(f"{model.source.path}: evaluating on {settings.data}")

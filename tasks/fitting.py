@@ -6,6 +6,7 @@ a `fit` that BackupAndRestore resumes sees the same batches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _UNSUPPORTED = {
     "sample_weight": "expected none in an evaluation, whose metrics count every row once",
     "callbacks": "expected with token ids only, since strings are not read batch by batch",
 }
+_TRAINED = ", trained with fit"
 
 
 def encode(model: TaskModel, x: Any, y: Any = None) -> EncodedExamples:
@@ -126,8 +128,6 @@ def fit(
     epochs = positive("epochs", epochs)
     if steps_per_epoch is not None:
         steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
-    # Values tuned for the weights before are those of another model.
-    model.preprocessor.task = model.task.with_tuned({})
     dev = first_step = None
     size_of_dev = positive("validation_batch_size", validation_batch_size)
     if validation_data is not None:
@@ -150,7 +150,6 @@ def fit(
         if dev is None and validation_split:
             train, dev = _split(train, validation_split)
         encoded, encoded_dev = _encode_both(model, train, dev)
-        init_head(model, encoded)
         steps_per_epoch = num_steps = steps_per_epoch or math.ceil(len(encoded) / size)
         # A variable, because it is set after Keras has received the dataset.
         first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -163,13 +162,15 @@ def fit(
             first_step=first_step,
             multiple_of=strategy.num_replicas_in_sync,
         )
+    if not is_streamed:
+        init_head(model, encoded)
     compiling.set_directions(callbacks or ())
     if encoded_dev is not None:
         object.__setattr__(
             model, "_validation", lambda: model.evaluator(size_of_dev).metrics(encoded_dev)
         )
     try:
-        with streaming.raising_row_errors():
+        with _changing_weights(model), streaming.raising_row_errors():
             history = keras_fit(
                 batches,
                 epochs=epochs,
@@ -242,7 +243,31 @@ def fit_batches(
         steps = math.ceil(len(x["input_ids"]) / batch_size)
     start = _StartOfFit(steps, kwargs.get("epochs", 1), kwargs.get("initial_epoch", 0))
     kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), start]
-    return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
+    with _changing_weights(model):
+        return keras_fit(x, y, steps_per_epoch=steps_per_epoch, **kwargs)
+
+
+@contextlib.contextmanager
+def _changing_weights(model):
+    """Let what was tuned or recorded for the weights end with them, once a batch has changed them.
+
+    An error before leaves the model as it was.
+    """
+    tuned, before = model.task, _batches_seen(model)
+    model.preprocessor.task = tuned.with_tuned({})
+    try:
+        yield
+    finally:
+        if _batches_seen(model) == before:
+            model.preprocessor.task = tuned
+        else:
+            model.has_new_head = False
+            origin = model.record.get("origin", "new weights").removesuffix(_TRAINED)
+            model.record["origin"] = origin + _TRAINED
+
+
+def _batches_seen(model):
+    return int(compiling.batch_counter(model.optimizer).numpy())
 
 
 class _StartOfFit(keras.callbacks.Callback):
@@ -260,10 +285,19 @@ class _StartOfFit(keras.callbacks.Callback):
         first_step = (self.model._initial_epoch or self.initial_epoch) * self.steps_per_epoch
         if self.first_step is not None:
             self.first_step.assign(first_step)
-        schedule = self.model.optimizer._learning_rate
-        if isinstance(schedule, FitSchedule):
-            iterations = int(self.model.optimizer.iterations.numpy())
-            schedule.set_steps(iterations - first_step, self.steps_per_epoch * self.epochs)
+        optimizer = compiling.innermost(self.model.optimizer)
+        per_update = optimizer.gradient_accumulation_steps or 1
+        # Batches that the fit before has left over belong to the first update.
+        start = _batches_seen(self.model) - first_step
+        end = start + self.steps_per_epoch * self.epochs
+        num_updates = end // per_update - start // per_update
+        if not num_updates:
+            raise UserError(
+                f"fit: {end - start} batches are less than an update with "
+                f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
+            )
+        if isinstance(optimizer._learning_rate, FitSchedule):
+            optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
 
 
 def _encode(model, examples):
@@ -298,9 +332,8 @@ def labelled_rows(task: Task, data: Any) -> Examples:
 
 
 def init_head(model: TaskModel, encoded: EncodedExamples) -> None:
-    """Initialize a new head from training rows, unless `fit` has trained it already."""
-    is_trained = model.compiled and int(model.optimizer.iterations.numpy()) > 0
-    if model.has_new_head and not is_trained:
+    """Initialize a new head from training rows."""
+    if model.has_new_head:
         model.task.init_head(model.network, encoded)
 
 

@@ -11,7 +11,6 @@ import keras
 
 import tasks
 from bert_tf.errors import UserError
-from bert_tf.train.distribution import use_precision
 from tasks.run_checkpoint import RunCheckpoint
 from tasks.task_model import TaskModel
 
@@ -43,7 +42,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         source.run.config,
         source.run.vocabulary,
         record={name: train[name] for name in ("origin",) if name in train},
-        dtype=use_precision("float32"),
+        has_new_head=False,
     )
     source.assign(weights, model.network)
     model.adapt_to(weights)

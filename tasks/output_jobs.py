@@ -74,8 +74,10 @@ class RunJob(PredictionJob):
 
     def serving(self) -> Serving:
         """Load the checkpoint; see `PredictionJob`."""
+        from bert_tf.train.distribution import use_precision
         from tasks.loading import load_model
 
+        use_precision("float32")
         return load_model(self.run, checkpoint=self.checkpoint).serving
 
 

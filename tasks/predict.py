@@ -136,8 +136,10 @@ def _predict_shards(settings):
 
 
 def _load(settings):
+    from bert_tf.train.distribution import use_precision
     from tasks.loading import load_model
 
+    use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)
     _check_tuned(model.source)
     return model

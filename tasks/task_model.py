@@ -57,7 +57,8 @@ class TaskModel(keras.Model):
         seed: Seed of the order of rows and of dropout in `fit`.
         frozen_layers: Number of lowest encoder layers that are not trained, with the embeddings.
         record: What a run directory records about the origin of the weights.
-        dtype: Keras dtype policy, "float32" or "mixed_bfloat16".
+        has_new_head: Whether the head is untrained, so that `fit` initializes it from its rows.
+        dtype: Keras dtype policy, "float32", "mixed_bfloat16" or "mixed_float16".
         **kwargs: Arguments of keras.Model.
 
     Attributes:
@@ -74,6 +75,7 @@ class TaskModel(keras.Model):
     options: ClassVar[tuple[str, ...]] = ()
     max_seq_length_default: ClassVar[int | None] = None  # By default that of the task type.
     pipeline_class: type[Pipeline] = Pipeline
+    has_head: ClassVar[bool] = True  # Beside what all pretrained weights of its class contain.
 
     def __init__(
         self,
@@ -85,15 +87,16 @@ class TaskModel(keras.Model):
         seed: int = 0,
         frozen_layers: int | None = None,
         record: Mapping[str, Any] | None = None,
+        has_new_head: bool = True,
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
-        super().__init__(name=task.kind, dtype=dtype, **kwargs)
-        seed, frozen_layers = to_python(seed), to_python(frozen_layers)
-        self.seed, self.frozen_layers, self.has_new_head = seed, frozen_layers, True
+        super().__init__(name=task.kind, dtype=compiling.dtype_policy(dtype), **kwargs)
+        self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
+        self.has_new_head = has_new_head and self.has_head
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
@@ -129,7 +132,8 @@ class TaskModel(keras.Model):
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
             frozen_layers: Number of lowest encoder layers that are not trained.
-            keep_head: Keeps the head of fine-tuned weights if task type and labels match.
+            keep_head: Keeps the head of fine-tuned weights if task type and labels match; warns
+                if they do not. False is a new head without a warning.
             **options: Options of the task, see the class.
 
         Raises:
@@ -137,9 +141,12 @@ class TaskModel(keras.Model):
         """
         creation.check_options(cls, options)
         pretrained = read_pretrained(path, do_lower_case)
+        task = creation.create_task(cls, pretrained, max_seq_length, options)
+        if keep_head and cls.has_head:
+            creation.warn_of_other_head(pretrained, task)
         return cls.from_weights(
             pretrained,
-            creation.create_task(cls, pretrained, max_seq_length, options),
+            task,
             seed=seed,
             keep_head=None if keep_head else False,
             frozen_layers=frozen_layers,
@@ -179,7 +186,7 @@ class TaskModel(keras.Model):
         model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
         head = pretrained.head_for(task.to_dict(), keep_head)
         pretrained.assign_to(model.network, head)
-        model.has_new_head = head is None
+        model.has_new_head = head is None and cls.has_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
         return model
 
@@ -247,7 +254,7 @@ class TaskModel(keras.Model):
         """
         replica = tf.distribute.get_replica_context()
         if training and seed is None and self.optimizer is not None and replica is not None:
-            step = self.optimizer.iterations
+            step = compiling.batch_counter(self.optimizer)
             seed = dropout_seed(self.seed, step, replica.replica_id_in_sync_group)
         return self.network(inputs, training=training, seed=seed)
 
@@ -280,11 +287,13 @@ class TaskModel(keras.Model):
             return super().predict(x, batch_size, verbose, steps, callbacks)
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
         fitting.check_none(callbacks=callbacks)
+        creation.warn_if_untrained(self)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
         batch_size = positive("batch_size", batch_size)
+        creation.warn_if_untrained(self)
         return self.serving.predict_rows(self._columns(x), batch_size)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -485,6 +494,16 @@ class TaskModel(keras.Model):
             )
         super().save(filepath, *args, **kwargs)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """Create a model from its Keras config; files without `has_new_head` have a trained one."""
+        return super().from_config({"has_new_head": False, **config}, custom_objects)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Load weights, and with them a head; see keras.Model.load_weights."""
+        super().load_weights(filepath, *args, **kwargs)
+        self.has_new_head = False
+
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
         return save_run(path, self.config, self.vocabulary, self.record, self.task, self.network)
@@ -497,6 +516,7 @@ class TaskModel(keras.Model):
             "seed": self.seed,
             "frozen_layers": self.frozen_layers,
             "record": self.record,
+            "has_new_head": self.has_new_head,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
 

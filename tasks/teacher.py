@@ -18,6 +18,7 @@ from bert_tf import checkpoints, files
 from bert_tf.errors import UserError
 from bert_tf.layout import MASKED_SCORE
 from bert_tf.progress import Progress
+from bert_tf.train.distribution import exact_float32
 from tasks.evaluation import Evaluator
 from tasks.examples import Arrays, EncodedExamples, Examples
 from tasks.inputs import check_teacher, is_saved_model
@@ -136,15 +137,12 @@ class RunTeacher(Teacher):
         """Return the outputs of the network."""
         from tasks.loading import load_model  # It imports the models, whose training imports this.
 
-        is_rounded = tf.config.experimental.tensor_float_32_execution_enabled()
         checkpoint = os.path.basename(self._source.path)
-        with self._strategy.scope():
-            teacher = ModelTeacher(load_model(self._source.run.path, checkpoint=checkpoint))
-        teacher.name = self.name
-        outputs = teacher.outputs(student, layout, log)
-        # Loading turned it off, as the student's precision may not.
-        tf.config.experimental.enable_tensor_float_32_execution(is_rounded)
-        return outputs
+        with exact_float32():  # Whatever the precision of the student.
+            with self._strategy.scope():
+                teacher = ModelTeacher(load_model(self._source.run.path, checkpoint=checkpoint))
+            teacher.name = self.name
+            return teacher.outputs(student, layout, log)
 
 
 class SavedModelTeacher(Teacher):

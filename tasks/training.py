@@ -124,6 +124,7 @@ def train(
             source = training.open_best(run)
     source.assign(source.read(), model.network)
     model.preprocessor.task, model.source = source.task, source
+    model.has_new_head = False
 
 
 @contextlib.contextmanager

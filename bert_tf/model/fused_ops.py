@@ -278,6 +278,20 @@ def attention_linear(
     return projected(queries, keys, values, kernel, bias)
 
 
+def densely_differentiated(table: tf.Tensor) -> tf.Tensor:
+    """Return a table whose gradient is a tensor, also if only rows of it are looked up.
+
+    TensorFlow's gradient of a lookup lists rows, some of them twice. Keras' optimizers square the
+    entries of such a list before they sum them, which is not the square of the gradient.
+    """
+
+    @custom_gradient
+    def identity(table):
+        return tf.identity(table), tf.convert_to_tensor
+
+    return identity(tf.convert_to_tensor(table))
+
+
 def tied_embeddings(
     table: tf.Tensor, dtype: tf.DType | str
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:

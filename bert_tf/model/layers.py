@@ -146,9 +146,10 @@ class Embeddings(keras.layers.Layer):
         Returns:
             `(T, H)`, in the compute dtype.
         """
+        # Inference needs no gradient, nor an operation for it in the graph.
+        table_of = tf.convert_to_tensor if seed is None else fused_ops.densely_differentiated
         if look_up is None:
-            embeddings_VH = tf.convert_to_tensor(self.word_embeddings_VH)
-            look_up = functools.partial(tf.gather, embeddings_VH)
+            look_up = functools.partial(tf.gather, table_of(self.word_embeddings_VH))
         types_H = tf.convert_to_tensor(self.token_type_embeddings)
         if seed is None:
             type_TH = tf.gather(types_H, segment_ids_T)
@@ -156,9 +157,7 @@ class Embeddings(keras.layers.Layer):
             # The gradient of a lookup adds T rows to two, one after the other on a GPU.
             type_TH = tf.matmul(tf.one_hot(segment_ids_T, types_H.shape[0]), types_H)
         summed_TH = (
-            look_up(input_ids_T)
-            + type_TH
-            + layout.positions(tf.convert_to_tensor(self.position_embeddings_PH))
+            look_up(input_ids_T) + type_TH + layout.positions(table_of(self.position_embeddings_PH))
         )
         return fused_ops.dropout(
             self.norm(summed_TH, seed=seed),

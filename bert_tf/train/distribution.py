@@ -1,11 +1,12 @@
 """Distribution strategies, precision, and coordination between worker processes."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,17 @@ def use_precision(precision: str) -> str:
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     return DTYPE_POLICIES[precision]
+
+
+@contextlib.contextmanager
+def exact_float32() -> Iterator[None]:
+    """Turn TensorFlow's global switch of TensorFloat-32 off, and afterwards back to what it was."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.model.fused_kernels import MIN_WIDTH
 
 # Dynamic loss scaling of float16, as in tf.keras.mixed_precision.LossScaleOptimizer.
@@ -63,8 +64,13 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
         peak: Peak learning rate.
         warmup_proportion: Fraction of the steps of a `fit` used for the warmup.
         continuous: Counts the decay from the end of the warmup.
-        first_step: Iteration of the optimizer at which the current `fit` began.
-        num_train_steps: Steps of the current `fit`; with 0, before the first one, the rate is 0.
+        first_step: Updates of the optimizer before the current `fit`.
+        num_train_steps: Updates of the current `fit`; 0 before the first one, where the schedule
+            has no rate.
+        batches_per_update: Batches whose gradients the optimizer accumulates for an update.
+
+    Raises:
+        UserError: The rate is read before `fit` has set the steps.
     """
 
     def __init__(
@@ -74,24 +80,35 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
         continuous: bool = False,
         first_step: int = 0,
         num_train_steps: int = 0,
+        batches_per_update: int = 1,
     ) -> None:
         self.peak, self.warmup_proportion = peak, warmup_proportion
         self.continuous = continuous
         # Variables, so that a traced step reads their values.
-        self._first_step, self._num_train_steps, self._warmup_steps = (
-            tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)
+        self._first_step, self._num_train_steps, self._warmup_steps, self._batches = (
+            tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(4)
         )
-        self.set_steps(first_step, num_train_steps)
+        self.set_steps(first_step, num_train_steps, batches_per_update)
 
-    def set_steps(self, first_step: int, num_train_steps: int) -> None:
-        """Set the first iteration and the number of steps of a `fit`."""
+    def set_steps(self, first_step: int, num_train_steps: int, batches_per_update: int = 1) -> None:
+        """Set the steps of a `fit`; arguments as of the class."""
+        self._is_set = num_train_steps > 0
+        self._batches.assign(batches_per_update)
         self._first_step.assign(first_step)
         self._num_train_steps.assign(num_train_steps)
         self._warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Return the learning rate at an iteration of the optimizer, a float32 scalar."""
-        step = tf.cast(step, tf.int64) - self._first_step
+        """Return the learning rate at a batch of the optimizer, a float32 scalar.
+
+        Keras counts batches here, and not updates, if gradients are accumulated.
+        """
+        if not self._is_set:
+            raise UserError(
+                "FitSchedule: the number of steps is not set; expected the fit of a model such as "
+                "TextClassifier, which sets it; elsewhere use WarmupLinearDecay"
+            )
+        step = tf.cast(step, tf.int64) // self._batches - self._first_step
         rate = _warmup_linear_decay(
             step, self._num_train_steps, self._warmup_steps, self.continuous
         )
@@ -105,6 +122,7 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "continuous": self.continuous,
             "first_step": int(self._first_step.numpy()),
             "num_train_steps": int(self._num_train_steps.numpy()),
+            "batches_per_update": int(self._batches.numpy()),
         }
 
 

@@ -15,6 +15,7 @@ from bert_tf.pretraining import recipe
 from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import read_pretrained
+from export import publishing
 from tasks import finetuning
 from tasks.classification import ClassificationTask
 from tasks.feature_extraction import create_embedder
@@ -209,5 +210,9 @@ def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_pa
     model = task.build_model(pretrained.config)
     pretrained.assign_to(model)
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    small.trained(tmp_path / "run", pretrained, task, model)
-    assert not is_tf32()
+    run = small.trained(tmp_path / "run", pretrained, task, model).source.run
+    assert is_tf32()  # Loading a model in Python leaves the switch to its user.
+    with pytest.raises(Built), publishing.loaded(run.path, None):
+        assert not is_tf32()
+        raise Built
+    assert is_tf32()

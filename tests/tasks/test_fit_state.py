@@ -1,0 +1,211 @@
+"""What a `fit` counts, sets and changes: steps, schedules, heads, tuned values and the origin."""
+
+import gc
+import warnings
+import weakref
+
+import keras
+import numpy as np
+import pytest
+
+from bert_tf import AdamW, FitSchedule, UserError
+from tasks import AnomalyDetector, TextClassifier, load_model, task_model
+from tests import small
+from tests.tasks.test_task_model import LABELS, NAMES, ROWS
+from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
+
+TEXTS, IDS = (ROWS * 4)[:32], ([LABELS.index(name) for name in NAMES] * 4)[:32]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, config, vocabulary):
+    path = tmp_path_factory.mktemp("state") / "huggingface"
+    return small.write_huggingface(path, config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def no_dropout(tmp_path_factory, config, vocabulary):
+    path = tmp_path_factory.mktemp("state") / "huggingface"
+    return small.write_huggingface(path, config, vocabulary, **NO_DROPOUT)
+
+
+def create(path, **options):
+    return TextClassifier.from_pretrained(path, labels=LABELS, max_seq_length=12, **options)
+
+
+def rates_of(schedule, counts):
+    return [float(schedule(count)) for count in counts]
+
+
+def test_accumulated_batches_equal_one_batch(no_dropout):
+    """Train twice, because a second schedule has to start where the first one has ended."""
+    together, apart = create(no_dropout), create(no_dropout)
+    together.compile(keras.optimizers.Adam(FitSchedule(1e-3, 0.25), epsilon=1e-3))
+    apart.compile(
+        keras.optimizers.Adam(FitSchedule(1e-3, 0.25), epsilon=1e-3, gradient_accumulation_steps=4)
+    )
+    for _ in range(2):
+        before = weights_of(apart)
+        together.fit(TEXTS, IDS, batch_size=32, epochs=4, verbose=0)
+        apart.fit(TEXTS, IDS, batch_size=8, epochs=4, verbose=0)
+        assert_equal_weights(weights_of(together), weights_of(apart), rtol=0, atol=1e-6)
+        assert not np.array_equal(
+            before["classifier/kernel"], weights_of(apart)["classifier/kernel"]
+        )
+    assert int(apart.optimizer.iterations) == int(together.optimizer.iterations) == 8
+
+
+def test_accumulated_batches_have_masks_of_their_own(no_dropout, monkeypatch):
+    """Dropout masks are a function of the seed, which is one of each batch."""
+    model, steps = create(no_dropout), []
+    model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=3), run_eagerly=True)
+    seed = task_model.dropout_seed
+    monkeypatch.setattr(
+        task_model,
+        "dropout_seed",
+        lambda own, step, *rest: steps.append(int(step.numpy())) or seed(own, step, *rest),
+    )
+    model.fit(ROWS, NAMES, batch_size=3, epochs=1, verbose=0)
+    assert steps == [0, 1, 2]
+
+
+def test_the_schedule_counts_updates():
+    schedule = FitSchedule(1.0, 0.0)
+    schedule.set_steps(2, 4, batches_per_update=3)
+    assert rates_of(schedule, range(6, 19, 3)) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rates_of(schedule, (6, 7, 8)) == [1.0] * 3
+    copy = FitSchedule.from_config(schedule.get_config())
+    assert rates_of(copy, range(6, 19)) == rates_of(schedule, range(6, 19))
+
+
+def test_a_schedule_that_was_never_set_is_an_error():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(FitSchedule(1e-3)), "mse")
+    with pytest.raises(UserError, match="FitSchedule: the number of steps is not set; expected"):
+        model.fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0)
+
+
+def test_a_fit_without_an_update_is_refused(no_dropout):
+    model = create(no_dropout)
+    model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=4))
+    with pytest.raises(UserError, match="fit: 3 batches are less than an update with gradient_acc"):
+        model.fit(ROWS, NAMES, batch_size=3, epochs=1, verbose=0)
+
+
+@pytest.mark.parametrize("dtype", small.fast(["mixed_float16", "float32"], "float32"))
+def test_the_schedule_of_a_wrapped_optimizer_is_set(directory, dtype):
+    model = create(directory, dtype=dtype)
+    optimizer = AdamW(FitSchedule(1e-2))
+    # Keras wraps the optimizer of a model in mixed_float16 by itself.
+    wrap = keras.optimizers.LossScaleOptimizer if dtype == "float32" else lambda inner: inner
+    model.compile(wrap(optimizer))
+    before = weights_of(model)
+    model.fit(ROWS, NAMES, batch_size=4, epochs=2, verbose=0)
+    assert optimizer._learning_rate.get_config()["num_train_steps"] == 6
+    after = weights_of(model)
+    assert np.abs(after["classifier/kernel"] - before["classifier/kernel"]).max() > 1e-3
+    assert all(np.isfinite(value).all() for value in after.values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", None])
+def test_other_dtypes_are_refused_in_one_line(directory, dtype):
+    with pytest.raises(UserError, match="dtype=.*: expected float32, mixed_bfloat16 or mixed_fl"):
+        create(directory, dtype=dtype)
+
+
+# Heads.
+
+
+def bias_of(model):
+    return weights_of(model)["classifier/bias"]
+
+
+def test_training_continues_with_the_head_it_has(directory, tmp_path):
+    model = create(directory, prior_bias=True)
+    model.fit(ROWS[:5], NAMES[:5], epochs=1, verbose=0)
+    trained = bias_of(model)
+    model.save(tmp_path / "model.keras")
+    model.save_run(tmp_path / "run")
+    model.freeze(1)
+    for one in (model, load_model(tmp_path / "run"), load_model(tmp_path / "model.keras")):
+        assert not one.has_new_head
+        one.compile(keras.optimizers.SGD(0.0))
+        one.fit(ROWS, NAMES, epochs=1, verbose=0)
+        np.testing.assert_array_equal(bias_of(one), trained)
+
+
+def test_a_new_head_of_a_file_is_still_new(directory, tmp_path):
+    create(directory, prior_bias=True).save(tmp_path / "model.keras")
+    assert load_model(tmp_path / "model.keras").has_new_head
+
+
+@pytest.mark.slow
+def test_an_autoencoder_is_not_reset(directory, tmp_path):
+    detector = AnomalyDetector.from_pretrained(directory, max_seq_length=12, latent_dim=3)
+    detector.fit(ROWS, epochs=1, verbose=0)
+    detector.save_run(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    before = weights_of(loaded)
+    loaded.compile(keras.optimizers.SGD(0.0))
+    loaded.fit(ROWS[:4], epochs=1, verbose=0)
+    assert_equal_weights(before, weights_of(loaded), rtol=0, atol=0)
+
+
+def test_other_labels_than_those_of_the_weights_warn_with_both_lists(directory, tmp_path):
+    model = create(directory)
+    model.has_new_head = False
+    run = model.save_run(tmp_path / "run").path
+    other = [label.upper() for label in LABELS]
+    with pytest.warns(UserWarning, match="billing, hardware, software") as raised:
+        new = TextClassifier.from_pretrained(run, labels=other, max_seq_length=12)
+    assert ", ".join(other) in str(raised[0].message) and new.has_new_head
+    with pytest.warns(UserWarning, match="predictions of an untrained head are random"):
+        new.predict_rows(ROWS[:1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        kept = TextClassifier.from_pretrained(run, labels=LABELS[::-1], max_seq_length=12)
+        assert not kept.has_new_head
+        TextClassifier.from_pretrained(run, labels=other, max_seq_length=12, keep_head=False)
+
+
+# A fit that fails, and one that trains.
+
+
+def test_a_fit_that_fails_leaves_the_model_as_it_was(directory):
+    model = create(directory, calibrate=True)
+    model.fit(ROWS, NAMES, epochs=1, validation_data=(ROWS, NAMES), verbose=0)
+    assert model.record["origin"] == "Hugging Face directory huggingface, trained with fit"
+    tuned, before = model.task, weights_of(model)
+    assert not tuned.untuned_fields
+    for options in (
+        {"batch_size": 0},
+        {"y": ["nothing"] * len(ROWS)},
+        {"validation_data": (ROWS, NAMES[:2])},
+        {"validation_split": 2.0},
+        {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 1.0)]},
+        {"initial_epoch": "1"},
+    ):
+        with pytest.raises((UserError, TypeError, ValueError)):
+            model.fit(ROWS, **{"y": NAMES, "epochs": 1, "verbose": 0, **options})
+        assert model.task == tuned
+    assert_equal_weights(before, weights_of(model), rtol=0, atol=0)
+
+
+def test_token_ids_end_what_was_tuned_too(directory):
+    model = create(directory, calibrate=True)
+    model.tune(ROWS, NAMES)
+    inputs = {name: value.numpy() for name, value in model.preprocessor(ROWS).items()}
+    labels = np.array([LABELS.index(name) for name in NAMES], np.int32)
+    model.fit(inputs, {"label": labels}, epochs=1, verbose=0)
+    assert model.task.untuned_fields and not model.has_new_head
+
+
+def test_a_model_that_is_not_used_any_more_is_freed(directory):
+    def use():
+        model = create(directory)
+        model.fit(ROWS, NAMES, epochs=1, verbose=0)
+        return weakref.ref(model.network.trainable_variables[0].value)
+
+    variable = use()
+    gc.collect()
+    assert variable() is None
