@@ -1,4 +1,4 @@
-"""Check and measure training and serving on a GPU.
+"""Check and measure training on a GPU.
 
     python benchmarks/gpu.py --minutes=8 --output=results/gpu.json
 
@@ -9,12 +9,11 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     equality      losses, gradients and outputs of a small model, compared with the CPU in float32
     pretraining   a step of base and large with 128 and 512 tokens, by compilation and layout
     finetuning    a step of base with 32 texts of up to 128 tokens, by compilation and layout
-    serving       export for GPUs, parity check, latency of 1, 8 and 64 texts
     determinism   two equal runs of 20 steps, compared bit for bit
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
 FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
-over the peak of the GPU for dense bfloat16 products. Prints a table; --toy runs all parts with tiny
+over the peak of the GPU for dense bfloat16 products. Prints a JSON object per case; --toy runs all parts with tiny
 sizes on any device.
 """
 
@@ -71,11 +70,9 @@ LIMITS = {
     "equality": 90,
     "pretraining": 100,
     "finetuning": 90,
-    "serving": 150,
     "determinism": 90,
     "pytorch": 90,
 }
-TEXTS = ["the bill is too high", "my screen is broken and the app does not open " * 6]
 
 
 def sizes_of(model, options, toy):
@@ -270,6 +267,7 @@ def device(name, toy, seconds):
     product = tf.function(lambda a, b: tf.matmul(a, b), jit_compile=True)
     copied = tf.function(lambda a: a + 1.0, jit_compile=True)
     big = tf.zeros([64 if toy else 2**14, 2**14], tf.float32)
+    copied_bytes = 2 * 4 * big.shape[0] * big.shape[1]
     result = {
         "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
         "tensorflow": tf.__version__,
@@ -277,7 +275,7 @@ def device(name, toy, seconds):
         "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
         "precision": resolve_precision("auto", tf.distribute.get_strategy()),
         "matmul_tflops": round(2 * size**3 / seconds_of(product, a, b) / 1e12, 1),
-        "copy_gb_per_second": round(2 * 4 * tf.size(big).numpy() / seconds_of(copied, big) / 1e9),
+        "copy_gb_per_second": round(copied_bytes / seconds_of(copied, big) / 1e9),
     }
     if gpus:
         smi = subprocess.run(
@@ -447,18 +445,6 @@ def pytorch(name, toy, seconds):
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if place == "cuda" else None,
         "torch": torch.__version__,
     }
-
-
-def serving(name, toy, seconds):
-    """Export a classifier for the GPU, check parity, and time requests."""
-    import tempfile
-
-    import tensorflow as tf
-    from benchmarks_gpu_serving import export_and_time
-
-    del tf
-    with tempfile.TemporaryDirectory() as directory:
-        return export_and_time(directory, toy, seconds)
 
 
 PARTS = {
