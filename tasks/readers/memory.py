@@ -71,7 +71,7 @@ def as_list(values: Any, what: str) -> list:
 
 def without_axis(values: Any) -> Any:
     """Return an array or tensor of shape (N, 1) as (N,), as Keras does; other values unchanged."""
-    shape = getattr(values, "shape", ())
+    shape: Any = getattr(values, "shape", ())
     is_column = len(shape) == 2 and shape[1] == 1 and not hasattr(values, "columns")
     return values[:, 0] if is_column else values
 
