@@ -26,6 +26,7 @@ from absl import logging as absl_logging
 
 from bert_tf import processors
 from bert_tf.errors import UserError
+from bert_tf.processes import check_backend
 from bert_tf.progress import log
 
 __all__ = [
@@ -296,7 +297,11 @@ def import_tensorflow(verbose: bool = False) -> None:
     Start-up messages are printed only if the import fails or `verbose`. TensorFlow's products are
     those of oneDNN, threads share arenas of malloc, and optional packages are not imported. The
     variables TF_ENABLE_ONEDNN_OPTS and MALLOC_ARENA_MAX of the environment have precedence.
+
+    Raises:
+        UserError: If the environment names another backend of Keras.
     """
+    check_backend()
     if platform.machine() == "x86_64" and not os.path.exists(_NVIDIA_DEVICE):
         # TensorFlow's default on AVX2 is its own products, which are slower and take more memory.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

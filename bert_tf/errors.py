@@ -1,5 +1,9 @@
 """Errors that users can fix."""
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 
 class UserError(ValueError):
     """Invalid input, with a one-line message: subject, expected, received, remedy.
@@ -10,3 +14,18 @@ class UserError(ValueError):
 
 class DivergenceError(UserError):
     """Loss or gradient is not finite."""
+
+
+@contextlib.contextmanager
+def argument_names() -> Iterator[None]:
+    """Name arguments in the messages of UserErrors, not flags of commands.
+
+    For the functions of the Python API, also as a decorator: they share checks with commands.
+    """
+    try:
+        yield
+    except UserError as error:
+        message = re.sub(r"(?<![\w-])--(?=[a-z])", "", str(error))
+        if message == str(error):
+            raise
+        raise type(error)(message) from None

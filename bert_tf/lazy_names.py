@@ -5,8 +5,11 @@ before.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from bert_tf.processes import check_backend
 
 
 def lazy_names(
@@ -23,6 +26,13 @@ def lazy_names(
     def attribute(name):
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+        try:
+            module = importlib.import_module(modules[name])
+        except ImportError:
+            check_backend()
+            raise
+        if "keras" in sys.modules:
+            check_backend()
+        return getattr(module, name)
 
     return names, attribute, lambda: names

@@ -141,8 +141,8 @@ class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
         """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
         if self.task.threshold is None:
             raise UserError(
-                "threshold not tuned yet: this happens at the end of training; rerun the same "
-                "tasks.finetune command"
+                "threshold not tuned yet: call tune, or fit with validation_data; tasks.finetune "
+                "tunes it at the end of training, rerun the same command"
             )
         return scores >= self.task.threshold
 

@@ -6,6 +6,7 @@ size.
 
 import functools
 
+import keras
 import tensorflow as tf
 
 from bert_tf.text.byte_limit import truncate_utf8
@@ -58,7 +59,7 @@ class Pipeline(tf.Module):
         self,
         task: Task,
         tokenizer: Tokenizer,
-        model: tf.keras.Model,
+        model: keras.Model,
         short_tokens: int = 0,
     ) -> None:
         super().__init__(name="pipeline")

@@ -24,6 +24,7 @@ from tasks.postprocessor import Postprocessor
 from tasks.reader import Reader
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
 
     from bert_tf.config import BertConfig
@@ -147,7 +148,7 @@ class Task(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> tf.keras.Model:
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
         """Return the Keras model, built."""
 
     @classmethod
@@ -200,7 +201,7 @@ class Task(abc.ABC):
         return None
 
     def init_head(  # noqa: B027  By default the weights stay random.
-        self, model: tf.keras.Model, encoded: EncodedExamples
+        self, model: keras.Model, encoded: EncodedExamples
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 

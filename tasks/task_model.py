@@ -11,6 +11,7 @@ a network (token ids to outputs) and a postprocessor (outputs to predictions and
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -20,7 +21,8 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.custom_gradient import own_gradients
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
+from bert_tf.processes import check_not_forked
 from bert_tf.run import Run
 from bert_tf.scalars import to_python
 from bert_tf.train.step import dropout_seed
@@ -103,6 +105,10 @@ class TaskModel(keras.Model):
         for name in ("source", "_serving", "_evaluator", "_validation"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
+        object.__setattr__(self, "_process", os.getpid())
+        object.__setattr__(
+            self, "_graph_lock", threading.RLock()
+        )  # Of graphs, which are built once.
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
@@ -110,6 +116,7 @@ class TaskModel(keras.Model):
         self.built = True
 
     @classmethod
+    @argument_names()
     def from_pretrained(
         cls,
         path: str | os.PathLike[str],
@@ -220,12 +227,15 @@ class TaskModel(keras.Model):
     @property
     def serving(self) -> ServingFunctions:
         """The traced functions from strings to predictions, as they are exported."""
-        # A tuned task has other thresholds in its graph. New weights need no other graph.
-        if self._serving is None or self._serving.task != self.task:
-            tokenizer = self.preprocessor.tokenizer
-            serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
-            object.__setattr__(self, "_serving", serving)
-        return self._serving
+        check_not_forked(self._process)
+        with self._graph_lock:
+            # A tuned task has other thresholds in its graph. New weights need no other graph.
+            if self._serving is None or self._serving.task != self.task:
+                tokenizer = self.preprocessor.tokenizer
+                serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
+                _ = serving.signatures  # Made here, in one thread.
+                object.__setattr__(self, "_serving", serving)
+            return self._serving
 
     def adapt_to(self, names: Collection[str]) -> None:
         """Adapt to the weights of a run, of which these are loaded; called by `load_model`."""
@@ -234,6 +244,7 @@ class TaskModel(keras.Model):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
         """Convert Python strings to token ids first, since Keras accepts tensors only."""
+        check_not_forked(self._process)
         return super().__call__(self._token_ids(inputs), *args, **kwargs)
 
     def _token_ids(self, inputs):
@@ -258,6 +269,7 @@ class TaskModel(keras.Model):
             seed = dropout_seed(self.seed, step, replica.replica_id_in_sync_group)
         return self.network(inputs, training=training, seed=seed)
 
+    @argument_names()
     def predict(
         self,
         x: Any,
@@ -290,6 +302,7 @@ class TaskModel(keras.Model):
         creation.warn_if_untrained(self)
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
+    @argument_names()
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
         batch_size = positive("batch_size", batch_size)
@@ -300,6 +313,7 @@ class TaskModel(keras.Model):
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
         return self.serving.call("tokenize", self._columns(x))
 
+    @argument_names()
     def embed(self, texts: Any) -> dict[str, np.ndarray]:
         """Return vectors of texts: "pooled" and "mean" over all tokens, float32 `(N, H)`."""
         return self.serving.call("embed", columns_of(texts, ("text",)))
@@ -331,6 +345,7 @@ class TaskModel(keras.Model):
         super().compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
+    @argument_names()
     def fit(
         self,
         x: Any = None,
@@ -342,6 +357,7 @@ class TaskModel(keras.Model):
         **kwargs: Any,
     ) -> keras.callbacks.History:
         """Train on strings and labels; see `tasks.fitting.fit` for the arguments."""
+        check_not_forked(self._process)
         compiling.check_scope(self._created_in, "fit")
         if not self.compiled:
             self.compile()
@@ -354,6 +370,7 @@ class TaskModel(keras.Model):
             return fitting.fit_batches(self, super().fit, x, y, **kwargs)
         return fitting.fit(self, super().fit, x, y, **kwargs)
 
+    @argument_names()
     def evaluate(
         self,
         x: Any = None,
@@ -396,10 +413,12 @@ class TaskModel(keras.Model):
             raise UserError("return_dict=False: expected True, since metrics have names")
         return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
 
+    @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
         """Return the metrics, and tables such as metrics per label and the confusion matrix."""
         return self.evaluator().report(fitting.encode(self, x, y))
 
+    @argument_names()
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
         encoded = fitting.encode(self, x, y)
@@ -410,9 +429,11 @@ class TaskModel(keras.Model):
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""
-        if self._evaluator is None:
-            evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
-            object.__setattr__(self, "_evaluator", evaluator)
+        check_not_forked(self._process)
+        with self._graph_lock:
+            if self._evaluator is None:
+                evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
+                object.__setattr__(self, "_evaluator", evaluator)
         # Neither is part of the graph.
         self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
         return self._evaluator

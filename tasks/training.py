@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.run import Run
 from bert_tf.scalars import to_python
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
@@ -68,7 +66,7 @@ def train(
         UserError: If rows, settings or the run directory do not fit.
         Interrupted: After Ctrl-C or SIGTERM; the state is saved.
     """
-    with _names_of_arguments():
+    with argument_names():
         if is_token_ids(x):
             raise UserError("x: expected strings, received token ids; use fit")
         strategy, task = model.distribute_strategy, model.task.with_tuned({})
@@ -125,15 +123,6 @@ def train(
     source.assign(source.read(), model.network)
     model.preprocessor.task, model.source = source.task, source
     model.has_new_head = False
-
-
-@contextlib.contextmanager
-def _names_of_arguments() -> Iterator[None]:
-    """Name arguments in messages, not the flags of tasks.finetune."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(re.sub(r"(^|\s)--(?=[a-z])", r"\1", str(error))) from None
 
 
 def _settings_of(model: TaskModel, given: dict[str, Any]) -> TrainingSettings:

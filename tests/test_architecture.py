@@ -23,6 +23,7 @@ LAYERS = (
         "bert_tf.lazy_names",
         "bert_tf.plotting",
         "bert_tf.processors",
+        "bert_tf.processes",
         "bert_tf.progress",
         "bert_tf.scalars",
         "bert_tf.strict_json",

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, FitSchedule, UserError
-from tasks import TextRegressor, compiling, fitting
+from tasks import TextRegressor, compiling, fitting, task_model
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of
@@ -218,3 +219,33 @@ def test_functions_of_one_trace_cause_no_warning_of_retracing(model, caplog):
         traced = model.serving.pipeline._traced(lambda text: tf.strings.length(text), ("text",))
         traced(tf.constant(ROWS))
     assert "retracing" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["serving", "evaluator"])
+def test_threads_build_one_graph(model, monkeypatch, name):
+    """Let another thread ask for the graph while the first one builds it."""
+    built, others = [], []
+
+    class Built:
+        task, signatures = model.task, {}
+
+        def __init__(self, *args):
+            built.append(self)
+            if len(built) == 1:
+                others.append(threading.Thread(target=lambda: get()))
+                others[0].start()
+                others[0].join(timeout=0.1)  # It waits, or has built another one by then.
+
+    def get():
+        found = getattr(model, name)
+        return found() if name == "evaluator" else found
+
+    monkeypatch.setattr(task_model, {"serving": "ServingFunctions"}.get(name, "Evaluator"), Built)
+    kept = getattr(model, f"_{name}")
+    object.__setattr__(model, f"_{name}", None)
+    try:
+        assert get() is built[0]
+        others[0].join()
+        assert len(built) == 1
+    finally:
+        object.__setattr__(model, f"_{name}", kept)

@@ -1,6 +1,7 @@
 """Errors of the model classes: one line that names the argument and what is expected."""
 
 import inspect
+import os
 
 import keras
 import numpy as np
@@ -36,11 +37,12 @@ def model(weights):
 
 
 def check(message, call, *args, **kwargs):
-    """Expect a UserError of one line that contains a message."""
+    """Expect a UserError of one line that contains a message and names no flag."""
     with pytest.raises(UserError) as raised:
         call(*args, **kwargs)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+    assert "--" not in str(raised.value)
 
 
 class Frame:
@@ -203,6 +205,7 @@ WRONG_OPTIONS = {
         "labels": LABELS,
         "class_weights": "balanced",
     },
+    "class_weights=1.0: 1 weights; expected 3": {"labels": LABELS, "class_weights": [1.0]},
     "rare_label=spam: expected one of billing": {"labels": LABELS, "rare_label": "spam"},
 }
 
@@ -317,3 +320,11 @@ def test_methods_of_keras_name_those_for_strings(model, tmp_path):
     assert not list(tmp_path.iterdir())
     model.save(tmp_path / "model.keras")
     assert type(keras.saving.load_model(tmp_path / "model.keras").optimizer) is AdamW
+
+
+def test_a_forked_process_is_told_to_load_its_own_model(model, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    for call in (model.predict, model.predict_rows, model.embed, model.tokenize, model):
+        check("before this process was forked, without TensorFlow's threads", call, ROWS)
+    for call in (model.fit, model.evaluate, model.tune):
+        check("load the model here, or use multiprocessing's 'spawn'", call, ROWS, NAMES)

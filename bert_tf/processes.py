@@ -1,0 +1,38 @@
+"""Limits of TensorFlow in a process: one backend of Keras, and no fork after its start."""
+
+import importlib.util
+import os
+import sys
+
+from bert_tf.errors import UserError
+
+
+def check_backend() -> None:
+    """Raise UserError if the environment asks for another Keras than that on TensorFlow."""
+    keras = sys.modules.get("keras")
+    backend = getattr(keras, "config", None)
+    name = backend.backend() if backend else os.environ.get("KERAS_BACKEND", "tensorflow")
+    if name != "tensorflow":
+        raise UserError(
+            f"KERAS_BACKEND={name}: expected tensorflow; set it before Keras is imported, or unset "
+            "it"
+        )
+    # Read by TensorFlow; TF Text then imports the former Keras.
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS", "")
+    if legacy.lower() in ("1", "true") and importlib.util.find_spec("tf_keras") is None:
+        raise UserError(
+            f"TF_USE_LEGACY_KERAS={legacy}: requires tf_keras, which is not installed; unset it"
+        )
+
+
+def check_not_forked(process: int) -> None:
+    """Raise UserError in a process that was forked from the one with TensorFlow's threads.
+
+    Args:
+        process: Id of the process that a model was created in.
+    """
+    if os.getpid() != process:
+        raise UserError(
+            "the model was created before this process was forked, without TensorFlow's threads, "
+            "so that it would hang; load the model here, or use multiprocessing's 'spawn'"
+        )
