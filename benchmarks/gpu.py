@@ -13,8 +13,8 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
 FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
-over the peak of the GPU for dense bfloat16 products. Prints a JSON object per case; --toy runs all parts with tiny
-sizes on any device.
+over the peak of the GPU for dense bfloat16 products. Prints a JSON object per case; --toy runs all
+parts with tiny sizes on any device.
 """
 
 import argparse
