@@ -87,20 +87,24 @@ def test_the_gradient_takes_the_memory_of_one_table():
             loss = tf.reduce_sum(look_up(tf.range(4))) + tf.reduce_sum(project(hidden))
         return tape.gradient(loss, table)
 
-    of_table(table, hidden)
+    expected = 4.0 + (np.arange(size) < 4)
+    np.testing.assert_array_equal(of_table(table, hidden)[:, 0], expected)
     (product,) = (
         operation
         for operation in of_table.get_concrete_function(table, hidden).graph.get_operations()
         if operation.type == "MatMul" and operation.get_attr("transpose_a")
     )
     assert product.control_inputs, "the product may be computed before the lookup's gradient"
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    try:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+    except ValueError:
+        pytest.skip("TensorFlow counts the memory of a CPU with oneDNN only")
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    gradient = of_table(table, hidden)
+    gradient = of_table(table, hidden)  # Kept until the peak is read.
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
     of_one_table = table.shape.num_elements() * 4
     assert of_one_table <= peak < 1.5 * of_one_table
-    np.testing.assert_array_equal(gradient[:, 0], 4.0 + (np.arange(size) < 4))
+    np.testing.assert_array_equal(gradient[:, 0], expected)
 
 
 def test_pretraining_has_one_gradient_of_the_table():
