@@ -3,10 +3,12 @@
 It reads files and weights, creates the model and tokenizes the rows, and writes nothing.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
 from bert_tf.planning.calibration import measure_processor
+from bert_tf.planning.devices import planned_precision
 from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
 from bert_tf.train.distribution import make_strategy
@@ -25,6 +27,8 @@ def dry_run(settings: SweepSettings, log: Callable[[str], None] = lambda line: N
     Raises:
         UserError: As `finetune`.
     """
+    precision = planned_precision(settings.precision, settings.typical())
+    settings = dataclasses.replace(settings, precision=precision)
     plan = plan_of(settings, log)
     log(device_line(plan.device, settings.precision, is_measured=True))
     for line in finetuning_lines(plan, estimate_finetuning(plan)):

@@ -72,8 +72,8 @@ def stop_at(monkeypatch, step):
     """Make the training loop stop after `step` steps, as if by a signal."""
     taken = TrainingLoop._steps
 
-    def take(self, iterator, number, asked, count):
-        logs = taken(self, iterator, number, asked, count)
+    def take(self, iterator, number, asked, count, norm):
+        logs = taken(self, iterator, number, asked, count, norm)
         if number + count == step:
             signal.raise_signal(signal.SIGTERM)
         return logs

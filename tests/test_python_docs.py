@@ -11,7 +11,7 @@ from tests.bert_tf.test_head_weights import MASKED_LM, add_heads
 from tests.conftest import ROOT
 from tests.small import TEXTS
 
-MAX_LINES = 150
+MAX_LINES = 170
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 

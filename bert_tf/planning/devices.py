@@ -3,8 +3,9 @@
 Peak rates and bandwidths are those of the vendors' data sheets, for dense products. Efficiencies of
 V100 and A100 are computed from published throughputs of BERT-large in TensorFlow (NVIDIA,
 DeepLearningExamples, TensorFlow2/LanguageModeling/BERT, container 21.02); `PUBLISHED` lists them.
-No result with this package on these devices is known. Efficiencies of other devices are
-assumptions: that of A100 for H100 and TPU v4, that of V100 for T4.
+That of H100 in bfloat16 is between those measured with this package on an H200, which computes
+alike (docs/gpu.md). Efficiencies of other devices are assumptions: that of A100 for TPU v4, that of
+V100 for T4.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 
 from bert_tf import processors
 
-_A100, _V100_FLOAT32 = 0.36, 0.80
+_A100, _H100, _V100_FLOAT32, _V100_FLOAT16 = 0.36, 0.30, 0.80, 0.28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,28 +42,38 @@ def _accelerator(gigabytes, flops, efficiency, bandwidth, link):
     return Device(gigabytes * 1e9, flops, efficiency, bandwidth, link)
 
 
-_TENSOR_CORES = {"float32": _V100_FLOAT32, "tf32": 0.43, "bfloat16": _A100}
-_WITHOUT_BFLOAT16 = dict.fromkeys(("float32", "tf32", "bfloat16"), _V100_FLOAT32)
+def _rates(float32, tf32, half):
+    """Return rates or efficiencies by precision; `half` is that of bfloat16 and float16."""
+    return {"float32": float32, "tf32": tf32, "bfloat16": half, "float16": half}
+
+
+def _without_bfloat16(float32, float16):
+    """Return rates or efficiencies of GPUs whose matrix units multiply float16 only."""
+    return {**_rates(float32, float32, float32), "float16": float16}
+
 
 DEVICES = {
     "h100": _accelerator(
-        80, {"float32": 67e12, "tf32": 494e12, "bfloat16": 989e12}, _TENSOR_CORES, 3.35e12, 450e9
+        *(80, _rates(67e12, 494e12, 989e12), _rates(_V100_FLOAT32, 0.43, _H100)),
+        *(3.35e12, 450e9),
     ),
     "a100": _accelerator(
-        80, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}, _TENSOR_CORES, 2.04e12, 300e9
+        *(80, _rates(19.5e12, 156e12, 312e12), _rates(_V100_FLOAT32, 0.43, _A100)),
+        *(2.04e12, 300e9),
     ),
-    # Products in bfloat16 have no units of their own on V100 and T4.
     "v100": _accelerator(
-        32, dict.fromkeys(_WITHOUT_BFLOAT16, 15.7e12), _WITHOUT_BFLOAT16, 0.9e12, 150e9
+        *(32, _without_bfloat16(15.7e12, 125e12), _without_bfloat16(_V100_FLOAT32, _V100_FLOAT16)),
+        *(0.9e12, 150e9),
     ),
     "t4": _accelerator(
-        16, dict.fromkeys(_WITHOUT_BFLOAT16, 8.1e12), _WITHOUT_BFLOAT16, 0.32e12, 16e9
+        *(16, _without_bfloat16(8.1e12, 65e12), _without_bfloat16(_V100_FLOAT32, _V100_FLOAT16)),
+        *(0.32e12, 16e9),
     ),
     # float32 takes six passes of the bfloat16 units.
     "tpu-v4": _accelerator(
         32,
-        {"float32": 46e12, "tf32": 275e12, "bfloat16": 275e12},
-        dict.fromkeys(_WITHOUT_BFLOAT16, _A100),
+        _rates(46e12, 275e12, 275e12),
+        _rates(_A100, _A100, _A100),
         1.2e12,
         300e9,
     ),
@@ -89,11 +100,20 @@ MLPERF = (
 )
 
 # Rates per core of a processor with AVX-512 and bfloat16, measured on two cores of an AMD EPYC.
-_TYPICAL = {"float32": 90e9, "tf32": 90e9, "bfloat16": 180e9}
+_TYPICAL = {"float32": 90e9, "tf32": 90e9, "bfloat16": 180e9, "float16": 90e9}
 _TYPICAL_BANDWIDTH = 30e9
 # Products in int8 beside those in float32, on a processor with VNNI. Fitted to the requests of
 # benchmarks/planner.py.
 INT8_SPEEDUP = 2.9
+
+
+def planned_precision(precision: str, device: Device) -> str:
+    """Return the precision that "auto" selects on a device; any other one unchanged."""
+    if precision != "auto":
+        return precision
+    if not device.is_accelerator:
+        return "float32"
+    return "bfloat16" if device.flops["bfloat16"] > device.flops["float32"] else "float16"
 
 
 def processor(memory: float, flops: Mapping[str, float], bandwidth: float) -> Device:

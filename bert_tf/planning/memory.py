@@ -17,7 +17,8 @@ _FLOAT32 = 4
 # runtime, and the graph and kernels of each layer.
 PROCESS_BYTES, PROCESS_BYTES_PER_LAYER = 700_000_000, 30_000_000
 # Bytes per weight of served models: matrices of the layers, and all others.
-_WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "int8": (1, 4)}
+_HALF = ("bfloat16", "float16")
+_WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "int8": (1, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
         Bytes by component. "peak" is the largest sum of those that exist at the same time: the
         gradients are complete when the activations are freed.
     """
-    config, width = sizes.config, 2 if sizes.precision == "bfloat16" else _FLOAT32
+    config, width = sizes.config, 2 if sizes.precision in _HALF else _FLOAT32
     hidden, inner = config.hidden_size, config.intermediate_size
     tokens = round(sizes.examples * sizes.length)
     positions = sizes.examples * sizes.predictions
@@ -151,7 +152,7 @@ def inference_memory(
         Bytes by component; "peak" is their sum.
     """
     # A layer's input, its queries, keys, values and context, and the feed-forward activations.
-    width = 2 if precision == "bfloat16" else _FLOAT32
+    width = 2 if precision in _HALF else _FLOAT32
     activations = tokens * (6 * config.hidden_size + 2 * config.intermediate_size) * width
     activations += 2 * pairs * config.num_attention_heads * width
     components = {

@@ -1,5 +1,6 @@
 """Dry run of pretraining: every stage with a toy model, and an estimate of the training."""
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from bert_tf.config import BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.planning.calibration import measure_processor
+from bert_tf.planning.devices import planned_precision
 from bert_tf.planning.report import device_line, training_lines
 from bert_tf.planning.training import Training, estimate
 from bert_tf.pretraining.recipe import case_of, config_of, pretrain, step_sizes
@@ -73,6 +75,8 @@ def _estimate(settings):
     source = read_pretrained(settings.init_from) if settings.init_from else None
     manifests = [Manifest.load(directory) for directory in settings.shards]
     config = config_of(settings, source, manifests[0], manifests[0].vocabulary())
+    precision = planned_precision(settings.precision, settings.typical())
+    settings = dataclasses.replace(settings, precision=precision)
     first_step = 0
     for manifest, last_step in zip(manifests, settings.phase_ends, strict=True):
         sizes = step_sizes(settings, config, [manifest], settings.devices)

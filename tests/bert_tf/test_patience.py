@@ -163,8 +163,8 @@ def test_a_run_killed_anywhere_stops_at_the_same_step(train, monkeypatch, owner,
 def test_a_stop_request_at_an_evaluation_is_honored_after_it_at_the_same_step(train, monkeypatch):
     original = TrainingLoop._steps
 
-    def step(loop, iterator, number, asked, count):
-        logs = original(loop, iterator, number, asked, count)
+    def step(loop, iterator, number, asked, count, norm):
+        logs = original(loop, iterator, number, asked, count, norm)
         if number + count == 10:
             os.kill(os.getpid(), signal.SIGTERM)
         return logs

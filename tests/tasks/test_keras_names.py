@@ -38,7 +38,10 @@ keras_losses, keras_metrics = keras.losses, keras.metrics
 
 
 def resolve(task, *args, **kwargs):
-    model = types.SimpleNamespace(task=task, fit_defaults={"learning_rate": 1e-3})
+    strategy = tf.distribute.get_strategy()
+    model = types.SimpleNamespace(
+        task=task, fit_defaults={"learning_rate": 1e-3}, distribute_strategy=strategy
+    )
     return compiling.resolve(model, "auto", *args, **kwargs)
 
 

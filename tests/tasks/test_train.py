@@ -9,8 +9,11 @@ import tensorflow as tf
 
 from bert_tf import UserError, checkpoints
 from bert_tf.checkpoints import model_variables
-from tasks import TextClassifier, fitting, load_model, read_examples
+from bert_tf.layout import to_flat
+from tasks import TextClassifier, load_model, read_examples
+from tasks.examples import EncodedExamples
 from tasks.finetuning import finetune
+from tasks.rows import examples_of
 from tests import small
 
 SETTINGS = {"global_batch_size": 8, "epochs": 2, "learning_rate": 1e-2, "log_every": 2}
@@ -164,7 +167,9 @@ def test_thresholds_are_tuned_on_the_first_dev_rows(create, tmp_path):
 def test_training_batches_have_the_weights_of_rows(create):
     weights = np.arange(len(TEXTS), dtype=np.float32)
     data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS, weights)).batch(4)
-    encoded = fitting.encode(create(), data)
+    model = create()
+    examples = examples_of(model.task, data)
+    encoded = EncodedExamples.encode(examples, model.serving.pipeline, to_flat)
     batches = encoded.training_batches(global_batch_size=4, num_epochs=1, seed=0)
     found = np.concatenate([of_batch["label"].numpy() for _, _, of_batch in batches])
     assert sorted(found) == weights.tolist()
