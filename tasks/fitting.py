@@ -95,7 +95,9 @@ def fit(
             dict or DataFrame with a column per input; `Rows` of `read_examples`, with y; or a
             tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier and
             TextRegressor read a dataset batch by batch in its own order, all others once.
-        y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
+        y: Labels per row: names or ids of classes, numbers, entities, answers or choices. Integers
+            are names if the labels are numbers that no ids could be; they are refused if both are
+            possible. Predicted labels are names, as strings.
         batch_size: Sequences per step over all replicas; by default that of the task type. A
             dataset has its own.
         epochs: By default those of the task type.
