@@ -3,7 +3,6 @@
 It reads files and weights, creates the model and tokenizes the rows, and writes nothing.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -27,10 +26,8 @@ def dry_run(settings: SweepSettings, log: Callable[[str], None] = lambda line: N
     Raises:
         UserError: As `finetune`.
     """
-    precision = planned_precision(settings.precision, settings.typical())
-    settings = dataclasses.replace(settings, precision=precision)
     plan = plan_of(settings, log)
-    log(device_line(plan.device, settings.precision, is_measured=True))
+    log(device_line(plan.device, plan.precision, is_measured=True))
     for line in finetuning_lines(plan, estimate_finetuning(plan)):
         log(line)
     log("dry run: checked files, weights and output directory; nothing was created")
@@ -47,9 +44,10 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
     learned = (train, *training.encode_unlabelled(model))
     samples = [sample for data in learned for sample in window_lengths(data)]
     device = settings.typical()
+    precision = planned_precision(settings.precision, device)
     if settings.device == "cpu":
         tokens = sum(map(sum, samples)) * of_run.global_batch_size // max(len(samples), 1)
-        device = measure_processor(model.config, tokens, settings.precision)
+        device = measure_processor(model.config, tokens, precision)
     return Finetuning(
         config=model.config,
         samples=samples,
@@ -58,7 +56,7 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
         global_batch_size=of_run.global_batch_size,
         devices=settings.devices,
         device=settings.linked(device, settings.strategy),
-        precision=settings.precision,
+        precision=precision,
         frozen_layers=settings.frozen_layers,
         static_length=training.task.max_seq_length if settings.strategy == "tpu" else None,
         is_frozen=training.task.trains_on_vectors,
