@@ -3,6 +3,7 @@
 It reads files and weights, creates the model and tokenizes the rows, and writes nothing.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.devices import planned_precision
 from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
-from bert_tf.train.distribution import make_strategy
+from bert_tf.train.distribution import make_strategy, resolve_precision
 from tasks.examples import EncodedExamples
 from tasks.finetuning import create_model, read
 from tasks.sweep_settings import SweepSettings
@@ -38,7 +39,9 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
     runs = settings.runs()
     of_run = next(iter(runs.values()))
     # The devices of the estimate need not exist here, so that the strategy is that of one device.
-    training = read(of_run, log, make_strategy("none"))
+    strategy = make_strategy("none")
+    of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
+    training = read(of_run, log, strategy)
     model = create_model(of_run, training, training.open_run())
     train, *devs = training.encode(model)
     learned = (train, *training.encode_unlabelled(model))
