@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf.errors import UserError
+from bert_tf.processes import FirstCalls
 from export.client import ModelClient
 from export.publishing import versions
 from export.signature_defs import read_signatures
@@ -39,6 +40,7 @@ class LocalClient(ModelClient):
             )
         try:
             self._model = tf.saved_model.load(str(self.path))
+            self._first_calls = FirstCalls()
             super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
@@ -46,8 +48,10 @@ class LocalClient(ModelClient):
     def _predict(self, inputs, signature):
         specs = signature.inputs
         try:
-            outputs = self._model.signatures[signature.name](
-                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()}
+            outputs = self._first_calls.call(
+                signature.name,
+                self._model.signatures[signature.name],
+                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()},
             )
         except tf.errors.OpError as error:
             raise UserError(f"{self.path}: {error.message}") from None
