@@ -1,8 +1,11 @@
-"""Limits of TensorFlow in a process: one backend of Keras, and no fork after its start."""
+"""Limits of TensorFlow in a process: its Keras, forks after its start, first calls in threads."""
 
 import importlib.util
 import os
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 from bert_tf.errors import UserError
 
@@ -36,3 +39,31 @@ def check_not_forked(process: int) -> None:
             "the model was created before this process was forked, without TensorFlow's threads, "
             "so that it would hang; load the model here, or use multiprocessing's 'spawn'"
         )
+
+
+class FirstCalls:
+    """Lets one thread make the first call of a graph, for which the others wait.
+
+    TensorFlow prepares a graph at its first call, in each of the threads that call it by then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+
+    def call(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return what a graph returns.
+
+        Args:
+            name: Name of the graph.
+            function: The graph.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+        """
+        if name not in self._names:
+            with self._lock:
+                if name not in self._names:
+                    result = function(*args, **kwargs)
+                    self._names.add(name)
+                    return result
+        return function(*args, **kwargs)

@@ -8,6 +8,7 @@ import tensorflow_text  # noqa: F401  Registers the operations that the tokenize
 
 from bert_tf.checkpoints import load_saved_model
 from bert_tf.errors import UserError
+from bert_tf.processes import FirstCalls
 from export.client import ModelClient
 from export.signature_defs import read_signatures
 from tasks.examples import as_tensor
@@ -40,6 +41,7 @@ class LocalClient(ModelClient):
             )
         try:
             self._model = load_saved_model(self.path)
+            self._first_calls = FirstCalls()
             super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
@@ -47,8 +49,10 @@ class LocalClient(ModelClient):
     def _predict(self, inputs, signature):
         specs = signature.inputs
         try:
-            outputs = self._model.signatures[signature.name](
-                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()}
+            outputs = self._first_calls.call(
+                signature.name,
+                self._model.signatures[signature.name],
+                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()},
             )
         except tf.errors.OpError as error:
             raise UserError(f"{self.path}: {error.message}") from None

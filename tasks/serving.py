@@ -16,6 +16,7 @@ import tensorflow_text  # noqa: F401  Registers the operations of published toke
 from bert_tf.checkpoints import load_saved_model
 from bert_tf.errors import UserError
 from bert_tf.layout import to_padded
+from bert_tf.processes import FirstCalls
 from bert_tf.text.packing import Packed
 from tasks.examples import Examples
 from tasks.pipeline import Pipeline
@@ -35,6 +36,9 @@ class Serving(abc.ABC):
     """
 
     task: Task
+
+    def __init__(self) -> None:
+        self._first_calls = FirstCalls()
 
     @property
     @abc.abstractmethod
@@ -57,7 +61,12 @@ class Serving(abc.ABC):
         """
         function = self.signatures[signature]
         parts = [
-            {name: _with_str(values.numpy()) for name, values in function(*texts.values()).items()}
+            {
+                name: _with_str(values.numpy())
+                for name, values in self._first_calls.call(
+                    signature, function, *texts.values()
+                ).items()
+            }
             for texts in Examples(dict(columns), []).slices(batch_size)
         ]
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
@@ -93,6 +102,7 @@ class ServingFunctions(Serving):
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
         self.pipeline, self.task = pipeline, pipeline.task
 
     @property
@@ -130,6 +140,7 @@ class PublishedModel(Serving):
     """
 
     def __init__(self, version: str) -> None:
+        super().__init__()
         self.task = task_from_dict(published_task(version))
         try:
             # Kept, since a signature does not keep the variables of its model alive.

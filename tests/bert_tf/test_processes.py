@@ -3,13 +3,14 @@
 import importlib.util
 import os
 import sys
+import threading
 import types
 
 import pytest
 
 from bert_tf import UserError, command
 from bert_tf.lazy_names import lazy_names
-from bert_tf.processes import check_backend, check_not_forked
+from bert_tf.processes import FirstCalls, check_backend, check_not_forked
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])
@@ -45,3 +46,27 @@ def test_a_forked_process_is_refused():
     check_not_forked(os.getpid())
     with pytest.raises(UserError, match="before this process was forked, .* would hang; load the"):
         check_not_forked(os.getppid())
+
+
+def test_one_thread_makes_the_first_call():
+    calls, first_calls = [], FirstCalls()
+
+    def second():
+        return first_calls.call("graph", calls.append, "second")
+
+    def first():
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(timeout=0.1)  # It waits, or has called by then.
+        calls.append("first")
+        return thread
+
+    first_calls.call("graph", first).join()
+    assert calls == ["first", "second"]
+    # A call that fails is not the first one.
+    with pytest.raises(ZeroDivisionError):
+        first_calls.call("other", lambda: 1 / 0)
+    assert first_calls.call("other", lambda *args, **kwargs: (args, kwargs), 1, a=2) == (
+        (1,),
+        {"a": 2},
+    )
