@@ -82,21 +82,6 @@ def sizes_of(model, options, toy):
     return Sizes(**model, batch=options["batch"], length=options["length"])
 
 
-def config_of(sizes):
-    """Return the `BertConfig` of sizes."""
-    from bert_tf.config import BertConfig
-
-    return BertConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=sizes.inner,
-        hidden_act="gelu_new",
-        max_position_embeddings=512,
-    )
-
-
 def batch_of(sizes, mixed):
     """Return examples as in shards; with `mixed`, of lengths from an eighth to all of L."""
     batch = examples(sizes)
@@ -150,6 +135,7 @@ def measured(step, dataset, seconds, steps_per_execution=10):
 def pretraining(name, toy, seconds):
     """Time the pretraining step of a case."""
     import tensorflow as tf
+    from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
     from bert_tf.layout import PackedShape
@@ -195,6 +181,7 @@ def pretraining(name, toy, seconds):
 def finetuning(name, toy, seconds):
     """Time the fine-tuning step of a case: a classifier of 3 labels."""
     import tensorflow as tf
+    from pretraining_step_tensorflow import config_of
 
     from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed
     from bert_tf.planning.training import flops_per_token
@@ -295,6 +282,7 @@ def equality(name, toy, seconds):
     """Compare a step in float32 on the GPU, compiled, with one on the CPU."""
     import keras
     import tensorflow as tf
+    from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples
     from bert_tf.layout import PackedShape
@@ -379,6 +367,7 @@ def losses(name, toy, seconds):
     """Return the losses of 20 steps of a pretraining case."""
     import keras
     import tensorflow as tf
+    from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import pack_examples
     from bert_tf.layout import PackedShape

@@ -24,7 +24,7 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
-from bert_tf import processors
+from bert_tf import cpus
 from bert_tf.errors import UserError
 from bert_tf.processes import check_backend
 from bert_tf.progress import log
@@ -348,7 +348,7 @@ def _limit_arenas():
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # Not in other C libraries.
     if mallopt and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, max(1, processors.count() // 2))
+        mallopt(_M_ARENA_MAX, max(1, cpus.count() // 2))
 
 
 @contextlib.contextmanager

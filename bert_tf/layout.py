@@ -16,7 +16,7 @@ positions.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -82,25 +82,22 @@ class PackedShape:
 
     def rows_for(self, needed: int) -> int:
         """Return the smallest of the numbers of rows that is enough."""
-        return next((count for count in self.row_counts if count >= needed), needed)
+        return next(count for count in self.row_counts if count >= needed)
 
     @classmethod
-    def of_lengths(
-        cls, lengths: np.ndarray, batch_size: int, max_seq_length: int, seed: int = 0
-    ) -> "PackedShape":
+    def of_lengths(cls, lengths: np.ndarray, batch_size: int, max_seq_length: int) -> Self:
         """Choose the shapes of batches drawn from sequences of these lengths.
 
         Args:
             lengths: int `(N,)`, tokens of all sequences, or of a sample of them.
             batch_size: B, sequences per batch.
             max_seq_length: Maximum tokens per sequence.
-            seed: Seed of the batches that are tried.
 
         Returns:
             Shapes with at most three numbers of rows: one that is enough for most batches, one for
             all that were tried, and B.
         """
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         length = cls(max_seq_length, ()).length
         tried = [
             int(assign_rows(rng.choice(lengths, batch_size), length)[0].max()) + 1
@@ -150,50 +147,51 @@ def to_packed(
         lengths_B = tf.pad(lengths_B, [[0, num_sequences - tf.size(lengths_B)]])
         lengths_B.set_shape([num_sequences])
     tokens = (packed.input_ids.flat_values, packed.segment_ids.flat_values)
-    return _in_rows(*tokens, lengths_B, shape, vocabulary["[PAD]"])
+    return _in_rows(
+        *tokens, lengths_B, shape, place_sequences(lengths_B, shape), vocabulary["[PAD]"]
+    )
 
 
 def padded_to_packed(
-    inputs: Mapping[str, tf.Tensor], shape: PackedShape, num_rows: tf.Tensor | None = None
+    inputs: Mapping[str, tf.Tensor],
+    shape: PackedShape,
+    places: tuple[tf.Tensor, tf.Tensor] | None = None,
 ) -> dict[str, tf.Tensor]:
     """Convert a padded batch to the packed layout.
 
     Args:
         inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
         shape: Tokens per row and numbers of rows.
-        num_rows: R. Defaults to the smallest number that is enough.
+        places: Result of `place_sequences`. Defaults to that of this batch.
 
     Returns:
         Dict as of `to_packed`, with 0 instead of [PAD].
     """
     is_token_BL = inputs["input_mask"] > 0
+    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
     return _in_rows(
         tf.boolean_mask(inputs["input_ids"], is_token_BL),
         tf.boolean_mask(inputs["segment_ids"], is_token_BL),
-        tf.reduce_sum(inputs["input_mask"], axis=1),
+        lengths_B,
         shape,
+        place_sequences(lengths_B, shape) if places is None else places,
         pad_id=0,
-        num_rows=num_rows,
     )
 
 
-def rows_needed(input_mask_BL: tf.Tensor, shape: PackedShape) -> tf.Tensor:
-    """Return the number of rows of a padded batch in the packed layout, int32."""
-    return _assigned(tf.reduce_sum(input_mask_BL, axis=1), shape)[0]
-
-
-def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, pad_id, num_rows=None):
+def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, places, pad_id):
     """Return the packed layout of tokens without padding."""
-    enough, starts_B = _assigned(lengths_B, shape)
-    num_rows = enough if num_rows is None else num_rows
-    position_T = tf.ragged.range(lengths_B).flat_values
-    sequence_T = tf.cast(tf.ragged.range(lengths_B).value_rowids(), tf.int32)
+    num_rows, starts_B = places
+    static_rows = shape.row_counts[0] if len(shape.row_counts) == 1 else None
+    position_of = tf.ragged.range(lengths_B)
+    position_T, sequence_T = position_of.flat_values, tf.cast(position_of.value_rowids(), tf.int32)
     index_T = tf.gather(starts_B, sequence_T) + position_T
 
     def in_rows(values_T, padding=0):
         rows = tf.fill([num_rows * shape.length], padding)
         rows = tf.tensor_scatter_nd_update(rows, index_T[:, tf.newaxis], values_T)
-        return tf.ensure_shape(tf.reshape(rows, [num_rows, shape.length]), [None, shape.length])
+        rows = tf.reshape(rows, [num_rows, shape.length])
+        return tf.ensure_shape(rows, [static_rows, shape.length])
 
     position_S = tf.range(shape.max_seq_length)
     is_token_BS = position_S < lengths_B[:, tf.newaxis]
@@ -206,19 +204,36 @@ def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, pad_id, num_rows=None
     }
 
 
-def _assigned(lengths_B, shape):
-    """Return the number of rows, and the index of each sequence's first token `(B,)`."""
+def place_sequences(lengths: tf.Tensor, shape: PackedShape) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the number of rows of a batch, and where its sequences begin.
 
-    def assign(lengths_B):
-        row_B, offset_B = assign_rows(lengths_B, shape.length)
-        num_rows = shape.rows_for(int(row_B.max(initial=0)) + 1)
-        return np.int32(num_rows), row_B * np.int32(shape.length) + offset_B
+    Args:
+        lengths: int32 `(B,)`, tokens per sequence; or `(parts, B)` of several batches, which get
+            the same number of rows.
+        shape: Tokens per row and numbers of rows.
 
-    num_rows, starts_B = tf.numpy_function(
-        assign, [lengths_B], [tf.int32, tf.int32], stateful=False
-    )
+    Returns:
+        int32 scalar, and the index of each sequence's first token among all tokens of its batch,
+        int32, shaped like `lengths`.
+
+    Raises:
+        ValueError: A sequence is longer than a row; an InvalidArgumentError when a graph runs.
+    """
+
+    def place(lengths):
+        if lengths.max(initial=0) > shape.length:
+            raise ValueError(
+                f"a sequence has {lengths.max()} tokens; expected at most {shape.length}, a row; "
+                "truncate it with pack(..., max_seq_length)"
+            )
+        rows = [assign_rows(of, shape.length) for of in lengths.reshape(-1, lengths.shape[-1])]
+        needed = max(int(row_B.max(initial=0)) + 1 for row_B, _ in rows)
+        starts = [row_B * np.int32(shape.length) + offset_B for row_B, offset_B in rows]
+        return np.int32(shape.rows_for(needed)), np.reshape(starts, lengths.shape)
+
+    num_rows, starts = tf.numpy_function(place, [lengths], [tf.int32, tf.int32], stateful=False)
     num_rows.set_shape([])
-    return num_rows, tf.ensure_shape(starts_B, lengths_B.shape)
+    return num_rows, tf.ensure_shape(starts, lengths.shape)
 
 
 def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> dict[str, tf.Tensor]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from bert_tf import checkpoints, plotting, run_directory
 from bert_tf.command import defaults
 from bert_tf.errors import UserError
-from bert_tf.layout import to_flat, to_packed
+from bert_tf.layout import to_flat, to_packed, to_padded
 from bert_tf.run import Run
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
@@ -188,6 +188,7 @@ class TrainingRun:
             f"{'uncased' if model.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
             f"{settings.global_batch_size} samples on {replicas} replica{'s' * (replicas > 1)}"
         )
+        log(compilation.describe(settings.precision, self.is_compiled))
 
         # Train; the best checkpoint is selected by the first dev data.
         def evaluate():
@@ -251,6 +252,8 @@ class TrainingRun:
 
     @property
     def _layout(self):
+        if isinstance(self.strategy, tf.distribute.TPUStrategy):
+            return to_padded  # One shape, known before the first batch.
         return to_packed if self.is_compiled else to_flat
 
     def _create_run(self, model, encoded):

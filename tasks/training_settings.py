@@ -10,6 +10,7 @@ from typing import Any
 from bert_tf.command import check_bounds, check_types, flag
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.train.settings import compile_flag, precision_flag
 from tasks import registry
 
 # Settings that runs without a teacher, such as those of earlier versions, do not record.
@@ -105,18 +106,8 @@ class TrainingSettings:
         of_model=True,
     )
     tpu: str = flag("TPU name or grpc:// address, or local", "local", of_model=True)
-    precision: str = flag(
-        "precision of matrix products in training; tf32 rounds float32 factors, on GPUs and TPUs; "
-        "auto is float32 on CPUs, bfloat16 on TPUs and on GPUs since A100, float16 on older GPUs",
-        "auto",
-        choices=("auto", "float32", "tf32", "bfloat16", "float16"),
-    )
-    compile: str = flag(
-        "what XLA compiles: the step, on batches packed into rows of one length; chains of its "
-        "elementwise operations; or nothing; auto is step on GPUs and TPUs, kernels on CPUs",
-        "auto",
-        choices=("auto", "step", "kernels", "none"),
-    )
+    precision: str = precision_flag()
+    compile: str = compile_flag()
     do_lower_case: bool | None = flag(
         "lower-casing of the text; by default as in the pretrained weights' configuration",
         None,

@@ -22,7 +22,7 @@ LAYERS = (
         "bert_tf.formats",
         "bert_tf.lazy_names",
         "bert_tf.plotting",
-        "bert_tf.processors",
+        "bert_tf.cpus",
         "bert_tf.processes",
         "bert_tf.progress",
         "bert_tf.scalars",
@@ -149,9 +149,7 @@ def test_gradients_keras_nlp_and_catch_all_names_are_confined():
 
 def test_processors_are_counted_in_one_place():
     """Not every system has os.sched_getaffinity."""
-    assert [path.name for path in SOURCES if "sched_getaffinity" in path.read_text()] == [
-        "processors.py"
-    ]
+    assert [path.name for path in SOURCES if "sched_getaffinity" in path.read_text()] == ["cpus.py"]
 
 
 def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():

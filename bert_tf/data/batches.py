@@ -21,7 +21,7 @@ from bert_tf.config import BertConfig
 from bert_tf.data import masking, pieces, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed, rows_needed
+from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed, place_sequences
 from bert_tf.text.vocabulary import Vocabulary
 
 ToLayout = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
@@ -393,16 +393,19 @@ def pack_examples(
     """
     if num_parts == 1:
         return _pack(examples, shape)
+    lengths = tf.reduce_sum(examples["input_mask"], axis=1)
+    num_rows, starts = place_sequences(tf.reshape(lengths, [num_parts, -1]), shape)
     names = list(examples)
     split = zip(*(tf.split(examples[name], num_parts) for name in names), strict=True)
-    parts = [dict(zip(names, values, strict=True)) for values in split]
-    needed = [rows_needed(part["input_mask"], shape) for part in parts]
-    packed = [_pack(part, shape, tf.reduce_max(needed)) for part in parts]
+    packed = [
+        _pack(dict(zip(names, values, strict=True)), shape, (num_rows, starts_B))
+        for values, starts_B in zip(split, tf.unstack(starts), strict=True)
+    ]
     return {name: tf.stack([part[name] for part in packed]) for name in packed[0]}
 
 
-def _pack(examples, shape, num_rows=None):
-    packed = padded_to_packed(examples, shape, num_rows)
+def _pack(examples, shape, places=None):
+    packed = padded_to_packed(examples, shape, places)
     starts_B1 = packed["token_indices"][:, :1]
     return {
         **packed,

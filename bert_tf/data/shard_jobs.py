@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from bert_tf import processors
+from bert_tf import cpus
 from bert_tf.command import flag
 from bert_tf.errors import UserError
 
@@ -60,7 +60,7 @@ class RunnerSettings:
     @property
     def workers(self) -> int:
         """Maximum number of worker processes."""
-        return self.num_workers or processors.count()
+        return self.num_workers or cpus.count()
 
     @property
     def beam_options(self) -> str:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from bert_tf import processors
+from bert_tf import cpus
 from bert_tf.command import import_tensorflow
 from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
@@ -32,7 +32,7 @@ def run_local(job: ShardJob, num_workers: int) -> Iterator[Make]:
         num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        (job, max(1, processors.count() // num_workers)),
+        (job, max(1, cpus.count() // num_workers)),
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.

@@ -37,6 +37,11 @@ def compile_kernels(enabled: bool) -> None:
     _is_enabled = enabled
 
 
+def are_compiled() -> bool:
+    """Return whether XLA compiles kernels in this process."""
+    return _is_enabled
+
+
 def fused_op(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function(*tensors, **options)` into a tf.function, compiled by XLA if wide.
 

@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from bert_tf import processors
+from bert_tf import cpus
 
 _A100, _H100, _V100_FLOAT32, _V100_FLOAT16 = 0.36, 0.30, 0.80, 0.28
 
@@ -130,5 +130,5 @@ def machine_memory() -> int:
 
 def typical_processor() -> Device:
     """Return a processor with typical rates, and the cores and the memory of this machine."""
-    flops = {precision: rate * processors.count() for precision, rate in _TYPICAL.items()}
+    flops = {precision: rate * cpus.count() for precision, rate in _TYPICAL.items()}
     return processor(machine_memory(), flops, _TYPICAL_BANDWIDTH)

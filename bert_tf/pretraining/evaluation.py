@@ -6,9 +6,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
-from bert_tf.layout import PackedShape
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.train.compilation import compile_with_weights
+from bert_tf.train.compilation import compile_with_weights, packed_shape
 from bert_tf.train.distribution import distribute
 
 BATCH_EXAMPLES = 64
@@ -38,7 +37,7 @@ class PretrainingEvaluator:
         self._sums_on_replica = self._on_replica
         if is_compiled:
             lengths, size = data.sequence_lengths(), data.max_seq_length
-            shape = PackedShape.of_lengths(lengths, BATCH_EXAMPLES, size)
+            shape = packed_shape(lengths, BATCH_EXAMPLES, size, strategy)
             self.layout = lambda examples: pack_examples(_filled_up(examples), shape)
             self._sums_on_replica = compile_with_weights(model, self._on_replica, strategy)
         # Ceiling division, as the last batch may be smaller.

@@ -16,7 +16,6 @@ from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_jso
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.layout import PackedShape
 from bert_tf.planning.memory import StepSizes, step_memory
 from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining import curves
@@ -152,6 +151,7 @@ def _pretrain(settings, log, strategy):
         files.atomic_write_text(run.file(VERIFIED_SHARDS), json.dumps(verified, indent=0) + "\n")
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         log(line)
+    log(compilation.describe(settings.precision, is_compiled))
 
     # All phases share one step counter, learning-rate schedule and optimizer state.
     step = TrainStep(
@@ -177,7 +177,7 @@ def _pretrain(settings, log, strategy):
 
     first_step = 0
     for data, last_step in zip(phases, settings.phase_ends, strict=True):
-        phase = _Phase(data, first_step, settings, replicas, is_compiled)
+        phase = _Phase(data, first_step, settings, strategy, is_compiled)
         TrainingLoop(
             run,
             step,
@@ -247,7 +247,7 @@ class _Phase:
     data: PretrainingDataset
     first_step: int
     settings: PretrainSettings
-    replicas: int
+    strategy: tf.distribute.Strategy
     is_compiled: bool
 
     def batches(self, step: int) -> tf.data.Dataset:
@@ -256,11 +256,12 @@ class _Phase:
         With gradient accumulation an element is a stack of batches, on a new first axis.
         """
         parts = self.settings.gradient_accumulation_steps
-        size = self.settings.global_batch_size // (self.replicas * parts)
+        replicas = self.strategy.num_replicas_in_sync
+        size = self.settings.global_batch_size // (replicas * parts)
         position = self._position(step)
         if self.is_compiled:
             lengths, max_seq_length = self.data.sequence_lengths(), self.data.max_seq_length
-            shape = PackedShape.of_lengths(lengths, size, max_seq_length, self.settings.seed)
+            shape = compilation.packed_shape(lengths, size, max_seq_length, self.strategy)
             layout = functools.partial(pack_examples, shape=shape, num_parts=parts)
             return self.data.training_batches(position, size * parts, layout).map(to_batch)
         batches = self.data.training_batches(position, size, flatten_examples).map(to_batch)

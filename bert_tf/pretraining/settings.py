@@ -10,6 +10,7 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.planning.settings import PlannedDevices
 from bert_tf.run import Run
+from bert_tf.train.settings import compile_flag, precision_flag
 from bert_tf.weights import sources
 
 
@@ -63,18 +64,8 @@ class PretrainSettings:
         None,
         former_name="steps_per_call",
     )
-    precision: str = flag(
-        "precision of matrix products; tf32 is float32 with rounded factors on GPUs and TPUs; auto "
-        "is float32 on CPUs, bfloat16 on TPUs and on GPUs since A100, float16 on older GPUs",
-        "auto",
-        choices=("auto", "float32", "tf32", "bfloat16", "float16"),
-    )
-    compile: str = flag(
-        "what XLA compiles: the step, on batches packed into rows of one length; chains of its "
-        "elementwise operations; or nothing; auto is step on GPUs and TPUs, kernels on CPUs",
-        "auto",
-        choices=("auto", "step", "kernels", "none"),
-    )
+    precision: str = precision_flag()
+    compile: str = compile_flag()
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False
     )

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
 
 from bert_tf.custom_gradient import own_gradients
+from bert_tf.layout import PackedShape
 from bert_tf.model import fused_kernels
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
@@ -34,9 +37,32 @@ def is_accelerated(strategy: tf.distribute.Strategy) -> bool:
     """Return whether the replicas of a strategy are GPUs or TPUs."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return True
-    if not isinstance(strategy, type(tf.distribute.get_strategy())):
-        return all("GPU" in device for device in strategy.extended.worker_devices)
-    return bool(tf.config.get_visible_devices("GPU"))  # The default strategy names no device.
+    if is_default(strategy):  # It names no device.
+        return bool(tf.config.get_visible_devices("GPU"))
+    return all("GPU" in device for device in strategy.extended.worker_devices)
+
+
+def describe(precision: str, is_compiled: bool) -> str:
+    """Return a log line with the precision and what XLA compiles."""
+    compiled = "kernels" if fused_kernels.are_compiled() else "nothing"
+    return f"precision {precision}; XLA compiles {'the step' if is_compiled else compiled}"
+
+
+def is_default(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a strategy is TensorFlow's own, of one device, without `tf.distribute`."""
+    return isinstance(strategy, distribute_lib._DefaultDistributionStrategy)
+
+
+def packed_shape(
+    lengths: np.ndarray, batch_size: int, max_seq_length: int, strategy: tf.distribute.Strategy
+) -> PackedShape:
+    """Return the shapes of packed batches; on TPUs a single one, known before the first batch.
+
+    Arguments as of `PackedShape.of_lengths`, and the distribution strategy.
+    """
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return PackedShape(max_seq_length, (batch_size,))
+    return PackedShape.of_lengths(lengths, batch_size, max_seq_length)
 
 
 def compile_with_weights(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.custom_gradient import own_gradients
 from bert_tf.layout import count_tokens
-from bert_tf.train.compilation import compile_with_weights
+from bert_tf.train.compilation import compile_with_weights, is_default
 from bert_tf.train.optimizer import AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -73,7 +73,7 @@ class TrainStep:
         self.accumulation_steps, self.is_compiled = accumulation_steps, is_compiled
         self._replica_step, self._wrap = self._on_replica, None
         self._sums_and_gradients = self._all_gradients
-        if is_compiled and isinstance(strategy, type(tf.distribute.get_strategy())):
+        if is_compiled and is_default(strategy):
             self._replica_step = _compile(self._on_replica)
         elif is_compiled:
             self._sums_and_gradients = compile_with_weights(model, self._all_gradients, strategy)

@@ -168,7 +168,7 @@ def scheme_of(path: str | os.PathLike) -> str:
 
 
 class _Layout(NamedTuple):
-    """How a column file writes words, as in its first line that is no comment for certain.
+    """Layout of a column file, as in its first line that is certainly no comment.
 
     Attributes:
         number: The number of that line.

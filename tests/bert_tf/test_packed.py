@@ -56,7 +56,21 @@ def test_a_run_has_at_most_three_numbers_of_rows_and_the_last_one_always_suffice
     shape = PackedShape.of_lengths(np.array([10, 20, 60]), 32, 64)
     assert len(shape.row_counts) <= 3 and shape.row_counts[-1] == 32
     assert shape.row_counts == PackedShape.of_lengths(np.array([10, 20, 60]), 32, 64).row_counts
-    assert [PackedShape(8, (2, 5)).rows_for(needed) for needed in (1, 2, 3, 6)] == [2, 2, 5, 6]
+    assert [PackedShape(8, (2, 5)).rows_for(needed) for needed in (1, 2, 3, 5)] == [2, 2, 5, 5]
+
+
+def test_a_sequence_that_no_row_holds_is_an_error(config, vocabulary):
+    with pytest.raises(ValueError, match="a sequence has 70 tokens; expected at most 64"):
+        to_packed(random_texts([70], config), vocabulary, SHAPE)
+
+
+def test_a_single_number_of_rows_is_known_before_the_first_batch(config):
+    """TPUs require it."""
+    on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)
+    shape = compilation.packed_shape(np.array([5, 9]), 12, 16, on_tpu)
+    data = tf.data.Dataset.from_tensor_slices(pretraining_examples(config, 24))
+    data = data.batch(12, drop_remainder=True).map(lambda of: pack_examples(of, shape))
+    assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec))
 
 
 def test_packed_rows_by_hand(vocabulary):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bert_tf import command, processors
+from bert_tf import command, cpus
 from bert_tf.data.shard_jobs import RunnerSettings
 from bert_tf.planning.devices import typical_processor
 
@@ -17,9 +17,9 @@ def without_affinity(monkeypatch):
 
 def test_without_affinity_all_processors_count(without_affinity, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert processors.count() == RunnerSettings().workers == 7
+    assert cpus.count() == RunnerSettings().workers == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)  # Unknown.
-    assert processors.count() == 1
+    assert cpus.count() == 1
 
 
 def test_commands_and_plans_need_no_affinity(without_affinity, monkeypatch):
@@ -32,4 +32,4 @@ def test_commands_and_plans_need_no_affinity(without_affinity, monkeypatch):
 def test_a_process_bound_to_one_processor_counts_one(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert processors.count() == 1
+    assert cpus.count() == 1
