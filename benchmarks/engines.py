@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from export import isolated_runner
+from export.checks import isolated_runner
 from tests.export import engines
 
 TEXTS = (b"Where is Caf\xc3\xa9 Anna? My bill is too high.", b"the [MASK] is broken", b"")

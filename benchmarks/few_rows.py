@@ -4,9 +4,10 @@
 
 Each of the twelve layers has four products with their biases: queries, keys and values together,
 the attention output, and the two of the feed-forward network. They are those of the served graph,
-on two threads: on variables, packed (export/served_products.py), in each precision. With 3,072
-columns, the float32 export adds 16, since the rows of a weight would be a multiple of 4,096 bytes
-apart. Prints a Markdown table of milliseconds for the twelve layers, the median of fifteen calls.
+on two threads: on variables, packed (export/graph/served_products.py), in each precision. With
+3,072 columns, the float32 export adds 16, since the rows of a weight would be a multiple of 4,096
+bytes apart. Prints a Markdown table of milliseconds for the twelve layers, the median of fifteen
+calls.
 """
 
 import os
@@ -21,8 +22,8 @@ import serving_machine
 import serving_report
 import tensorflow as tf
 
-from export.served_encoder import FILLER
-from export.served_products import Form, dense_weights, product
+from export.graph.served_encoder import FILLER
+from export.graph.served_products import Form, dense_weights, product
 
 LAYERS, HIDDEN, INNER = 12, 768, 3072
 ROWS = (8, 16, 20, 26, 32, 48, 64, 128, 256)

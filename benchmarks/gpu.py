@@ -138,7 +138,7 @@ def pretraining(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
-    from bert_tf.layout import PackedShape
+    from bert_tf.model.layout import PackedShape
     from bert_tf.planning.training import flops_per_token
     from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
     from bert_tf.train import compilation
@@ -183,14 +183,14 @@ def finetuning(name, toy, seconds):
     import tensorflow as tf
     from pretraining_step_tensorflow import config_of
 
-    from bert_tf.layout import PackedShape, padded_to_flat, padded_to_packed
+    from bert_tf.model.layout import PackedShape, padded_to_flat, padded_to_packed
     from bert_tf.planning.training import flops_per_token
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.losses import softmax_cross_entropy
     from bert_tf.train.optimizer import AdamW
     from bert_tf.train.step import TrainStep
-    from tasks.heads import SequenceClassifier
+    from tasks.graph.heads import SequenceClassifier
 
     model_sizes, options = FINETUNING[name]
     sizes = sizes_of(model_sizes, options, toy)
@@ -285,7 +285,7 @@ def equality(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples
-    from bert_tf.layout import PackedShape
+    from bert_tf.model.layout import PackedShape
     from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
@@ -370,7 +370,7 @@ def losses(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import pack_examples
-    from bert_tf.layout import PackedShape
+    from bert_tf.model.layout import PackedShape
     from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.optimizer import AdamW

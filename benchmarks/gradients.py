@@ -22,11 +22,11 @@ import tensorflow as tf
 from pretraining_batch import Sizes, examples
 from pretraining_step_tensorflow import LAYOUTS, config_of
 
-from bert_tf.checkpoints import model_variables
 from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
+from bert_tf.runs.checkpoints import model_variables
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.losses import softmax_cross_entropy
-from tasks.heads import SequenceClassifier
+from tasks.graph.heads import SequenceClassifier
 
 SIZES = Sizes(layers=2, hidden=256, batch=96)
 LIMIT, LABELS = 3, 3

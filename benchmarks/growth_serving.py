@@ -10,7 +10,7 @@ from pretraining_step_tensorflow import config_of, forward_flops
 
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
-from tasks.masked_lm import MaskedLmPipeline, MaskedLmTask
+from tasks.types.masked_lm import MaskedLmPipeline, MaskedLmTask
 
 SECONDS_A_POINT, MOST = 1.0, 20
 

@@ -27,12 +27,12 @@ import keras
 import tensorflow as tf
 
 from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
-from bert_tf.layout import to_flat, to_padded
+from bert_tf.model.layout import to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
-from tasks.classification import ClassificationTask
-from tasks.examples import EncodedExamples
-from tasks.pipeline import Pipeline
+from tasks.data.examples import EncodedExamples
+from tasks.graph.pipeline import Pipeline
+from tasks.types.classification.text_classifier import ClassificationTask
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
 STEPS, WARMUP_STEPS, REQUESTS = 30, 15, 12

@@ -11,17 +11,17 @@ import tensorflow as tf
 from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 
-from bert_tf.layout import to_flat
 from bert_tf.model import fused_kernels
+from bert_tf.model.layout import to_flat
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.classification import ClassificationTask
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
-from tasks.pipeline import Pipeline
+from tasks.data.examples import EncodedExamples
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.types.classification.text_classifier import ClassificationTask
 
 
 def uniform_mask(shape, rate, seed):

@@ -27,11 +27,11 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 from bert_tf import MODEL_SIZES, Vocabulary
-from export.litert_client import load_pipeline
-from export.litert_conversion import INPUTS, QUANTIZATIONS, convert
-from export.litert_file import Contents
-from export.saved_model import write_saved_model
-from tasks.classification import ClassificationTask, TextClassifier
+from export.graph.saved_model import write_saved_model
+from export.litert.archive import Contents
+from export.litert.client import load_pipeline
+from export.litert.conversion import INPUTS, QUANTIZATIONS, convert
+from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
 THREADS = 2
 WORDS = "my router is not working and i tried changing the power socket but still nothing".split()

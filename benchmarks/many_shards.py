@@ -181,9 +181,10 @@ def write_huge(directory, num_examples):
     import numpy as np
     import tensorflow as tf
 
-    from bert_tf import Vocabulary, files
+    from bert_tf import Vocabulary
     from bert_tf.data import tf_examples
     from bert_tf.data.manifest import Manifest
+    from bert_tf.storage import files
 
     rng, shape = np.random.default_rng(0), (4096, LENGTH)
     ids = rng.integers(5, len(ENTRIES), shape)

@@ -17,9 +17,9 @@ from bert_tf.config import BertConfig
 from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.finetuning import estimate_finetuning
 from bert_tf.planning.serving import Serving, estimate_serving
-from export.saved_model import write_saved_model
-from tasks.dry_run import plan_of
-from tasks.sweep_settings import SweepSettings
+from export.graph.saved_model import write_saved_model
+from tasks.finetuning.dry_run import plan_of
+from tasks.finetuning.sweep_settings import SweepSettings
 
 SERVED = dataclasses.replace(MODEL_SIZES["base"], vocab_size=30_522)
 

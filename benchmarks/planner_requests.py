@@ -8,7 +8,7 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from bert_tf.command import import_tensorflow
+from bert_tf.system.command import import_tensorflow
 
 import_tensorflow()  # As in the commands.
 

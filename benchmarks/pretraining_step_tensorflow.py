@@ -15,7 +15,7 @@ import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-from bert_tf.command import import_tensorflow
+from bert_tf.system.command import import_tensorflow
 
 import_tensorflow()  # As in the commands.
 

@@ -128,14 +128,14 @@ def export(directory, vocab):
     import keras
 
     from bert_tf import BertConfig, Vocabulary
-    from bert_tf.checkpoints import model_variables
-    from bert_tf.run import Run
-    from export.saved_model import write_saved_model
-    from tasks.classification import ClassificationTask
-    from tasks.loading import load_model
-    from tasks.multiple_choice import MultipleChoiceTask
-    from tasks.span_qa import QuestionAnsweringTask
-    from tasks.tagging import TaggingTask
+    from bert_tf.runs.checkpoints import model_variables
+    from bert_tf.runs.run import Run
+    from export.graph.saved_model import write_saved_model
+    from tasks.model.loading import load_model
+    from tasks.types.classification.text_classifier import ClassificationTask
+    from tasks.types.multiple_choice import MultipleChoiceTask
+    from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+    from tasks.types.tagging.token_classifier import TaggingTask
 
     labels = tuple(f"intent_{number}" for number in range(150))
     tags = ("O", *(f"{prefix}-{name}" for name in ("PER", "LOC", "ORG", "MISC") for prefix in "BI"))

@@ -29,14 +29,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 
 from bert_tf import UserError
-from export import isolated_runner
-from export.parity import TOLERANCES
-from export.saved_model import write_saved_model
-from tasks.examples import Examples
-from tasks.fitting import encode
-from tasks.loading import load_model
-from tasks.prediction import in_batches, jsonable
-from tasks.readers.tagged import TaggedText
+from export.checks import isolated_runner
+from export.checks.parity import TOLERANCES
+from export.graph.saved_model import write_saved_model
+from tasks.data.examples import Examples
+from tasks.data.readers.tagged import TaggedText
+from tasks.model.fitting import encode
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import in_batches, jsonable
 
 ROWS_PER_REQUEST = 32
 REFERENCE = "float32"

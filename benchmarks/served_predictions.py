@@ -18,11 +18,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from export.local_client import LocalClient
-from tasks.examples import as_tensor
-from tasks.loading import load_model
-from tasks.prediction import in_batches, jsonable
-from tasks.readers.rows import BadRow
+from export.clients.local_client import LocalClient
+from tasks.data.examples import as_tensor
+from tasks.data.readers.rows import BadRow
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import in_batches, jsonable
 
 TOLERANCE = 1e-5
 

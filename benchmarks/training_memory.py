@@ -24,7 +24,7 @@ MODULE = pathlib.Path(__file__).stem
 def measure(sizes, precision):
     """Return the components of a step as a dict of MB; called in a separate process."""
     components = {"Python": _resident_mb()}
-    from bert_tf.command import import_tensorflow
+    from bert_tf.system.command import import_tensorflow
 
     import_tensorflow()  # As in the commands.
     import tensorflow as tf

@@ -6,7 +6,7 @@ can check their flags before.
 
 import os
 
-from bert_tf.lazy_names import lazy_names
+from bert_tf.system.lazy_names import lazy_names
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # TensorFlow takes all memory of all GPUs otherwise, also for a process that exports or tokenizes.
@@ -28,7 +28,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "WeightedMean": "bert_tf.train.losses",
         "pack": "bert_tf.text.packing",
         "read_pretrained": "bert_tf.weights.sources",
-        "to_flat": "bert_tf.layout",
-        "to_padded": "bert_tf.layout",
+        "to_flat": "bert_tf.model.layout",
+        "to_padded": "bert_tf.model.layout",
     },
 )

@@ -12,8 +12,8 @@ import pathlib
 import runpy
 import sys
 
-from bert_tf import command
-from bert_tf.versions import versions
+from bert_tf.system import command
+from bert_tf.system.versions import versions
 
 PROGRAM = "bert-tf"
 # In the order of their use. These are names, since bert_tf imports nothing from the others.

@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from bert_tf import config_keys, files, strict_json
+from bert_tf import config_keys
 from bert_tf.errors import UserError
-from bert_tf.scalars import to_python
+from bert_tf.storage import files, strict_json
+from bert_tf.system.scalars import to_python
 
 ACTIVATIONS = ("gelu", "gelu_new")  # Exact (erf) and tanh approximation, named as in Hugging Face.
 # Other names at Hugging Face. The forms of a group differ by rounding only.

@@ -12,9 +12,12 @@ too: the run can be evaluated, exported and loaded.
 import dataclasses
 import os
 
-from bert_tf import command, files, run_directory
+from bert_tf.conversion import growth
 from bert_tf.errors import UserError
-from bert_tf.weights import growth, sources
+from bert_tf.runs import run_directory
+from bert_tf.storage import files
+from bert_tf.system import command
+from bert_tf.weights import sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +82,7 @@ class ConvertSettings:
 
 def main(settings: ConvertSettings) -> None:
     """Convert the weights, check what was written, and log its size and origin."""
-    from bert_tf import conversion
-    from bert_tf.weights import exported_model
+    from bert_tf.conversion import checked_conversion, exported_model
 
     pretrained = sources.read_pretrained(
         settings.from_,
@@ -92,11 +94,13 @@ def main(settings: ConvertSettings) -> None:
     )
     pretrained = _grown(pretrained, settings)
     if settings.format == "run":
-        report = conversion.save_run(pretrained, settings.to)
+        report = checked_conversion.save_run(pretrained, settings.to)
     else:
         model = exported_model.from_pretrained(pretrained, settings.from_)
-        report = conversion.convert(model, settings.to, settings.format, settings.verify_python)
-    for line in conversion.summary(report):
+        report = checked_conversion.convert(
+            model, settings.to, settings.format, settings.verify_python
+        )
+    for line in checked_conversion.summary(report):
         command.log(line)
     config = pretrained.config
     command.log(

@@ -7,8 +7,9 @@ Each line of stdout is a JSON object for one mask: {"token": [...], "score": [..
 
 import dataclasses
 
-from bert_tf import command, strict_json
 from bert_tf.errors import UserError
+from bert_tf.storage import strict_json
+from bert_tf.system import command
 from bert_tf.weights import sources
 
 

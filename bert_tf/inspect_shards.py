@@ -8,9 +8,10 @@ get a manifest first.
 
 import dataclasses
 
-from bert_tf import command, files
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.storage import files
+from bert_tf.system import command
 from bert_tf.text.vocabulary import Vocabulary
 
 

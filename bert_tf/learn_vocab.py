@@ -8,9 +8,10 @@ deterministic. Every 100th line is held out to measure pieces per word and [UNK]
 
 import dataclasses
 
-from bert_tf import command, files, ownership, paths
 from bert_tf.data import documents
 from bert_tf.errors import UserError
+from bert_tf.storage import files, ownership, paths
+from bert_tf.system import command
 from bert_tf.text.vocabulary import SPECIALS
 
 

@@ -15,7 +15,6 @@ import re
 import runpy
 import sys
 
-from bert_tf import command
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.errors import UserError
 from bert_tf.planning.devices import Device
@@ -23,6 +22,7 @@ from bert_tf.planning.memory import StepSizes
 from bert_tf.planning.serving import Serving, estimate_serving
 from bert_tf.planning.settings import STRATEGIES, PlannedDevices
 from bert_tf.planning.training import Training, estimate
+from bert_tf.system import command
 
 VOCAB_SIZE = 30_522
 TEXTS_PER_REQUEST = (1, 16, 64)

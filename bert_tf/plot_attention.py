@@ -9,8 +9,9 @@ and heads, with their values, in a browser; it loads nothing from the network.
 
 import dataclasses
 
-from bert_tf import command, files, ownership, paths
 from bert_tf.errors import UserError
+from bert_tf.storage import files, ownership, paths
+from bert_tf.system import command
 from bert_tf.weights import sources
 
 
@@ -53,8 +54,8 @@ class PlotAttentionSettings:
 
 def main(settings: PlotAttentionSettings) -> None:
     """Write the plot."""
-    from bert_tf.model.attention import attention_of
-    from bert_tf.model.attention_plots import head_image, layer_image, page
+    from bert_tf.attention_maps.attention import attention_of
+    from bert_tf.attention_maps.plots import head_image, layer_image, page
 
     with ownership.sole_output(settings.output, settings.overwrite):
         pretrained = sources.read_pretrained(settings.run)

@@ -6,8 +6,8 @@ Rerun the command to resume after an interruption. --shards=A,B --phase_steps=90
 on one directory after the other. With --dry_run the estimate is for --devices of --device.
 """
 
-from bert_tf import command
 from bert_tf.pretraining.settings import PretrainCommandSettings
+from bert_tf.system import command
 
 
 def main(settings: PretrainCommandSettings) -> None:

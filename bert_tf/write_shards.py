@@ -6,8 +6,8 @@ Shards are TFRecord files with the seven features of google-research/bert. manif
 text, vocabulary and settings. Rerun the command after an interruption to write missing shards.
 """
 
-from bert_tf import command
 from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.system import command
 
 
 def main(settings: WriteShardsSettings) -> None:

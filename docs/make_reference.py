@@ -293,7 +293,7 @@ def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator
 
 def api() -> str:
     """Return the page of the Python API. Imports TensorFlow."""
-    from tasks.task_model import TaskModel
+    from tasks.model.task_model import TaskModel
 
     lines = [API_PAGE]
     for package in PACKAGES:

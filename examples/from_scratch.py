@@ -15,7 +15,7 @@ from pydoc_data import topics
 
 import numpy as np
 
-from bert_tf import command
+from bert_tf.system import command
 
 command.import_tensorflow()  # Without its start-up messages.
 from bert_tf.data.inspection import manifest_parser, read_shard  # noqa: E402

@@ -4,16 +4,16 @@ Both are published only if their predictions match the trained model's. Names ar
 lazily: TensorFlow is loaded with the first name that needs it.
 """
 
-from bert_tf.lazy_names import lazy_names
+from bert_tf.system.lazy_names import lazy_names
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "GrpcClient": "export.grpc_client",
-        "LiteRTClient": "export.litert_client",
-        "LocalClient": "export.local_client",
-        "RestClient": "export.rest_client",
+        "GrpcClient": "export.clients.grpc_client",
+        "LiteRTClient": "export.litert.client",
+        "LocalClient": "export.clients.local_client",
+        "RestClient": "export.clients.rest_client",
         "publish": "export.publishing",
-        "write_litert": "export.litert",
+        "write_litert": "export.litert.writer",
     },
 )

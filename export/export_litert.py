@@ -11,9 +11,10 @@ trained model.
 import dataclasses
 import os
 
-from bert_tf import command, paths
-from export import litert_file
-from tasks import inputs
+from bert_tf.storage import paths
+from bert_tf.system import command
+from export.litert import archive
+from tasks.prediction import input_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,13 @@ class ExportLiteRTSettings:
         Raises:
             UserError: If the run or the checkpoint does not exist, or ai-edge-litert is missing.
         """
-        inputs.check_run(self.run, self.checkpoint)
-        litert_file.check_runtime(f"--output={self.output}")
+        input_checks.check_run(self.run, self.checkpoint)
+        archive.check_runtime(f"--output={self.output}")
 
 
 def main(settings: ExportLiteRTSettings) -> None:
     """Write the file and print its size and parity."""
-    from export.litert import write_litert
+    from export.litert.writer import write_litert
 
     agreement = write_litert(
         settings.run,

@@ -9,9 +9,10 @@ trained model.
 import dataclasses
 import os
 
-from bert_tf import command, paths
 from bert_tf.errors import UserError
-from tasks import inputs
+from bert_tf.storage import paths
+from bert_tf.system import command
+from tasks.prediction import input_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ExportSettings:
         Raises:
             UserError: If the run or the checkpoint does not exist.
         """
-        inputs.check_run(self.run, self.checkpoint)
+        input_checks.check_run(self.run, self.checkpoint)
 
 
 def main(settings: ExportSettings) -> None:

@@ -15,18 +15,20 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from bert_tf import paths
 from bert_tf.errors import UserError
-from bert_tf.files import sync
-from bert_tf.progress import Progress
+from bert_tf.storage import paths
+from bert_tf.storage.files import sync
+from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
-from export import metric_gate, package, parity, staging
-from export.saved_model import write_saved_model
-from export.served_products import has_packed_products
-from tasks.loading import load_model
-from tasks.pipeline import Pipeline
-from tasks.published import MAX_VERSION, version_directories
-from tasks.task_model import TaskModel
+from export import staging
+from export.checks import metric_gate, parity
+from export.graph.saved_model import write_saved_model
+from export.graph.served_products import has_packed_products
+from export.package import version_files
+from tasks.graph.pipeline import Pipeline
+from tasks.graph.published import MAX_VERSION, version_directories
+from tasks.model.loading import load_model
+from tasks.model.task_model import TaskModel
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 MAX_METRIC_DROP = 0.5
@@ -143,7 +145,7 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
         ):
             log(f"writing the SavedModel of {model.source.path}")
             pipeline = write(model, temporary, precision, portable)
-            signatures = package.prepare(temporary, model, log)
+            signatures = version_files.prepare(temporary, model, log)
             progress.move(1)
             log("checking parity with the trained model in a separate process")
             examples = [(signature.name, signature.example()) for signature in signatures]
@@ -154,7 +156,7 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
                 temporary, model, precision, examples, pipeline if gate else None
             )
             progress.move(2)
-            package.write_documents(
+            version_files.write_documents(
                 temporary, _name(output_dir), model, precision, signatures, predictions, change
             )
             for path in (*temporary.rglob("*"), temporary):

@@ -13,10 +13,11 @@ name. If a name takes a list per row, such as choices, its values form the list 
 import dataclasses
 import os
 
-from bert_tf import command, paths, strict_json
 from bert_tf.errors import UserError
-from export import litert_file
-from export.client import ModelClient
+from bert_tf.storage import paths, strict_json
+from bert_tf.system import command
+from export.clients.client import ModelClient
+from export.litert import archive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,8 @@ class RequestSettings:
         if self.model_dir and not os.path.isdir(self.model_dir):
             raise UserError(f"--model_dir={self.model_dir}: no such directory")
         if self.litert:
-            litert_file.Contents.read(self.litert)
-            litert_file.check_runtime(f"--litert={self.litert}")
+            archive.Contents.read(self.litert)
+            archive.check_runtime(f"--litert={self.litert}")
 
     def inputs(self) -> dict[str, list[bytes]]:
         """Return the values of each input name in order, as the bytes of the command line."""
@@ -82,18 +83,18 @@ def main(settings: RequestSettings) -> None:
 def opened(settings: RequestSettings) -> ModelClient:
     """Return the client of the model that the settings name. --url does not import TensorFlow."""
     if settings.url:
-        from export.rest_client import RestClient
+        from export.clients.rest_client import RestClient
 
         return RestClient(settings.url, settings.timeout)
     if settings.grpc and settings.model:
-        from export.grpc_client import GrpcClient
+        from export.clients.grpc_client import GrpcClient
 
         return GrpcClient(settings.grpc, settings.model, settings.timeout)
     if settings.litert:
-        from export.litert_client import LiteRTClient
+        from export.litert.client import LiteRTClient
 
         return LiteRTClient(settings.litert)
-    from export.local_client import LocalClient
+    from export.clients.local_client import LocalClient
 
     assert settings.model_dir  # Since exactly one of the four is set.
     return LocalClient(settings.model_dir)

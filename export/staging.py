@@ -9,7 +9,7 @@ import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
-from bert_tf import ownership
+from bert_tf.storage import ownership
 
 PREFIX = ".writing-"  # Followed by the PID.
 

@@ -3,21 +3,21 @@
 Names are imported lazily: TensorFlow is loaded with the first name that needs it.
 """
 
-from bert_tf.lazy_names import lazy_names
+from bert_tf.system.lazy_names import lazy_names
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "AnomalyDetector": "tasks.anomaly",
-        "MaskedLanguageModel": "tasks.masked_lm",
-        "MultipleChoice": "tasks.multiple_choice",
-        "QuestionAnswerer": "tasks.span_qa",
-        "Rows": "tasks.rows",
-        "TextClassifier": "tasks.classification",
-        "TextEmbedder": "tasks.embedding",
-        "TextRegressor": "tasks.regression",
-        "TokenClassifier": "tasks.tagging",
-        "load_model": "tasks.loading",
-        "read_examples": "tasks.rows",
+        "AnomalyDetector": "tasks.types.anomaly.anomaly_detector",
+        "MaskedLanguageModel": "tasks.types.masked_lm",
+        "MultipleChoice": "tasks.types.multiple_choice",
+        "QuestionAnswerer": "tasks.types.question_answering.question_answerer",
+        "Rows": "tasks.model.labelled_rows",
+        "TextClassifier": "tasks.types.classification.text_classifier",
+        "TextEmbedder": "tasks.types.embedding",
+        "TextRegressor": "tasks.types.regression",
+        "TokenClassifier": "tasks.types.tagging.token_classifier",
+        "load_model": "tasks.model.loading",
+        "read_examples": "tasks.model.labelled_rows",
     },
 )

@@ -5,8 +5,9 @@ python -m tasks.evaluate --run=RUN --data=dev.csv
 
 import dataclasses
 
-from bert_tf import command, paths, strict_json
-from tasks import inputs
+from bert_tf.storage import paths, strict_json
+from bert_tf.system import command
+from tasks.prediction import input_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +25,16 @@ class EvaluateSettings:
 
     def check(self) -> None:
         """Check the run and the data file without TensorFlow; raises UserError."""
-        if run := inputs.check_run(self.run, self.checkpoint):
+        if run := input_checks.check_run(self.run, self.checkpoint):
             if run.task is not None:
-                inputs.check_rows(run.task, self.data, labelled=True)
+                input_checks.check_rows(run.task, self.data, labelled=True)
 
 
 def main(settings: EvaluateSettings) -> None:
     """Print the metrics and tables of the run on the data."""
     from bert_tf.train.distribution import use_precision
-    from tasks.fitting import encode
-    from tasks.loading import load_model
+    from tasks.model.fitting import encode
+    from tasks.model.loading import load_model
 
     use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)

@@ -10,12 +10,12 @@ interrupted command continues where it stopped.
 
 import dataclasses
 
-from bert_tf import command
 from bert_tf.errors import UserError
+from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks import inputs, output_settings
-from tasks.output_jobs import VectorJob
-from tasks.output_shards import write_output_shards
+from tasks.prediction import input_checks, output_settings
+from tasks.prediction.output_jobs import VectorJob
+from tasks.prediction.output_shards import write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ExtractSettings(output_settings.OutputSettings):
         is_array = self.output is not None and self.output.endswith(".npy")
         paths = self.input_files(self.input) if self.output_dir else [self.input]
         for path in paths:
-            inputs.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
+            input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
         sources.check(self.model)
 
 
@@ -90,9 +90,9 @@ def main(settings: ExtractSettings) -> None:
     if settings.output_dir:
         _extract_shards(settings)
         return
-    from bert_tf.ownership import sole_output
+    from bert_tf.storage.ownership import sole_output
     from bert_tf.weights.sources import read_pretrained
-    from tasks.feature_extraction import create_embedder, extract
+    from tasks.prediction.feature_extraction import create_embedder, extract
 
     assert settings.output
     with sole_output(settings.output, settings.overwrite):

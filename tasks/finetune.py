@@ -9,15 +9,15 @@ Rerun the same command to resume after an interruption. With --seeds=1,2,3 or
 --devices of --device. The processor of this machine is measured for it.
 """
 
-from bert_tf import command
-from tasks.sweep_settings import SweepSettings
+from bert_tf.system import command
+from tasks.finetuning.sweep_settings import SweepSettings
 
 
 def main(settings: SweepSettings) -> None:
     """Run one fine-tuning, a sweep, or a dry run of them."""
-    from tasks.dry_run import dry_run
-    from tasks.finetuning import finetune
-    from tasks.sweep import sweep
+    from tasks.finetuning.dry_run import dry_run
+    from tasks.finetuning.recipe import finetune
+    from tasks.finetuning.sweep import sweep
 
     if settings.dry_run:
         dry_run(settings, command.log)

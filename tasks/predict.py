@@ -15,13 +15,14 @@ their order: both texts of a pair, question and context, or prompt and each choi
 import dataclasses
 import os
 
-from bert_tf import command, strict_json
 from bert_tf.errors import UserError
-from tasks import inputs, output_settings
-from tasks.output_jobs import PublishedJob, RunJob
-from tasks.output_shards import OutputJob, write_output_shards
-from tasks.published import published_task, published_version
-from tasks.readers.glue import check_submission
+from bert_tf.storage import strict_json
+from bert_tf.system import command
+from tasks.data.readers.glue import check_submission
+from tasks.graph.published import published_task, published_version
+from tasks.prediction import input_checks, output_settings
+from tasks.prediction.output_jobs import PublishedJob, RunJob
+from tasks.prediction.output_shards import OutputJob, write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +71,16 @@ class PredictSettings(output_settings.OutputSettings):
             if self.checkpoint:
                 raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
             for path in self.input_files(self.input):
-                inputs.check_rows(published_task(version), path, labelled=False, accepts_bad=True)
+                input_checks.check_rows(
+                    published_task(version), path, labelled=False, accepts_bad=True
+                )
             return
-        run = inputs.check_run(self.run, self.checkpoint)
+        run = input_checks.check_run(self.run, self.checkpoint)
         if run and self.input and self.output_dir:
             for path in self.input_files(self.input):
-                inputs.check_rows(run.task, path, labelled=False, accepts_bad=True)
+                input_checks.check_rows(run.task, path, labelled=False, accepts_bad=True)
         if run and self.input and self.output:
-            inputs.check_rows(run.task, self.input, labelled=False, accepts_bad=True)
+            input_checks.check_rows(run.task, self.input, labelled=False, accepts_bad=True)
             file_format = (run.task or {}).get("file_format")
             if self.output.endswith(".tsv"):
                 check_submission(self.output, file_format, self.run)
@@ -86,8 +89,8 @@ class PredictSettings(output_settings.OutputSettings):
 def main(settings: PredictSettings) -> None:
     """Predict the input file and log the number of rows, or print the prediction of the text."""
     # Imported here, since they import TensorFlow, which flags and inputs are checked before.
-    from bert_tf.ownership import sole_output
-    from tasks.prediction import predict, submit
+    from bert_tf.storage.ownership import sole_output
+    from tasks.prediction.prediction_files import predict, submit
 
     if settings.text:
         model = _load(settings)
@@ -121,7 +124,7 @@ def _predict_shards(settings):
         job: OutputJob = PublishedJob(version=version, task=published_task(version), **common)
     else:
         command.import_tensorflow()
-        from tasks.run_checkpoint import RunCheckpoint
+        from tasks.graph.run_checkpoint import RunCheckpoint
 
         source = RunCheckpoint.open(settings.run, settings.checkpoint)
         _check_tuned(source)
@@ -137,7 +140,7 @@ def _predict_shards(settings):
 
 def _load(settings):
     from bert_tf.train.distribution import use_precision
-    from tasks.loading import load_model
+    from tasks.model.loading import load_model
 
     use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)

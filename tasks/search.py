@@ -9,10 +9,11 @@ Each line of stdout is a JSON object, the most similar row first: {"similarity":
 
 import dataclasses
 
-from bert_tf import command, paths, strict_json
 from bert_tf.errors import UserError
+from bert_tf.storage import paths, strict_json
+from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks import inputs
+from tasks.prediction import input_checks
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
 
@@ -54,20 +55,20 @@ class SearchSettings:
 
     def check(self) -> None:
         """Check rows, vectors and model without TensorFlow; raises UserError."""
-        from tasks.similarity import open_vectors
+        from tasks.prediction.similarity import open_vectors
 
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
-        inputs.check_rows(rows, self.input, labelled=False)
+        input_checks.check_rows(rows, self.input, labelled=False)
         open_vectors(self.vectors)
         sources.check(self.model)
 
 
 def main(settings: SearchSettings) -> None:
     """Print the most similar rows."""
-    from tasks.feature_extraction import create_embedder
-    from tasks.readers.rows import raise_bad_rows
-    from tasks.readers.tables import read_rows
-    from tasks.similarity import cosines, nearest, open_vectors
+    from tasks.data.readers.rows import raise_bad_rows
+    from tasks.data.readers.tables import read_rows
+    from tasks.prediction.feature_extraction import create_embedder
+    from tasks.prediction.similarity import cosines, nearest, open_vectors
 
     column = settings.text_column
     rows = raise_bad_rows(read_rows(settings.input, (column,), settings.unescape_html))

@@ -22,8 +22,9 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_tf import BertConfig, Vocabulary, plotting  # noqa: E402
+from bert_tf import BertConfig, Vocabulary  # noqa: E402
 from bert_tf.__main__ import COMMANDS  # noqa: E402, F401  Imported by tests.
+from bert_tf.system import plotting  # noqa: E402
 from bert_tf.train.distribution import make_strategy  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -10,7 +10,8 @@ import re
 import shlex
 import shutil
 
-from bert_tf import BertConfig, Vocabulary, command
+from bert_tf import BertConfig, Vocabulary
+from bert_tf.system import command
 from tests.conftest import ROOT
 from tests.corpus import ENTRIES, write_corpus
 from tests.test_docs import command_lines, settings_class, split_fences

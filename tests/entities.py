@@ -5,9 +5,15 @@ import tensorflow as tf
 
 from bert_tf import Vocabulary
 from bert_tf.text.packing import Packed
-from tasks.entity_labels import NO_LABEL, BioLabels, first_pieces, join_words, label_words
-from tasks.entity_spans import entities, in_windows
-from tasks.windows import Windows
+from tasks.data.windows import Windows
+from tasks.types.tagging.entity_labels import (
+    NO_LABEL,
+    BioLabels,
+    first_pieces,
+    join_words,
+    label_words,
+)
+from tasks.types.tagging.entity_spans import entities, in_windows
 
 ENTRIES = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "

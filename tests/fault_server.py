@@ -16,9 +16,9 @@ import traceback
 import bert_tf.data.vocabulary_learning
 import bert_tf.pretraining.recipe  # noqa: F401
 import export.publishing  # noqa: F401
-import tasks.feature_extraction
-import tasks.finetuning
-import tasks.prediction  # noqa: F401
+import tasks.finetuning.recipe
+import tasks.prediction.feature_extraction
+import tasks.prediction.prediction_files  # noqa: F401
 
 
 def start(module, arguments, output):

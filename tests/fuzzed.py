@@ -20,8 +20,8 @@ def _written(path, text):
 
 
 def _rows(path):
-    from tasks.readers.rows import BadRow
-    from tasks.readers.tables import read_rows
+    from tasks.data.readers.rows import BadRow
+    from tasks.data.readers.tables import read_rows
 
     rows = list(read_rows(path, ("text", "label"), unescape_html=False))
     return [None if isinstance(row, BadRow) else (row.values, row.location) for row in rows]
@@ -87,7 +87,7 @@ def jsonl_rows(directory):
 
 
 def conll(directory):
-    from tasks.readers.tagged import read_tagged, scheme_of
+    from tasks.data.readers.tagged import read_tagged, scheme_of
 
     words = [
         [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
@@ -107,7 +107,7 @@ def conll(directory):
 
 
 def tagged_jsonl(directory):
-    from tasks.readers.tagged import read_tagged
+    from tasks.data.readers.tagged import read_tagged
 
     entity = {"start": 0, "end": 3, "type": "X"}
     lines = (json.dumps({"text": text, "entities": [entity]}) + "\n" for text in SENTENCES)
@@ -115,7 +115,7 @@ def tagged_jsonl(directory):
 
 
 def squad(directory):
-    from tasks.readers.squad import read_questions
+    from tasks.data.readers.squad import read_questions
 
     questions = [
         {
@@ -136,7 +136,7 @@ def squad(directory):
 
 
 def choices(directory):
-    from tasks.readers.choices import read_choices
+    from tasks.data.readers.choices import read_choices
 
     lines = (
         json.dumps({"prompt": text, "choices": ["a", "b", "c"], "label": 1}) + "\n"
@@ -147,7 +147,7 @@ def choices(directory):
 
 
 def arc(directory):
-    from tasks.readers.choices import read_choices
+    from tasks.data.readers.choices import read_choices
 
     path = _written(
         directory / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)
@@ -199,7 +199,7 @@ def documents_gzip(directory):
 
 def rest_answer(directory):
     """Write responses of a server, which a client reads."""
-    from export.rest_client import RestClient
+    from export.clients.rest_client import RestClient
 
     shape = {"dim": [{"size": "-1", "name": ""}], "unknown_rank": False}
     text = {"dtype": "DT_STRING", "tensor_shape": shape, "name": "a:0"}

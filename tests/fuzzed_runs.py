@@ -23,8 +23,8 @@ def train(directory):
     run = _make_run(directory)
 
     def read(path):
-        from bert_tf.run import Run
-        from export.model_card import model_card
+        from bert_tf.runs.run import Run
+        from export.package.model_card import model_card
 
         assert model_card
         run = Run.open(path.parent)
@@ -42,7 +42,7 @@ def metrics(directory):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def read(path):
-        from bert_tf.run import Run
+        from bert_tf.runs.run import Run
 
         run = Run.open(path.parent)
         run.patience_exhausted(2)
@@ -72,8 +72,8 @@ def checkpoint_data(directory):
 def rest_request(directory):
     """Parse a body like TF Serving's REST API and run the graph on it."""
     from bert_tf.errors import UserError
-    from export.saved_model import write_saved_model
-    from tasks.loading import load_model
+    from export.graph.saved_model import write_saved_model
+    from tasks.model.loading import load_model
     from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
     from tests.export.rest_json import predicted
 
@@ -96,10 +96,10 @@ def rest_request(directory):
 
 
 def _make_run(directory):
-    from bert_tf import checkpoints
-    from bert_tf.run import Run
+    from bert_tf.runs import checkpoints
+    from bert_tf.runs.run import Run
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.classification import ClassificationTask
+    from tasks.types.classification.text_classifier import ClassificationTask
 
     bert = BertConfig(**CONFIG)
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
@@ -113,7 +113,7 @@ def _make_run(directory):
 def _opened(path):
     import tensorflow as tf
 
-    from tasks.loading import load_model
+    from tasks.model.loading import load_model
 
     trained = load_model(path.parent)
     texts = {name: tf.constant(["the bill is high"]) for name in trained.task.input_names}

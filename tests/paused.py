@@ -9,7 +9,7 @@ import os
 import runpy
 import time
 
-from bert_tf.checkpoints import CheckpointManager
+from bert_tf.runs.checkpoints import CheckpointManager
 
 
 def pause(name, before, after):

@@ -5,8 +5,8 @@ import signal
 
 import numpy as np
 
-from bert_tf.checkpoints import read
 from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.runs.checkpoints import read
 from bert_tf.train.loop import TrainingLoop
 from tests.corpus import config_of, write_shards
 

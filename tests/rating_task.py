@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.heads import SequenceClassifier
-from tasks.postprocessor import OutputSpec, Postprocessor
-from tasks.task_model import TaskModel
-from tasks.text_task import LabelledTextReader, LabelledTextTask
+from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.text_task import LabelledTextReader, LabelledTextTask
+from tasks.graph.heads import SequenceClassifier
+from tasks.model.task_model import TaskModel
 
 
 class RatingReader(LabelledTextReader["RatingTask"]):

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.weights import name_map
-from tasks.loading import load_model, model_class
-from tasks.settings import FinetuneSettings
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.model.loading import load_model, model_class
 
 TEXTS = {
     "billing": ["the bill is too high", "my bill is high !", "the bill , too high"],

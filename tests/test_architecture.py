@@ -18,32 +18,32 @@ LAYERS = (
         "bert_tf",
         "bert_tf.errors",
         "bert_tf.config_keys",
-        "bert_tf.files",
-        "bert_tf.formats",
-        "bert_tf.lazy_names",
-        "bert_tf.plotting",
-        "bert_tf.cpus",
-        "bert_tf.processes",
-        "bert_tf.progress",
-        "bert_tf.scalars",
-        "bert_tf.strict_json",
-        "bert_tf.versions",
+        "bert_tf.storage.files",
+        "bert_tf.storage.format_versions",
+        "bert_tf.system.lazy_names",
+        "bert_tf.system.plotting",
+        "bert_tf.system.cpus",
+        "bert_tf.system.processes",
+        "bert_tf.system.progress",
+        "bert_tf.system.scalars",
+        "bert_tf.storage.strict_json",
+        "bert_tf.system.versions",
     },
-    {"bert_tf.ownership", "bert_tf.paths", "bert_tf.run_directory"},
+    {"bert_tf.storage.ownership", "bert_tf.storage.paths", "bert_tf.runs.run_directory"},
     {
-        "bert_tf.bucketing",
-        "bert_tf.command",
+        "bert_tf.model.bucketing",
+        "bert_tf.system.command",
         "bert_tf.config",
-        "bert_tf.custom_gradient",
-        "bert_tf.former_names",
+        "bert_tf.model.custom_gradient",
+        "bert_tf.runs.former_names",
         "bert_tf.planning",
-        "bert_tf.random_bits",
+        "bert_tf.model.random_bits",
     },
     {"bert_tf.text"},
-    {"bert_tf.layout"},
+    {"bert_tf.model.layout"},
     {"bert_tf.data"},
-    {"bert_tf.checkpoints", "bert_tf.event_files"},
-    {"bert_tf.run"},
+    {"bert_tf.runs.checkpoints", "bert_tf.runs.event_files"},
+    {"bert_tf.runs.run"},
     {"bert_tf.weights"},
     {"bert_tf.model"},
     {"bert_tf.train"},
@@ -161,7 +161,7 @@ def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():
             # Keras executes no code of a .keras file, since safe_mode is on by default.
             text.replace("return keras.saving.load_model(path)", ""),
         ), path
-        if module_name(path) not in COMMAND_MODULES | {"bert_tf.command"}:
+        if module_name(path) not in COMMAND_MODULES | {"bert_tf.system.command"}:
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
             assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
             assert not re.search(r"^(from|import) absl", text, re.MULTILINE), path
@@ -219,7 +219,7 @@ def test_public_names_exist_and_the_model_needs_no_extra():
         bert_tf.Bert  # noqa: B018
     code = (
         "import sys, bert_tf; [getattr(bert_tf, name) for name in bert_tf.__all__]; import "
-        "tasks.finetuning, export.publishing;"
+        "tasks.finetuning.recipe, export.publishing;"
         "print(sorted({'keras_nlp', 'keras_hub', 'apache_beam', "
         "'tensorflow_serving'} & set(sys.modules)))"
     )

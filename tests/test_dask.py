@@ -153,7 +153,7 @@ def test_predictions_of_a_cluster_are_those_of_one_process(
     tmp_path, huggingface_dir, config, run_command
 ):
     from bert_tf.weights.sources import read_pretrained
-    from tasks.classification import ClassificationTask
+    from tasks.types.classification.text_classifier import ClassificationTask
 
     pretrained = read_pretrained(huggingface_dir)
     task = ClassificationTask(labels=("a", "b"), max_seq_length=12)

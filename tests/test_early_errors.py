@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from bert_tf.checkpoints import model_variables
-from bert_tf.run import Run
-from tasks.classification import ClassificationTask
+from bert_tf.runs.checkpoints import model_variables
+from bert_tf.runs.run import Run
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import COMMANDS, ROOT
 

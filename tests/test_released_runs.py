@@ -11,18 +11,18 @@ import keras
 import numpy as np
 import pytest
 
-from bert_tf import command
 from bert_tf.data.manifest import Manifest
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
+from bert_tf.system import command
 from bert_tf.train.distribution import make_strategy
-from tasks import autoencoder  # noqa: F401  Registers the class of a model.
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.settings import FinetuneSettings
+from tasks.data.examples import EncodedExamples
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.graph.evaluation import Evaluator
+from tasks.model.loading import load_model
+from tasks.types.anomaly import autoencoder  # noqa: F401  Registers the class of a model.
 from tests import small
 from tests.bert_tf.test_conversion import converted
 from tests.conftest import ROOT

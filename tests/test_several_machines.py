@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from bert_tf import command
+from bert_tf.system import command
 from tests.test_docs import read, settings_class, split_fences
 
 PAGE = "docs/several-machines.md"

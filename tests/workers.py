@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 
-from bert_tf.checkpoints import read
 from bert_tf.model.fused_kernels import MIN_WIDTH
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import read
+from bert_tf.runs.run import Run
 from tests.conftest import ROOT
 from tests.corpus import config_of, write_shards
 

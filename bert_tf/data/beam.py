@@ -18,10 +18,10 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import create_runner
 
-from bert_tf import files
 from bert_tf.data import entries
 from bert_tf.data.shard_jobs import Make, OnEntry, ShardJob
 from bert_tf.errors import UserError
+from bert_tf.storage import files
 
 # Runs in this process. Beam's default runner would download a program first.
 DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_tf import files, strict_json
 from bert_tf.errors import UserError
+from bert_tf.storage import files, strict_json
 from bert_tf.text import unicode_tables
 
 FORMATS = ("lines", "text", "jsonl")

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, TypeVar
 
-from bert_tf import files
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
-from bert_tf.strict_json import field
+from bert_tf.storage import files
+from bert_tf.storage.strict_json import field
 
 MAX_NAME_LENGTH = 255
 

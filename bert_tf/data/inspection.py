@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from bert_tf import files
 from bert_tf.data import tf_examples
 from bert_tf.data.entries import ShardEntry
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
-from bert_tf.progress import Progress
+from bert_tf.storage import files
+from bert_tf.system.progress import Progress
 from bert_tf.text.vocabulary import Vocabulary
 
 BATCH_EXAMPLES = 4096

@@ -12,15 +12,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from bert_tf import files, formats
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.data import entries, plans
 from bert_tf.data.entries import ShardEntry
 from bert_tf.errors import UserError
-from bert_tf.progress import Progress
-from bert_tf.strict_json import field
+from bert_tf.storage import files, format_versions
+from bert_tf.storage.strict_json import field
+from bert_tf.system.progress import Progress
+from bert_tf.system.versions import versions
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.versions import versions
 
 if TYPE_CHECKING:
     from bert_tf.data.settings import WriteShardsSettings
@@ -132,7 +132,7 @@ class Manifest:
         except UserError as error:
             what = str(error).removeprefix(f"{path}: ")
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
-        return cls(directory, formats.without_version(values, path, _FIELDS))
+        return cls(directory, format_versions.without_version(values, path, _FIELDS))
 
     def begin(self, vocabulary: Vocabulary, finished: Mapping[int, ShardEntry]) -> None:
         """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
@@ -160,7 +160,7 @@ class Manifest:
 
     def save(self) -> None:
         """Write manifest.json atomically."""
-        values = formats.with_version(self._values)
+        values = format_versions.with_version(self._values)
         text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
@@ -283,7 +283,9 @@ class Manifest:
         Raises:
             UserError: If they differ. The message names the first difference.
         """
-        formats.check_same_settings(self.directory, self.settings, planned.settings, defaults)
+        format_versions.check_same_settings(
+            self.directory, self.settings, planned.settings, defaults
+        )
         tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
         for what, before, now in (
             (

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.random_bits import GAMMA, mix, random_int63
+from bert_tf.model.random_bits import GAMMA, mix, random_int63
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
 _ACTIONS, _OTHERS = np.uint64(0x5851F42D4C957F2D), np.uint64(0x14057B7EF767814F)

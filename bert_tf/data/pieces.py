@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_tf import files
+from bert_tf.storage import files
 
 BUFFER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<Q")

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bert_tf.command import flag, import_tensorflow
 from bert_tf.config import MAX_WORD_CHARACTERS
 from bert_tf.data.documents import FORMATS
 from bert_tf.data.entries import ShardEntry
 from bert_tf.data.shard_jobs import RunnerSettings
 from bert_tf.errors import UserError
+from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.text.vocabulary import Vocabulary
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.

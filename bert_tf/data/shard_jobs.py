@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from bert_tf import cpus
-from bert_tf.command import flag
 from bert_tf.errors import UserError
+from bert_tf.system import cpus
+from bert_tf.system.command import flag
 
 OnEntry = Callable[[Mapping[str, Any]], None]
 Make = Callable[[Iterable[tuple], OnEntry], None]

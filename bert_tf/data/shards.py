@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf import files
 from bert_tf.data import entries, masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.sentences import tokenize_documents
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.errors import UserError
+from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
 

@@ -15,7 +15,7 @@ import tokenizers
 
 from bert_tf.data import documents
 from bert_tf.errors import UserError
-from bert_tf.progress import Progress
+from bert_tf.system.progress import Progress
 from bert_tf.text.normalizer import NEVER, Normalizer
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary

@@ -8,10 +8,10 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from bert_tf import cpus
-from bert_tf.command import import_tensorflow
 from bert_tf.data.shard_jobs import Make, ShardJob
 from bert_tf.errors import UserError
+from bert_tf.system import cpus
+from bert_tf.system.command import import_tensorflow
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Callable
 
-from bert_tf import command, files, ownership
 from bert_tf.data import documents, entries, shard_jobs, sharding
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.data.settings import WriterArguments, WriteShardsSettings
 from bert_tf.errors import UserError
-from bert_tf.progress import Progress
+from bert_tf.storage import files, ownership
+from bert_tf.system import command
+from bert_tf.system.progress import Progress
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 

@@ -13,11 +13,11 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.custom_gradient import recompute_grad
 from bert_tf.errors import UserError
-from bert_tf.layout import infer_layout, with_defaults
 from bert_tf.model import layers
+from bert_tf.model.custom_gradient import recompute_grad
 from bert_tf.model.dense import dense, linear
+from bert_tf.model.layout import infer_layout, with_defaults
 from bert_tf.weights.sources import read_pretrained
 
 

@@ -6,7 +6,7 @@ the matrix products in between. The matrix products stay outside, because XLA's 
 step that is compiled as one (on a TPU, under Keras `fit`) the kernels are inlined.
 
 XLA compiles a kernel per shape, which takes some tenths of a second. Bucketing keeps the number of
-shapes small (bert_tf.bucketing), and models narrower than any published one run uncompiled.
+shapes small (bert_tf.model.bucketing), and models narrower than any published one run uncompiled.
 
 Each kernel is called with the width as an additional first argument, see `fused_op`.
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.random_bits import GAMMA, mix, xor_shift
+from bert_tf.model.random_bits import GAMMA, mix, xor_shift
 
 _SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # 1/sqrt(2), 1/sqrt(2 pi).
 _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.

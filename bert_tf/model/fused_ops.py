@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from bert_tf.custom_gradient import custom_gradient
 from bert_tf.model import fused_kernels as kernels
+from bert_tf.model.custom_gradient import custom_gradient
 from bert_tf.model.inference_norm import is_compiled
 
 # Computes a tensor again in the backward pass.

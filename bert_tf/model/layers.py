@@ -18,10 +18,10 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.layout import Layout, PackedLayout
 from bert_tf.model import fused_ops
 from bert_tf.model.dense import activation_linear, dense, initializer, linear, linears
 from bert_tf.model.inference_norm import norm_of_inference
+from bert_tf.model.layout import Layout, PackedLayout
 
 
 @keras.saving.register_keras_serializable("bert_tf")

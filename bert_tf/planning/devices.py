@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from bert_tf import cpus
+from bert_tf.system import cpus
 
 _A100, _H100, _V100_FLOAT32, _V100_FLOAT16 = 0.36, 0.30, 0.80, 0.28
 

@@ -22,7 +22,7 @@ from bert_tf.planning.training import (
     usable_memory,
 )
 
-EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/evaluation.py.
+EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/graph/evaluation.py.
 # On a processor, steps with batches of other shapes take longer than a repeated step, and as much
 # memory again as activations and temporary tensors. The factor is fitted to the recipes of
 # benchmarks/planner.py, --part=finetuning.
@@ -174,7 +174,7 @@ def _sizes(plan, samples):
 
 
 def _bucket(number):
-    """Round up as bert_tf/bucketing.py, which needs TensorFlow: eight sizes per octave."""
+    """Round up as bert_tf/model/bucketing.py, which needs TensorFlow: eight sizes per octave."""
     step = max(8, 2 ** (int(number - 1).bit_length() - 4))
     return -(-number // step) * step
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from bert_tf.command import flag
 from bert_tf.errors import UserError
 from bert_tf.planning.devices import DEVICES, Device, typical_processor
+from bert_tf.system.command import flag
 
 STRATEGIES = ("none", "mirrored", "multi_worker", "tpu")
 

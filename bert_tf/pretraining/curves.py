@@ -1,8 +1,8 @@
 """Loss and accuracy curves of a pretraining run, as an image."""
 
-from bert_tf import files
-from bert_tf.plotting import import_pyplot, plot_metrics, to_png
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
+from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
 
 NAME = "loss.png"
 LOSSES = ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")

@@ -10,8 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_tf import files
-from bert_tf.command import defaults
 from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
@@ -22,8 +20,10 @@ from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.run import Run
-from bert_tf.run_directory import VERIFIED_SHARDS
+from bert_tf.runs.run import Run
+from bert_tf.runs.run_directory import VERIFIED_SHARDS
+from bert_tf.storage import files
+from bert_tf.system.command import defaults
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Any
 
-from bert_tf import files
-from bert_tf.command import check_bounds, defaults, flag
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.planning.settings import PlannedDevices
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
+from bert_tf.system.command import check_bounds, defaults, flag
 from bert_tf.train.settings import compile_flag, precision_flag
 from bert_tf.weights import sources
 

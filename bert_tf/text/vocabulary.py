@@ -4,8 +4,8 @@ import hashlib
 import os
 from collections.abc import Iterable
 
-from bert_tf import files
 from bert_tf.errors import UserError
+from bert_tf.storage import files
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-from bert_tf import strict_json
 from bert_tf.errors import UserError
+from bert_tf.storage import strict_json
 
 JOBS = ("chief", "worker")  # Those that train, in their order.
 UNUSED_JOBS = ("ps", "evaluator")  # May be listed, but have nothing to do here.

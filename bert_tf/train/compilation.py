@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from bert_tf.custom_gradient import own_gradients
-from bert_tf.layout import PackedShape
 from bert_tf.model import fused_kernels
+from bert_tf.model.custom_gradient import own_gradients
+from bert_tf.model.layout import PackedShape
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_tf import run_directory
-from bert_tf.checkpoints import assign, model_variables, read
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import DivergenceError, UserError
-from bert_tf.progress import Progress
-from bert_tf.run import Run
+from bert_tf.runs import run_directory
+from bert_tf.runs.checkpoints import assign, model_variables, read
+from bert_tf.runs.run import Run
+from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import (
     distribute,
     from_chief,

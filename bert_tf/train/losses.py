@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_tf.layout import MASKED_SCORE
 from bert_tf.model import fused_ops
+from bert_tf.model.layout import MASKED_SCORE
 
 
 def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bert_tf.command import flag
+from bert_tf.system.command import flag
 
 
 def precision_flag() -> Any:

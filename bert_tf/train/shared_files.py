@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from bert_tf import files, run_directory
 from bert_tf.errors import UserError
-from bert_tf.run import Run
+from bert_tf.runs import run_directory
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
 from bert_tf.train.distribution import barrier, from_chief, is_chief, is_multi_worker
 
 SECONDS_TO_WAIT = 120.0  # NFS caches the absence of a name for up to 60 s by default.

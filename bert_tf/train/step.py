@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_tf.custom_gradient import own_gradients
-from bert_tf.layout import count_tokens
+from bert_tf.model.custom_gradient import own_gradients
+from bert_tf.model.layout import count_tokens
 from bert_tf.train.compilation import compile_with_weights, is_default
 from bert_tf.train.optimizer import AdamBase
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_tf import files
-from bert_tf.checkpoints import read_bundle
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
+from bert_tf.runs.checkpoints import read_bundle
+from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import model_garden
 from bert_tf.weights.name_map import StoredModel

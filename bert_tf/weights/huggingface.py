@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_tf.config import TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.errors import UserError
-from bert_tf.strict_json import field
+from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import safetensors_file, tensorflow_h5, tokenizer_files, torch_file
 from bert_tf.weights.name_map import StoredModel

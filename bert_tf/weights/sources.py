@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_tf import checkpoints, files
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
-from bert_tf.run import Run
+from bert_tf.runs import checkpoints
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import google, heads, hub, huggingface, keras_preset, name_map
 from bert_tf.weights.name_map import StoredModel

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
-from bert_tf.strict_json import field
+from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
 
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, files
-from bert_tf.checkpoints import CheckpointManager, assign, read
-from bert_tf.run import Run
+from bert_tf import UserError
+from bert_tf.runs.checkpoints import CheckpointManager, assign, read
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
 
 
 def variables(value):

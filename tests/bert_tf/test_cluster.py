@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from bert_tf.errors import UserError
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
 from bert_tf.train import cluster
 from bert_tf.train.cluster import Cluster
 from tests.workers import finish, free_ports, make_flags, start_process, wait_for_line

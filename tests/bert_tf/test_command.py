@@ -12,8 +12,8 @@ import warnings
 
 import pytest
 
-from bert_tf import command, cpus
 from bert_tf.errors import UserError
+from bert_tf.system import command, cpus
 from tests.conftest import COMMANDS, ROOT
 
 

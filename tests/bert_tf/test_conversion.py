@@ -10,9 +10,10 @@ import safetensors.numpy
 import tensorflow as tf
 import tokenizers
 
-from bert_tf import UserError, conversion, convert, read_pretrained
-from bert_tf.run import Run
-from bert_tf.weights import exported_model, heads, keras_export, name_map
+from bert_tf import UserError, convert, read_pretrained
+from bert_tf.conversion import checked_conversion, exported_model, keras_export
+from bert_tf.runs.run import Run
+from bert_tf.weights import heads, name_map
 from tests import small
 
 WORDS_OF_TASKS = {
@@ -79,7 +80,7 @@ def test_a_real_checkpoint_goes_through_all_formats_and_back_bitwise(data_dir, t
             config = dataclasses.replace(config, max_input_chars_per_word=100)
         back = read_pretrained(path)
         there = {name: back.weights[name] for name in expected}
-        conversion.compare_bitwise(expected, there, path)
+        checked_conversion.compare_bitwise(expected, there, path)
         assert back.config == config
         assert back.vocabulary.lines == first.vocabulary.lines
     released = tf.train.load_checkpoint(str(source / "bert_model.ckpt"))
@@ -341,7 +342,7 @@ def test_google_says_what_its_code_does_not_compute(tmp_path, config, vocabulary
 
 
 def test_the_report_names_sizes_and_digests(tmp_path, config, vocabulary):
-    from bert_tf import files
+    from bert_tf.storage import files
 
     weights = pretrained_run(tmp_path / "run", config, vocabulary)
     path = converted(tmp_path / "run", tmp_path / "out", format="google")

@@ -76,7 +76,7 @@ def test_another_tokenizer_in_transformers_is_an_error(
 ):
     pretrained_run(tmp_path / "run", config, vocabulary)
     # Words of over 100 characters are unknown there, of over 200 here.
-    monkeypatch.setattr("bert_tf.conversion.TEXTS", ("c" + 110 * "s",))
+    monkeypatch.setattr("bert_tf.conversion.checked_conversion.TEXTS", ("c" + 110 * "s",))
     with pytest.raises(UserError, match="transformers tokenizes 'css"):
         converted(
             tmp_path / "run",

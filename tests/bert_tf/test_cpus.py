@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from bert_tf import command, cpus
 from bert_tf.data.shard_jobs import RunnerSettings
 from bert_tf.planning.devices import typical_processor
+from bert_tf.system import command, cpus
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from bert_tf.custom_gradient import custom_gradient, own_gradients, recompute_grad
+from bert_tf.model.custom_gradient import custom_gradient, own_gradients, recompute_grad
 
 X = 1.5
 

@@ -9,7 +9,7 @@ import pytest
 
 from bert_tf.data.batches import PretrainingDataset
 from bert_tf.pretraining import recipe
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
 from tests import small

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder
-from bert_tf.checkpoints import assign, model_variables
-from bert_tf.layout import PackedLayout
 from bert_tf.model import encoder as encoder_module
 from bert_tf.model import fused_kernels
+from bert_tf.model.layout import PackedLayout
+from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.weights import h5_file, name_map
 from tests import reference, small
 

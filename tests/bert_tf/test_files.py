@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from bert_tf import UserError, files
+from bert_tf import UserError
+from bert_tf.storage import files
 from tests.conftest import ROOT
 from tests.rows import as_others_write
 
@@ -61,7 +62,7 @@ def test_a_killed_process_leaves_the_old_file_unchanged(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = (
-        "import os, sys\nfrom bert_tf.files import atomic_writer\n"
+        "import os, sys\nfrom bert_tf.storage.files import atomic_writer\n"
         "with atomic_writer(sys.argv[1]) as stream:\n"
         "    stream.write('new'); stream.flush(); os.kill(os.getpid(), 9)"
     )

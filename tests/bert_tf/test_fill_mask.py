@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from bert_tf import Tokenizer, UserError, command, fill_mask
+from bert_tf import Tokenizer, UserError, fill_mask
 from bert_tf.fill_mask import FillMaskSettings
 from bert_tf.pretraining.masked_tokens import fill_masks
 from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.system import command
 from bert_tf.weights.sources import PretrainedWeights
 from tests import small
 

@@ -5,14 +5,16 @@ import pathlib
 
 import pytest
 
-from bert_tf import UserError, command, formats
+from bert_tf import UserError
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
+from bert_tf.storage import format_versions
+from bert_tf.system import command
 from bert_tf.weights import heads
-from tasks.classification import ClassificationTask
-from tasks.output_manifest import OutputManifest
-from tasks.registry import task_from_dict
+from tasks.base.registry import task_from_dict
+from tasks.prediction.output_manifest import OutputManifest
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests.corpus import settings_of
 
 TASK = ClassificationTask(labels=("a", "b"), max_seq_length=8)
@@ -55,11 +57,11 @@ def written(run, tmp_path):
 
 def test_every_file_carries_its_version_and_is_read_without(written):
     for path, read in written.items():
-        assert json.loads(path.read_text())["format_version"] == formats.VERSION, path
+        assert json.loads(path.read_text())["format_version"] == format_versions.VERSION, path
         read()
         edit(path, format_version=...)
         read()
-        edit(path, format_version=formats.VERSION + 1)
+        edit(path, format_version=format_versions.VERSION + 1)
         read()
 
 
@@ -97,14 +99,14 @@ def test_flags_of_other_versions_are_compared_by_their_defaults():
     defaults = command.defaults(WriteShardsSettings)
     assert defaults["num_shards"] == 64 and "vocab" not in defaults
     now = {"num_shards": 64, "seed": 3, "input": ("a",)}
-    formats.check_same_settings("DIR", {"seed": 3, "input": ["a"]}, now, defaults)
-    formats.check_same_settings(
+    format_versions.check_same_settings("DIR", {"seed": 3, "input": ["a"]}, now, defaults)
+    format_versions.check_same_settings(
         "DIR", {**now, "input": ["a"]}, {"seed": 3, "input": "a"}, {}, {"input", "num_shards"}
     )
     with pytest.raises(UserError, match="--num_shards: was 64 when DIR was created, is now 65"):
-        formats.check_same_settings("DIR", {}, {"num_shards": 65}, defaults)
+        format_versions.check_same_settings("DIR", {}, {"num_shards": 65}, defaults)
     with pytest.raises(UserError, match="DIR: was created with --newer=2, which this version"):
-        formats.check_same_settings("DIR", {"newer": 2}, {}, defaults)
+        format_versions.check_same_settings("DIR", {"newer": 2}, {}, defaults)
 
 
 def test_a_converted_task_of_an_earlier_version_is_restored():

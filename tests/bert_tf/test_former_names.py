@@ -7,15 +7,15 @@ import pathlib
 import pytest
 from absl import flags
 
-from bert_tf import command
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.former_names import RENAMED_KEYS
 from bert_tf.inspect_shards import InspectShardsSettings
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.run import Run
+from bert_tf.runs.former_names import RENAMED_KEYS
+from bert_tf.runs.run import Run
+from bert_tf.system import command
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
-from tasks.settings import FinetuneSettings
+from tasks.finetuning.settings import FinetuneSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bert_tf import Encoder, UserError, Vocabulary, convert, read_pretrained
+from bert_tf.conversion import growth
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.weights import growth, name_map
+from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from tests import small
 from tests.conftest import WORDS

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Encoder, UserError, convert, read_pretrained
-from bert_tf.checkpoints import model_variables
 from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.pretraining.model import PretrainingModel
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import model_variables
+from bert_tf.runs.run import Run
 from bert_tf.weights import name_map
 from tests import small
 from tests.bert_tf.test_pretraining import heads

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Encoder, WarmupLinearDecay
-from bert_tf.checkpoints import assign, model_variables
+from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep
-from tasks.classification import ClassificationTask
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import reference, small
 
 # Exponents by hand for three layers: 3 - i for layer i, 4 for the embeddings, 0 for the rest.

@@ -8,15 +8,15 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW
-from bert_tf.bucketing import BUCKET_SIZES, round_up_to_bucket
-from bert_tf.layout import FlatLayout, to_flat, to_padded
+from bert_tf.model.bucketing import BUCKET_SIZES, round_up_to_bucket
+from bert_tf.model.layout import FlatLayout, to_flat, to_padded
 from bert_tf.text.packing import Packed
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
-from tasks.classification import ClassificationTask
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.windows import one_window_each
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.windows import one_window_each
+from tasks.graph.evaluation import Evaluator
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import reference, small
 from tests.bert_tf.test_encoder import make_encoder
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from bert_tf import Tokenizer, UserError, Vocabulary, command, learn_vocab, progress
+from bert_tf import Tokenizer, UserError, Vocabulary, learn_vocab
 from bert_tf.data import vocabulary_learning as learning
+from bert_tf.system import command, progress
 from bert_tf.text.normalizer import NEVER
 from bert_tf.text.vocabulary import SPECIALS
 from tests.rows import as_others_write

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import MASKED_SCORE
+from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.train import losses
 from bert_tf.train.losses import (
     WeightedMean,

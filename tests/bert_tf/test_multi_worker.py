@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
 from bert_tf.train.distribution import names_lost_worker
 from tests.conftest import READS_PROC
 from tests.corpus import write_shards

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from bert_tf import UserError, files, ownership
+from bert_tf import UserError
+from bert_tf.storage import files, ownership
 from tests.conftest import ROOT
 
 OWNER = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname()}\)"

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from bert_tf import AdamW
 from bert_tf.data.batches import flatten_examples, pack_examples
-from bert_tf.layout import (
+from bert_tf.model.layout import (
     PackedShape,
     assign_rows,
     by_sequence,

@@ -5,14 +5,15 @@ import os
 import numpy as np
 import pytest
 
-from bert_tf import UserError, Vocabulary, files, learn_vocab, paths, read_pretrained
+from bert_tf import UserError, Vocabulary, learn_vocab, read_pretrained
 from bert_tf.learn_vocab import LearnVocabSettings
+from bert_tf.storage import files, paths
 from export.export_saved_model import ExportSettings
 from export.request import RequestSettings
 from tasks.evaluate import EvaluateSettings
 from tasks.extract import ExtractSettings
+from tasks.finetuning.settings import FinetuneSettings
 from tasks.predict import PredictSettings
-from tasks.settings import FinetuneSettings
 from tests.corpus import write_corpus
 
 OVERWRITES = {

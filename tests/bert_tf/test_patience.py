@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW
-from bert_tf.checkpoints import CheckpointManager, read
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import CheckpointManager, read
+from bert_tf.runs.run import Run
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.losses import softmax_cross_entropy

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import infer_layout
 from bert_tf.model.dense import dense, linear, tied_embeddings
 from bert_tf.model.layers import Embeddings, LayerNorm
-from bert_tf.pretraining import recipe
+from bert_tf.model.layout import infer_layout
+from bert_tf.pretraining import recipe as pretraining_recipe
 from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import read_pretrained
 from export import publishing
-from tasks import finetuning
-from tasks.classification import ClassificationTask
-from tasks.feature_extraction import create_embedder
-from tasks.heads import SequenceClassifier
+from tasks.finetuning import recipe as finetuning_recipe
+from tasks.graph.heads import SequenceClassifier
+from tasks.prediction.feature_extraction import create_embedder
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.corpus import config_of, write_shards
 from tests.pretraining import TINY, settings_of
@@ -185,15 +185,15 @@ def test_both_recipes_set_tf32(is_tf32, huggingface_dir, complaints, tmp_path, m
     def build(*arguments, **options):
         raise Built
 
-    monkeypatch.setattr(recipe, "PretrainingModel", build)
-    monkeypatch.setattr(finetuning, "model_class", build)
+    monkeypatch.setattr(pretraining_recipe, "PretrainingModel", build)
+    monkeypatch.setattr(finetuning_recipe, "model_class", build)
     directories = {"shards": write_shards(tmp_path / "shards"), "config": tmp_path / "config.json"}
     directories["config"].write_text(json.dumps(config_of(**TINY).to_dict()))
     for precision in ("float32", "tf32"):
         output = {"output_dir": tmp_path / "run", "precision": precision}
         for train, settings in (
-            (recipe.pretrain, settings_of(directories, **output)),
-            (finetuning.finetune, small.settings(huggingface_dir, complaints, **output)),
+            (pretraining_recipe.pretrain, settings_of(directories, **output)),
+            (finetuning_recipe.finetune, small.settings(huggingface_dir, complaints, **output)),
         ):
             tf.config.experimental.enable_tensor_float_32_execution(precision != "tf32")
             with pytest.raises(Built):

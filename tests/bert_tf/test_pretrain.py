@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import BertConfig, UserError, Vocabulary, files
+from bert_tf import BertConfig, UserError, Vocabulary
 from bert_tf.config import read_json_object
 from bert_tf.data import inspection, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from bert_tf.checkpoints import read
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import read
+from bert_tf.runs.run import Run
 from tests.conftest import ROOT
 from tests.corpus import config_of, write_shards
 

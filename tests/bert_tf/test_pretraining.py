@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, WarmupLinearDecay
-from bert_tf.checkpoints import assign, model_variables
 from bert_tf.data.batches import flatten_examples, pad_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.losses import WeightedMean
 from bert_tf.train.optimizer import NO_DECAY
 from bert_tf.train.step import TrainStep

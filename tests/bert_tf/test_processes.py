@@ -8,9 +8,10 @@ import types
 
 import pytest
 
-from bert_tf import UserError, command
-from bert_tf.lazy_names import lazy_names
-from bert_tf.processes import FirstCalls, check_backend, check_not_forked
+from bert_tf import UserError
+from bert_tf.system import command
+from bert_tf.system.lazy_names import lazy_names
+from bert_tf.system.processes import FirstCalls, check_backend, check_not_forked
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from bert_tf import progress
-from bert_tf.progress import Progress
+from bert_tf.system import progress
+from bert_tf.system.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import bert_tf
 from bert_tf import Encoder, UserError
-from bert_tf.checkpoints import model_variables
 from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.runs.checkpoints import model_variables
 from tests import small
 
 NAMES = (

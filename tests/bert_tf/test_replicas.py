@@ -9,7 +9,7 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.losses import softmax_cross_entropy
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
-from tasks.heads import SequenceClassifier
+from tasks.graph.heads import SequenceClassifier
 from tests import small
 from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
 

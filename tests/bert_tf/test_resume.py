@@ -7,10 +7,11 @@ import shutil
 
 import pytest
 
-from bert_tf import UserError, files, ownership
-from bert_tf.checkpoints import CheckpointManager
+from bert_tf import UserError
 from bert_tf.model.fused_kernels import MIN_WIDTH
 from bert_tf.pretraining import recipe
+from bert_tf.runs.checkpoints import CheckpointManager
+from bert_tf.storage import files, ownership
 from bert_tf.train.signals import Interrupted
 from tests.corpus import config_of
 from tests.pretraining import (

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Tokenizer, Vocabulary, files
+from bert_tf import Tokenizer, Vocabulary
 from bert_tf.data import documents, entries, masking, sharding, shards, tf_examples, writing
 from bert_tf.data.inspection import read_shard
 from bert_tf.data.instances import make_instances, to_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.sentences import split_sentences, tokenize_documents
+from bert_tf.storage import files
 from tests.corpus import ENTRIES, SMALL, contents, settings_of, write_command, write_here
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_tf.errors import UserError
-from bert_tf.run import Run
+from bert_tf.runs.run import Run
 from bert_tf.train import shared_files
 from tests.workers import (
     finish,

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from bert_tf import UserError, strict_json
-from bert_tf.checkpoints import CheckpointManager
+from bert_tf import UserError
 from bert_tf.data.manifest import Manifest
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import CheckpointManager
+from bert_tf.runs.run import Run
+from bert_tf.storage import strict_json
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, BertConfig, WarmupLinearDecay
-from bert_tf.checkpoints import assign, model_variables
+from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
 from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep
-from tasks.classification import ClassificationTask
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import reference, small
 
 CLIP_NORM = 0.02  # Small enough to be exceeded at every step.

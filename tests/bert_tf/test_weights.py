@@ -10,8 +10,8 @@ import safetensors.numpy
 import tensorflow as tf
 
 from bert_tf import BertConfig, Encoder, UserError, Vocabulary, read_pretrained
-from bert_tf.checkpoints import model_variables
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import model_variables
+from bert_tf.runs.run import Run
 from bert_tf.weights import google, name_map
 from tests import reference, small
 from tests.conftest import WORDS

@@ -17,11 +17,13 @@ import time
 
 import pytest
 
-from bert_tf import UserError, Vocabulary, files, progress
+from bert_tf import UserError, Vocabulary
 from bert_tf.data import documents, shard_jobs, sharding, workers, writing
 from bert_tf.data.manifest import Manifest
-from bert_tf.ownership import sole_writer
 from bert_tf.pretraining import recipe
+from bert_tf.storage import files
+from bert_tf.storage.ownership import sole_writer
+from bert_tf.system import progress
 from tests.bert_tf.import_job import ImportJob
 from tests.conftest import READS_PROC, ROOT
 from tests.corpus import (

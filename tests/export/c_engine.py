@@ -3,8 +3,8 @@
     python -I c_engine.py MODEL CASES RESULTS [SITE_PACKAGES]
 
 It loads and runs models with LoadSavedModel and a Session, like TF Serving. The command answers
-the same cases as export/isolated_runner.py. Only shared libraries of SITE_PACKAGES are used, by
-default those of the interpreter, so that they may be of another version.
+the same cases as export/checks/isolated_runner.py. Only shared libraries of SITE_PACKAGES are used,
+by default those of the interpreter, so that they may be of another version.
 """
 
 import base64
@@ -374,7 +374,7 @@ def _decoded(value):
 
 
 def _save(path, results):
-    """Save results like export/isolated_runner.py."""
+    """Save results like export/checks/isolated_runner.py."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from export import isolated_runner, parity_cases
+from export.checks import isolated_runner, parity_cases
 from tests.export import c_engine, serving_operations, session_runner
 
 TOLERANCE = 1e-5

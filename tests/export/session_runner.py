@@ -1,4 +1,4 @@
-"""Runs a SavedModel in a Session, like TF Serving; command line of export/isolated_runner.py.
+"""Runs a SavedModel in a Session, like TF Serving, as export/checks/isolated_runner.py does.
 
     python -I session_runner.py MODEL CASES RESULTS
 
@@ -39,7 +39,7 @@ def decoded(value):
 
 
 def save(path, results):
-    """Save results like export/isolated_runner.py."""
+    """Save results like export/checks/isolated_runner.py."""
     arrays = {}
     for name, array in results.items():
         if array.dtype == object:

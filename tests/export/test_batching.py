@@ -5,13 +5,14 @@ import concurrent.futures
 import numpy as np
 import pytest
 
-from export import tf_serving_config
-from export.saved_model import write_saved_model
-from export.signature_defs import read_signatures
-from export.tf_serving_config import BATCHING, batching_parameters
-from tasks import chunking, windows
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.tagging import TaggingTask
+from export.clients.signature_defs import read_signatures
+from export.graph.saved_model import write_saved_model
+from export.package import tf_serving_config
+from export.package.tf_serving_config import BATCHING, batching_parameters
+from tasks.data import windows
+from tasks.graph import chunking
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests.export.batching import FAILED_PRECONDITION, Batching
 from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
 from tests.export.server import Servable

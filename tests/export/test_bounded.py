@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export.saved_model import write_saved_model
-from tasks.classification import ClassificationTask
-from tasks.span_qa import QuestionAnsweringTask
+from export.graph.saved_model import write_saved_model
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tests.conftest import READS_PROC
 from tests.export import c_engine
 from tests.export.test_kinds import trained

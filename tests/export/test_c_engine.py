@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export import isolated_runner
+from export.checks import isolated_runner
 from tests.export import c_engine
 
 TEXTS = [b"", b"the bill", b"\xff\xfe\x00 bad", "caf\u00e9 \U0001f600".encode(), b"long " * 9000]

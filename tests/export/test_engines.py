@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export import isolated_runner, parity_cases
-from export.saved_model import write_saved_model
-from tasks.registry import TASK_TYPES
+from export.checks import isolated_runner, parity_cases
+from export.graph.saved_model import write_saved_model
+from tasks.base.registry import TASK_TYPES
 from tests.export import engines, serving_operations
 from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 

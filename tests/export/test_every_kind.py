@@ -7,19 +7,19 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
 from bert_tf.pretraining.model import PretrainingModel
-from bert_tf.run import Run
-from export.local_client import LocalClient
+from bert_tf.runs.run import Run
+from export.clients.local_client import LocalClient
+from export.graph.saved_model import served_pipeline, write_saved_model
 from export.publishing import publish
-from export.saved_model import served_pipeline, write_saved_model
-from tasks.anomaly import AnomalyTask
-from tasks.classification import ClassificationTask
-from tasks.loading import load_model
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.regression import RegressionTask
-from tasks.span_qa import QuestionAnsweringTask
-from tasks.tagging import TaggingTask
+from tasks.model.loading import load_model
+from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.regression import RegressionTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.export.test_kinds import trained
 
@@ -85,7 +85,7 @@ def of_pretraining(directory, config, vocabulary):
         if variable.dtype == "float32":
             is_gain = variable.path.endswith("gamma")
             variable.assign(rng.normal(1.0 if is_gain else 0.0, 0.3, variable.shape))
-    from bert_tf.checkpoints import model_variables
+    from bert_tf.runs.checkpoints import model_variables
 
     run = Run.create(directory / "run", config, vocabulary, {"origin": "random"}, None)
     run.checkpoints.save(0, model_variables(model))

@@ -13,17 +13,18 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
-from bert_tf.layout import to_flat
 from bert_tf.model import fused_kernels
-from export import parity_cases, served_encoder
-from export.local_client import LocalClient
+from bert_tf.model.layout import to_flat
+from export.checks import parity_cases
+from export.clients.local_client import LocalClient
+from export.graph import served_encoder
+from export.graph.saved_model import write_saved_model
 from export.publishing import publish, versions
 from export.request import RequestSettings
-from export.saved_model import write_saved_model
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.pipeline import Pipeline
-from tasks.prediction import jsonable
+from tasks.finetuning.recipe import finetune
+from tasks.graph.pipeline import Pipeline
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import jsonable
 from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations

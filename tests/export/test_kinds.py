@@ -7,16 +7,17 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from export import isolated_runner, parity, parity_cases, request
-from export.local_client import LocalClient
+from export import request
+from export.checks import isolated_runner, parity, parity_cases
+from export.clients.local_client import LocalClient
+from export.graph.saved_model import write_saved_model
 from export.publishing import publish
-from export.saved_model import write_saved_model
-from tasks.loading import load_model
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.pipeline import TOKENIZE_OUTPUTS
-from tasks.regression import RegressionTask
-from tasks.span_qa import SpanPostprocessor
-from tasks.tagging import TaggingPostprocessor
+from tasks.graph.pipeline import TOKENIZE_OUTPUTS
+from tasks.model.loading import load_model
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import SpanPostprocessor
+from tasks.types.regression import RegressionTask
+from tasks.types.tagging.token_classifier import TaggingPostprocessor
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]

@@ -11,14 +11,15 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 from bert_tf import UserError
-from bert_tf.layout import flat_to_padded, to_flat, to_padded
+from bert_tf.model.layout import flat_to_padded, to_flat, to_padded
 from bert_tf.text.packing import pack
-from export import LiteRTClient, LocalClient, litert, publish, request, write_litert
+from export import LiteRTClient, LocalClient, publish, request, write_litert
 from export.export_litert import ExportLiteRTSettings
-from export.litert_conversion import INPUTS, QUANTIZATIONS, convert
-from export.litert_file import Contents, append_record
-from tasks.classification import ClassificationTask, TextClassifier
-from tasks.masked_lm import NUM_PREDICTIONS
+from export.litert import writer
+from export.litert.archive import Contents, append_record
+from export.litert.conversion import INPUTS, QUANTIZATIONS, convert
+from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
+from tasks.types.masked_lm import NUM_PREDICTIONS
 from tests import small
 from tests.export.test_every_kind import TASKS, TEXTS, inputs_of, of_pretraining, of_task
 
@@ -251,7 +252,7 @@ def test_a_wrong_conversion_is_not_written(quantize, monkeypatch, tmp_path, conf
         finally:
             model.network.head.kernel.assign(-model.network.head.kernel)
 
-    monkeypatch.setattr(litert, "convert", convert_wrong_model)
+    monkeypatch.setattr(writer, "convert", convert_wrong_model)
     with pytest.raises(UserError, match=r"not written: serving_default: text=.* rows are equal"):
         write_litert(run, tmp_path / "model.tflite", quantize=quantize)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -8,9 +8,10 @@ import pytest
 
 import export
 from bert_tf import UserError
-from export import LocalClient, metric_gate
-from export.saved_model import served_pipeline
-from export.served_products import has_packed_products
+from export import LocalClient
+from export.checks import metric_gate
+from export.graph.saved_model import served_pipeline
+from export.graph.served_products import has_packed_products
 from tasks import TextClassifier, load_model
 from tests.small import TEXTS
 

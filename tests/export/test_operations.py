@@ -12,8 +12,8 @@ from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
 from bert_tf import read_pretrained
-from export.saved_model import write_saved_model
-from tasks.classification import ClassificationTask
+from export.graph.saved_model import write_saved_model
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import ROOT
 from tests.export.server import serving

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
-from bert_tf.checkpoints import assign, model_variables
-from bert_tf.run import Run
-from export import served_encoder
-from export.saved_model import write_saved_model
-from tasks.classification import ClassificationTask
-from tasks.loading import load_model
+from bert_tf.runs.checkpoints import assign, model_variables
+from bert_tf.runs.run import Run
+from export.graph import served_encoder
+from export.graph.saved_model import write_saved_model
+from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
 NUM_LAYERS = 3

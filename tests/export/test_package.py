@@ -19,16 +19,17 @@ from google.protobuf import text_format
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from bert_tf import Vocabulary, read_pretrained
-from export import documents, isolated_runner, package, parity, tf_serving_config, warmup
-from export.model_card import without_paths
-from export.saved_model import write_saved_model
-from export.signature_defs import read_signatures
-from export.signatures import Signature, Tensor
-from tasks.classification import ClassificationTask
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.registry import TASK_TYPES, UNLABELLED_TASK_TYPES
-from tasks.span_qa import QuestionAnsweringTask
-from tasks.tagging import TaggingTask
+from export.checks import isolated_runner, parity
+from export.clients.signature_defs import read_signatures
+from export.clients.signatures import Signature, Tensor
+from export.graph.saved_model import write_saved_model
+from export.package import documents, tf_serving_config, version_files, warmup
+from export.package.model_card import without_paths
+from tasks.base.registry import TASK_TYPES, UNLABELLED_TASK_TYPES
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.export import c_engine, rest_json
@@ -47,13 +48,13 @@ def trained_as(directory, task, config, vocabulary):
 def packaged(trained, directory, name=NAME):
     """Return a version as published, but without the parity check."""
     write_saved_model(trained, directory)
-    signatures = package.prepare(directory, trained)
+    signatures = version_files.prepare(directory, trained)
     served = tf.saved_model.load(str(directory)).signatures
     predictions = {
         signature.name: asked(served, signature.name, signature.example())
         for signature in signatures
     }
-    package.write_documents(directory, name, trained, "float32", signatures, predictions)
+    version_files.write_documents(directory, name, trained, "float32", signatures, predictions)
     return served, predictions
 
 
@@ -334,13 +335,13 @@ def test_a_fingerprint_depends_on_the_content_of_a_model(version, tmp_path):
     path = tmp_path / "fingerprint.pb"
     given = (version.directory / "fingerprint.pb").read_bytes()
     path.write_bytes(given)
-    package.settle_fingerprint(tmp_path)
+    version_files.settle_fingerprint(tmp_path)
     assert path.read_bytes() == given
     other = fingerprint_pb2.FingerprintDef.FromString(given)
     was = other.uuid
     other.checkpoint_hash += 1
     path.write_bytes(other.SerializeToString())
-    package.settle_fingerprint(tmp_path)
+    version_files.settle_fingerprint(tmp_path)
     assert fingerprint_pb2.FingerprintDef.FromString(path.read_bytes()).uuid not in ("", was)
 
 

@@ -10,9 +10,10 @@ import export
 import tasks
 from bert_tf import UserError
 from bert_tf.weights.sources import PretrainedWeights
-from export import package, parity
-from export.model_card import model_card
-from export.saved_model import served_pipeline
+from export.checks import parity
+from export.graph.saved_model import served_pipeline
+from export.package import version_files
+from export.package.model_card import model_card
 from tasks import TextClassifier, load_model
 from tests import small
 from tests.small import TEXTS
@@ -28,9 +29,9 @@ def model(huggingface_dir):
 @pytest.fixture
 def opened(monkeypatch):
     """Collect what is published, without writing a SavedModel."""
-    monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
+    monkeypatch.setattr(version_files, "prepare", lambda directory, trained, log: ())
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
-    monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
+    monkeypatch.setattr(version_files, "write_documents", lambda *arguments: None)
     found = []
     return found, lambda model, *rest: found.append((model.task, model.source.path))
 

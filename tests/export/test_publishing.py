@@ -16,12 +16,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
-from bert_tf import UserError, ownership, read_pretrained
-from export import isolated_runner, package, parity, publishing, warmup
+from bert_tf import UserError, read_pretrained
+from bert_tf.storage import ownership
+from export import publishing
+from export.checks import isolated_runner, parity
+from export.package import version_files, warmup
 from export.publishing import publish, versions
-from tasks.classification import ClassificationTask
-from tasks.loading import load_model
-from tasks.published import published_version, version_directories
+from tasks.graph.published import published_version, version_directories
+from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import ROOT
 from tests.export import c_engine
@@ -44,14 +47,14 @@ def write(trained, directory, *rest):
 
 for module, name in (
     (None, "while TensorFlow writes"),
-    (package.warmup, "write"),
+    (version_files.warmup, "write"),
     (parity, "check"),
-    (package, "write_documents"),
+    (version_files, "write_documents"),
     (publishing, "_rename_to_next_version"),
 ):
     process = os.fork()
     if process == 0:
-        parity.check = package.write_documents = lambda *arguments: {}
+        parity.check = version_files.write_documents = lambda *arguments: {}
         if module:
             setattr(module, name, kill)
         publishing.publish(run, output_dir, write=write)
@@ -85,9 +88,9 @@ NOTHING = types.SimpleNamespace(
 def without_tensorflow(monkeypatch):
     """Publish only: no run is read, nothing is added to the files, no parity check runs."""
     monkeypatch.setattr(publishing, "load_model", lambda path, checkpoint: NOTHING)
-    monkeypatch.setattr(package, "prepare", lambda directory, trained, log: ())
+    monkeypatch.setattr(version_files, "prepare", lambda directory, trained, log: ())
     monkeypatch.setattr(parity, "check", lambda *arguments: {})
-    monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
+    monkeypatch.setattr(version_files, "write_documents", lambda *arguments: None)
 
 
 def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
@@ -313,7 +316,7 @@ def test_a_poller_can_load_every_version_that_it_sees(
     exported_twice, run_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(parity, "check", lambda *arguments: None)
-    monkeypatch.setattr(package, "write_documents", lambda *arguments: None)
+    monkeypatch.setattr(version_files, "write_documents", lambda *arguments: None)
     trained, seen, is_over = load_model(run_dir), {}, threading.Event()
 
     def poll():

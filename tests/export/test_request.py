@@ -15,11 +15,11 @@ import pytest
 
 from bert_tf import UserError
 from export import request
-from export.grpc_client import GrpcClient
-from export.local_client import LocalClient
+from export.clients.grpc_client import GrpcClient
+from export.clients.local_client import LocalClient
+from export.clients.rest_client import RestClient
+from export.clients.signatures import Tensor, to_shape
 from export.request import RequestSettings
-from export.rest_client import RestClient
-from export.signatures import Tensor, to_shape
 from tests.conftest import ROOT
 from tests.export.server import serving
 from tests.export.test_optimized_graph import write_model

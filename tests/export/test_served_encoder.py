@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import one_sequence, to_flat
 from bert_tf.model.encoder import Encoder
-from export import served_encoder, served_products
-from export.served_encoder import SHORT_TOKENS, ServedEncoder
-from export.served_products import dense_weights, has_packed_products, product
+from bert_tf.model.layout import one_sequence, to_flat
+from export.graph import served_encoder, served_products
+from export.graph.served_encoder import SHORT_TOKENS, ServedEncoder
+from export.graph.served_products import dense_weights, has_packed_products, product
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Vocabulary
-from export.saved_model import write_saved_model
-from tasks import TextClassifier, fitting
-from tasks.loading import load_model
+from export.graph.saved_model import write_saved_model
+from tasks import TextClassifier
+from tasks.model import fitting
+from tasks.model.loading import load_model
 from tests import small
 from tests.conftest import WORDS
 

@@ -12,18 +12,18 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.checkpoints import read
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
+from bert_tf.runs.checkpoints import read
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained
-from tasks.anomaly import AnomalyTask
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.prediction import predict
-from tasks.registry import task_from_dict
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.finetuning.recipe import finetune
+from tasks.graph.evaluation import Evaluator
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import predict
+from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tests import small
 from tests.conftest import ROOT
 

@@ -9,8 +9,13 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer
 from bert_tf.text.tokenizer import Tokens
-from tasks.answer_spans import NO_SPAN, SPANS_PER_ANSWER, best_spans, select_answer
-from tasks.windows import pack_windows
+from tasks.data.windows import pack_windows
+from tasks.types.question_answering.answer_spans import (
+    NO_SPAN,
+    SPANS_PER_ANSWER,
+    best_spans,
+    select_answer,
+)
 
 WORDS = "The the THE Émile émile 😀a b cé x y z cat Cat ÀÉ àé bill".split()
 Span = collections.namedtuple("Span", "text start end logit")

@@ -8,14 +8,14 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.layout import to_flat, to_padded
+from bert_tf.model.layout import to_flat, to_padded
 from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
-from tasks.anomaly import AnomalyTask
-from tasks.evaluation import Evaluator, FeatureExamples
-from tasks.examples import EncodedExamples, Examples
-from tasks.pipeline import Pipeline
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.pipeline import Pipeline
+from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tests import small
 
 TEXTS = small.TEXTS["billing"] + ["my bill !", "the bill", "is my bill high ?", "high , too high"]

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from bert_tf import UserError, Vocabulary
-from tasks.finetuning import finetune
+from tasks.finetuning.recipe import finetune
 from tests import small
 from tests.conftest import WORDS
 

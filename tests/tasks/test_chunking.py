@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import MASKED_SCORE
+from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.packing import Packed
-from tasks import chunking
+from tasks.graph import chunking
 
 
 def packed_of(lengths):

@@ -11,13 +11,13 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
 from bert_tf.text.packing import Packed
 from bert_tf.train import losses
-from tasks.classification import ClassificationTask
-from tasks.examples import EncodedExamples, Examples
-from tasks.registry import task_from_dict
-from tasks.windows import one_window_each
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.windows import one_window_each
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
 # Eight rows: 4 a, 3 b, 1 c.

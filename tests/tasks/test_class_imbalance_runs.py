@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks import evaluate
-from tasks.finetuning import finetune
+from tasks.finetuning.recipe import finetune
 from tests import small
 
 

@@ -15,14 +15,14 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
-from bert_tf.layout import to_padded
+from bert_tf.model.layout import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
-from tasks.classification import ClassificationTask
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.pipeline import Pipeline
-from tasks.registry import task_from_dict
-from tasks.regression import RegressionTask
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.regression import RegressionTask
 from tests import small
 from tests.conftest import ROOT
 
@@ -258,7 +258,7 @@ def test_a_saved_model_loads_in_a_process_that_imports_only_the_task(config, inp
     model.save(tmp_path / "model.keras")
     path = str(tmp_path / "model.keras")
     load = f"print(keras.saving.load_model({path!r}).name)"
-    code = f"import keras, tasks.classification; {load}"
+    code = f"import keras, tasks.types.classification.text_classifier; {load}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "classification\n", done.stderr
 

@@ -10,14 +10,14 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Encoder, UserError, read_pretrained
-from bert_tf.checkpoints import read
+from bert_tf.runs.checkpoints import read
 from bert_tf.weights import heads
-from export.saved_model import write_saved_model
+from export.graph.saved_model import write_saved_model
 from tasks import TextClassifier, load_model
+from tasks.base.registry import task_class, task_from_dict
 from tasks.evaluate import EvaluateSettings
 from tasks.evaluate import main as evaluate
-from tasks.finetuning import finetune
-from tasks.registry import task_class, task_from_dict
+from tasks.finetuning.recipe import finetune
 from tests import small
 from tests.bert_tf.test_head_weights import MASKED_LM, add_heads
 from tests.bert_tf.test_task_heads import table, write_head

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.classification import ClassificationTask
-from tasks.decisions import decide_each, decide_one
+from tasks.base.decisions import decide_each, decide_one
+from tasks.types.classification.text_classifier import ClassificationTask
 
 THREE = tf.math.log([[0.2, 0.5, 0.3], [0.35, 0.25, 0.4], [0.1, 0.3, 0.6]])
 

@@ -9,14 +9,16 @@ import pytest
 
 import export
 import tasks
-from bert_tf import UserError, Vocabulary, checkpoints
-from bert_tf.layout import to_flat
-from bert_tf.run import Run
-from tasks import fitting, load_model
-from tasks.distillation import Distillation
-from tasks.examples import EncodedExamples, Examples
-from tasks.finetuning import finetune
-from tasks.teacher import read_teacher
+from bert_tf import UserError, Vocabulary
+from bert_tf.model.layout import to_flat
+from bert_tf.runs import checkpoints
+from bert_tf.runs.run import Run
+from tasks import load_model
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.finetuning.recipe import finetune
+from tasks.model import fitting
+from tasks.training.distillation import Distillation
+from tasks.training.teacher import read_teacher
 from tests import small
 from tests.conftest import WORDS
 from tests.tasks.test_task_model import CASES, create

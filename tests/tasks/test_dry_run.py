@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.run import Run
-from tasks.dry_run import dry_run, plan_of, window_lengths
-from tasks.finetuning import finetune
-from tasks.sweep_settings import SweepSettings
+from bert_tf.runs.run import Run
+from tasks.finetuning.dry_run import dry_run, plan_of, window_lengths
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.sweep_settings import SweepSettings
 from tests import small
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import tasks
 from bert_tf import UserError, read_pretrained
-from tasks.embedding import EmbeddingTask
-from tasks.feature_extraction import create_embedder, extract
-from tasks.registry import TASK_TYPES, task_from_dict
+from tasks.base.registry import TASK_TYPES, task_from_dict
+from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.types.embedding import EmbeddingTask
 from tests import small
 from tests.conftest import ROOT
 

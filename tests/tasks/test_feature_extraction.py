@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from bert_tf import Encoder, UserError, files
+from bert_tf import Encoder, UserError
+from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
-from tasks.embedding import LAYERS
 from tasks.extract import ExtractSettings
-from tasks.feature_extraction import create_embedder, extract
+from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.types.embedding import LAYERS
 from tests import small
 
 TEXTS = ["the bill is too high", "the", "", "my app does not open ! the app", "the screen"]

@@ -12,20 +12,20 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.checkpoints import read
 from bert_tf.config import read_json_object
-from bert_tf.layout import infer_layout
 from bert_tf.model import encoder
+from bert_tf.model.layout import infer_layout
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import read
+from bert_tf.runs.run import Run
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map
-from tasks.classification import ClassificationTask
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.registry import task_from_dict
+from tasks.base.registry import task_from_dict
+from tasks.finetuning.recipe import finetune
+from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.corpus import ENTRIES, config_of, write_shards

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError, read_pretrained
-from bert_tf.checkpoints import read
+from bert_tf.runs.checkpoints import read
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
-from tasks.finetuning import finetune
+from tasks.finetuning.recipe import finetune
 from tests import small
 
 FROZEN = ("bert/embeddings/", "bert/layer_0/")

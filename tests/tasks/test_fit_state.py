@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bert_tf import AdamW, FitSchedule, UserError
-from tasks import AnomalyDetector, TextClassifier, load_model, task_model
+from tasks import AnomalyDetector, TextClassifier, load_model
+from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of

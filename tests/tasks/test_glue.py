@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.prediction import submit
-from tasks.registry import DATASETS, task_class
-from tasks.serving import ServingFunctions
+from tasks.base.registry import DATASETS, task_class
+from tasks.finetuning.recipe import finetune
+from tasks.graph.serving_functions import ServingFunctions
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import submit
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"

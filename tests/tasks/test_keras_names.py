@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks import compiling
-from tasks.classification import ClassificationTask
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.regression import RegressionTask
-from tasks.span_qa import QuestionAnsweringTask
-from tasks.tagging import TaggingTask
+from tasks.model import compiling
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.regression import RegressionTask
+from tasks.types.tagging.token_classifier import TaggingTask
 
 THREE = ClassificationTask(max_seq_length=8, labels=("a", "b", "c"))
 TWO = ClassificationTask(max_seq_length=8, labels=("a", "b"))

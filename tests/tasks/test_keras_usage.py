@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, FitSchedule, UserError
-from tasks import TextRegressor, compiling, fitting, task_model
+from tasks import TextRegressor
+from tasks.model import compiling, fitting, task_model
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.anomaly import AnomalyTask
-from tasks.classification import ClassificationTask
-from tasks.readers.choices import read_choices
-from tasks.registry import task_from_dict
-from tasks.tagging import TaggingTask
+from tasks.base.registry import task_from_dict
+from tasks.data.readers.choices import read_choices
+from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
 ROWS = [("a", "x"), ("b", "x "), ("c", "\u00a0x\t"), ("d", "y")]

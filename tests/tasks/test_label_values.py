@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks import streaming
-from tasks.classification import ClassificationTask
-from tasks.regression import RegressionTask
-from tasks.rows import class_factors, examples_of
+from tasks.model import streaming
+from tasks.model.labelled_rows import class_factors, examples_of
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.regression import RegressionTask
 
 ABC = ("a", "b", "c")
 NUMBERS = ("1", "2", "3")

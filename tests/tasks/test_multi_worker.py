@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from bert_tf.checkpoints import read
-from bert_tf.run import Run
+from bert_tf.runs.checkpoints import read
+from bert_tf.runs.run import Run
 from tests import small
 from tests.workers import assert_rejected, finish, start, wait_for_line
 

@@ -11,16 +11,16 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.layout import MASKED_SCORE, to_flat, to_padded
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.pipeline import Pipeline
-from tasks.prediction import predict
-from tasks.registry import task_from_dict
-from tasks.rows import examples_of as examples_from_python
+from bert_tf.model.layout import MASKED_SCORE, to_flat, to_padded
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.finetuning.recipe import finetune
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.model.labelled_rows import examples_of as examples_from_python
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import predict
+from tasks.types.multiple_choice import MultipleChoiceTask
 from tests import small
 
 # The right choice repeats a word of the prompt, at any position among two to four.

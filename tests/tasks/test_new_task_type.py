@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError
-from tasks import load_model, read_examples, registry
+from tasks import load_model, read_examples
+from tasks.base import registry
 from tests import small
 from tests.conftest import ROOT
 

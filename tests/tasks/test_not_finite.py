@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, command, strict_json
+from bert_tf import UserError
+from bert_tf.storage import strict_json
+from bert_tf.system import command
 from bert_tf.weights.sources import read_pretrained
 from export import request
 from tasks import evaluate, predict
-from tasks.classification import ClassificationTask
-from tasks.feature_extraction import create_embedder, extract
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.prediction import outputs_of_rows
-from tasks.readers.rows import BadRow
-from tasks.regression import RegressionTask
-from tasks.span_qa import QuestionAnsweringTask
-from tasks.tagging import TaggingTask
+from tasks.data.readers.rows import BadRow
+from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.prediction.prediction_files import outputs_of_rows
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.regression import RegressionTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
 NOT_FINITE = re.escape(strict_json.NOT_FINITE)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bert_tf import BertConfig, UserError
-from bert_tf.scalars import to_python
+from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
-from tasks.creation import create_task
-from tasks.registry import TASK_TYPES, task_class
-from tasks.training import _settings_of
+from tasks.base.registry import TASK_TYPES, task_class
+from tasks.model.creation import create_task
+from tasks.model.run_training import _settings_of
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create
 
 INTEGER, FLOAT = np.int64, np.float32

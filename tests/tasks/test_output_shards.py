@@ -10,11 +10,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from bert_tf import UserError, progress
+from bert_tf import UserError
 from bert_tf.data import shard_jobs
-from tasks.output_manifest import OutputManifest
-from tasks.output_settings import OutputSettings
-from tasks.output_shards import spans, write_output_shards
+from bert_tf.system import progress
+from tasks.prediction.output_manifest import OutputManifest
+from tasks.prediction.output_settings import OutputSettings
+from tasks.prediction.output_shards import spans, write_output_shards
 from tests.tasks import text_lengths
 from tests.tasks.text_lengths import LengthJob
 

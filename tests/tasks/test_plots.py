@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import tasks
-from tasks import plots
-from tasks.loading import load_model
+from tasks.base import plots
+from tasks.base.plots import Bars, ConfusionMatrix, Histogram, PrecisionRecall, Reliability
 from tasks.metrics.squad import scores_by_length
-from tasks.plots import Bars, ConfusionMatrix, Histogram, PrecisionRecall, Reliability
+from tasks.model.loading import load_model
 from tests import small
 
 NAMES = ["你好", "مرحبا", "😀", "$a_b$", "a" * 60]
@@ -116,6 +116,6 @@ CASES = {
 def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]
     model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
-    encoded = tasks.fitting.encode(model, x, y)
+    encoded = tasks.model.fitting.encode(model, x, y)
     found = model.task.postprocessor.plots(encoded, model.evaluator().outputs(encoded))
     assert set(found) == expected

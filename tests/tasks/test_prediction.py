@@ -8,16 +8,18 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from bert_tf import UserError, command, files, ownership, progress
-from tasks.classification import ClassificationTask
-from tasks.multiple_choice import MultipleChoiceTask
+from bert_tf import UserError
+from bert_tf.storage import files, ownership
+from bert_tf.system import command, progress
+from tasks.data.readers.choices import read_choices
+from tasks.data.readers.glue import read_glue
+from tasks.data.readers.rows import raise_bad_rows
+from tasks.graph.serving_functions import ServingFunctions
 from tasks.predict import PredictSettings, main
-from tasks.prediction import predict
-from tasks.readers.choices import read_choices
-from tasks.readers.glue import read_glue
-from tasks.readers.rows import raise_bad_rows
-from tasks.serving import ServingFunctions
-from tasks.span_qa import QuestionAnsweringTask
+from tasks.prediction.prediction_files import predict
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tests import small
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.weights.sources import read_pretrained
-from export.saved_model import write_saved_model
-from tasks.embedding import EmbeddingTask, TextEmbedder
-from tasks.loading import load_model
-from tasks.output_jobs import PublishedJob, RunJob, VectorJob
-from tasks.output_manifest import OutputManifest
+from export.graph.saved_model import write_saved_model
+from tasks.base.registry import task_from_dict
+from tasks.graph.published import published_task, published_version
+from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction import predict
-from tasks.published import published_task, published_version
-from tasks.registry import task_from_dict
-from tasks.tagging import TaggingTask
+from tasks.prediction.output_jobs import PublishedJob, RunJob, VectorJob
+from tasks.prediction.output_manifest import OutputManifest
+from tasks.prediction.prediction_files import predict
+from tasks.types.embedding import EmbeddingTask, TextEmbedder
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
 TEXTS = ["the bill is too high", "my screen , broken", "app", "", "a b c ! the the the the the"]

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.prediction import predict
-from tasks.registry import task_from_dict
-from tasks.regression import RegressionTask
+from tasks.base.registry import task_from_dict
+from tasks.finetuning.recipe import finetune
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import predict
+from tasks.types.regression import RegressionTask
 from tests import small
 
 

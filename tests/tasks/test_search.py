@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from bert_tf import UserError, command
-from tasks import extract, search, similarity
-from tasks.similarity import nearest, open_vectors
+from bert_tf import UserError
+from bert_tf.system import command
+from tasks import extract, search
+from tasks.prediction import similarity
+from tasks.prediction.similarity import nearest, open_vectors
 from tests import small
 
 TEXTS = ["the bill is too high", "my app does not open", "the screen", "the bill is high"]

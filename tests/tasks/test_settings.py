@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from bert_tf import command
 from bert_tf.errors import UserError
-from tasks.registry import TASK_TYPES, task_class
-from tasks.settings import FinetuneSettings
-from tasks.span_qa import QuestionAnsweringTask
+from bert_tf.system import command
+from tasks.base.registry import TASK_TYPES, task_class
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 
 FLAGS = {field.name: field for field in dataclasses.fields(FinetuneSettings)}
 OPTIONS = {name: field for name, field in FLAGS.items() if "tasks" in field.metadata}

@@ -9,18 +9,18 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
-from bert_tf.layout import to_flat, to_padded
-from tasks import span_qa
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.pipeline import Pipeline
-from tasks.prediction import predict
-from tasks.readers.rows import RowError
-from tasks.registry import task_from_dict
-from tasks.settings import FinetuneSettings
-from tasks.span_qa import QuestionAnsweringTask
+from bert_tf.model.layout import to_flat, to_padded
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.readers.rows import RowError
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import predict
+from tasks.types.question_answering import question_answerer
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tests import small
 from tests.conftest import WORDS
 
@@ -165,7 +165,7 @@ def answers_of(task, encoded, outputs):
 
 
 def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
-    monkeypatch.setattr(span_qa, "QUESTIONS_PER_BATCH", 7)
+    monkeypatch.setattr(question_answerer, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
     encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
     shape = len(encoded), task.max_seq_length

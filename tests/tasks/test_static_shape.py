@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.layout import to_packed, to_padded
+from bert_tf.model.layout import to_packed, to_padded
 from bert_tf.train.step import TrainStep
-from tasks.classification import ClassificationTask
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples, Examples
-from tasks.multiple_choice import MultipleChoiceTask
-from tasks.pipeline import Pipeline
-from tasks.tagging import TaggingTask
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
 TEXTS = [text for texts in small.TEXTS.values() for text in texts] + ["the"]

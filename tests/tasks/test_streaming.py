@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks import fitting, streaming
+from tasks.model import fitting, streaming
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of

@@ -11,16 +11,17 @@ import weakref
 import numpy as np
 import pytest
 
-from bert_tf import UserError, ownership
-from bert_tf.checkpoints import read
-from bert_tf.run import Run
+from bert_tf import UserError
+from bert_tf.runs.checkpoints import read
+from bert_tf.runs.run import Run
+from bert_tf.storage import ownership
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
-from tasks import sweep as sweep_module
-from tasks.classification import ClassificationTask
-from tasks.finetuning import finetune
-from tasks.sweep import sweep
-from tasks.sweep_settings import SweepSettings
+from tasks.finetuning import sweep as sweep_module
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.sweep import sweep
+from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
 

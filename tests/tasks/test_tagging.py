@@ -8,17 +8,17 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.layout import to_flat, to_padded
+from bert_tf.model.layout import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
-from tasks.evaluation import Evaluator
-from tasks.examples import EncodedExamples
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.pipeline import Pipeline
-from tasks.prediction import predict
-from tasks.registry import task_from_dict
-from tasks.tagging import TaggingTask
+from tasks.base.registry import task_from_dict
+from tasks.data.examples import EncodedExamples
+from tasks.finetuning.recipe import finetune
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.model.loading import load_model
+from tasks.prediction.prediction_files import predict
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
 from tests.tasks.metrics import brute_force

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.layout import to_flat, to_padded
-from tasks.evaluation import Evaluator
-from tasks.tagging import TaggingPostprocessor
+from bert_tf.model.layout import to_flat, to_padded
+from tasks.graph.evaluation import Evaluator
+from tasks.types.tagging.token_classifier import TaggingPostprocessor
 from tests.tasks import test_tagging
 from tests.tasks.test_tagging import write_columns
 

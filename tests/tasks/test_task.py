@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from tasks.masked_lm import MaskedLmTask
-from tasks.postprocessor import Postprocessor
-from tasks.reader import Reader
-from tasks.registry import TASK_TYPES, task_class
-from tasks.regression import RegressionPostprocessor, RegressionTask
-from tasks.task import Task
+from tasks.base.postprocessor import Postprocessor
+from tasks.base.reader import Reader
+from tasks.base.registry import TASK_TYPES, task_class
+from tasks.base.task import Task
+from tasks.types.masked_lm import MaskedLmTask
+from tasks.types.regression import RegressionPostprocessor, RegressionTask
 
 OF_TRAINED_TASKS = ("losses", "from_data", "targets")
 OF_TRAINED_POSTPROCESSORS = ("best_metric", "metrics")

@@ -10,7 +10,7 @@ import pytest
 
 import tasks
 from bert_tf.model.encoder import Encoder
-from tasks.pipeline import Pipeline
+from tasks.graph.pipeline import Pipeline
 from tests import small
 from tests.conftest import ROOT
 from tests.small import TEXTS

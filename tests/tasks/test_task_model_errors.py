@@ -16,8 +16,8 @@ from tasks import (
     TextClassifier,
     TextRegressor,
     TokenClassifier,
-    fitting,
 )
+from tasks.model import fitting
 from tests import small
 from tests.small import TEXTS
 

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.checkpoints import model_variables
-from bert_tf.layout import to_flat
+from bert_tf.model.layout import to_flat
+from bert_tf.runs.checkpoints import model_variables
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
-from tasks import fitting
-from tasks.evaluation import Evaluator, FeatureExamples
-from tasks.examples import EncodedExamples
-from tasks.rows import Rows
+from tasks.data.examples import EncodedExamples
+from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.model import fitting
+from tasks.model.labelled_rows import Rows
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, checkpoints
-from bert_tf.checkpoints import model_variables
-from bert_tf.layout import to_flat
+from bert_tf import UserError
+from bert_tf.model.layout import to_flat
+from bert_tf.runs import checkpoints
+from bert_tf.runs.checkpoints import model_variables
 from tasks import TextClassifier, load_model, read_examples
-from tasks.examples import EncodedExamples
-from tasks.finetuning import finetune
-from tasks.rows import examples_of
+from tasks.data.examples import EncodedExamples
+from tasks.finetuning.recipe import finetune
+from tasks.model.labelled_rows import examples_of
 from tests import small
 
 SETTINGS = {"global_batch_size": 8, "epochs": 2, "learning_rate": 1e-2, "log_every": 2}

@@ -9,18 +9,20 @@ import types
 import pytest
 
 from bert_tf import UserError
-from bert_tf.checkpoints import model_variables
 from bert_tf.config import read_json_object
-from bert_tf.run import Run
-from export import model_card, publishing
-from tasks import evaluate, loading, predict
-from tasks.anomaly import AnomalyTask
-from tasks.classification import ClassificationTask
-from tasks.finetuning import finetune
-from tasks.loading import load_model
-from tasks.run_checkpoint import RunCheckpoint
-from tasks.span_qa import QuestionAnsweringTask
-from tasks.tuning import task_at
+from bert_tf.runs.checkpoints import model_variables
+from bert_tf.runs.run import Run
+from export import publishing
+from export.package import model_card
+from tasks import evaluate, predict
+from tasks.base.tuning import task_at
+from tasks.finetuning.recipe import finetune
+from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.model import loading
+from tasks.model.loading import load_model
+from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tests import small
 
 ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen is broken", "yes")]

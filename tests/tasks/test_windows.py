@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.text.tokenizer import Tokens
-from tasks.windows import pack_windows
+from tasks.data.windows import pack_windows
 
 
 def ragged(*rows):

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from tasks.output_shards import Loaded, OutputJob
-from tasks.readers.tables import read_rows
+from tasks.data.readers.tables import read_rows
+from tasks.prediction.output_shards import Loaded, OutputJob
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

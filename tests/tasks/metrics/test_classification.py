@@ -296,7 +296,7 @@ def test_metrics_import_no_package_in_vain(modules, package):
         [
             sys.executable,
             "-c",
-            f"import sys, tasks.settings; {code}; print({package!r} in sys.modules)",
+            f"import sys, tasks.finetuning.settings; {code}; print({package!r} in sys.modules)",
         ],
         cwd=ROOT,
         capture_output=True,

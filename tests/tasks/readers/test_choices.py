@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.readers.choices import Choice, read_choices
-from tasks.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.choices import Choice, read_choices
+from tasks.data.readers.rows import BadRow, raise_bad_rows
 
 
 def read_json(path, *values, labelled=True):

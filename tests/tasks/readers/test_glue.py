@@ -3,8 +3,8 @@
 import pytest
 
 from bert_tf import UserError
-from tasks.readers.glue import GLUE, read_glue, submission_lines
-from tasks.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.glue import GLUE, read_glue, submission_lines
+from tasks.data.readers.rows import BadRow, raise_bad_rows
 
 NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.readers.rows import BadRow, raise_bad_rows
-from tasks.readers.squad import Question, read_questions
+from tasks.data.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.squad import Question, read_questions
 
 CONTEXT = "caf\u00e9 \U0001f600 opened in 1997"
 SQUAD = {

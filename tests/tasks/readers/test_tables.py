@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from bert_tf import UserError
-from tasks.readers.rows import BadRow, raise_bad_rows
-from tasks.readers.tables import Row, read_rows
+from tasks.data.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.tables import Row, read_rows
 from tests.conftest import ROOT
 from tests.rows import as_others_write
 
@@ -256,7 +256,7 @@ def test_bytes_that_are_no_utf_8_are_reported_with_their_line(tmp_path):
 
 
 def test_a_file_without_line_ends_is_not_loaded_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.readers.rows.MAX_LINE_LENGTH", 100)
+    monkeypatch.setattr("tasks.data.readers.rows.MAX_LINE_LENGTH", 100)
     (tmp_path / "a.tsv").write_text("text\n" + "a" * 101)
     with pytest.raises(UserError, match="a.tsv:2: expected a line of at most 100 characters"):
         read(tmp_path / "a.tsv", ("text",))
@@ -296,9 +296,9 @@ def test_random_tables_are_read_back_with_their_lines(tmp_path, line_end):
 
 def test_the_readers_import_no_tensorflow():
     code = (
-        "import sys, tasks.readers.tables, tasks.readers.glue, tasks.readers.tagged, "
-        "tasks.readers.squad, "
-        "tasks.readers.choices; print('tensorflow' in sys.modules or 'numpy' in sys.modules)"
+        "import sys, tasks.data.readers.tables, tasks.data.readers.glue, "
+        "tasks.data.readers.tagged, tasks.data.readers.squad, "
+        "tasks.data.readers.choices; print('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

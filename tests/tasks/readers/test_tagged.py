@@ -7,8 +7,8 @@ import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from bert_tf import UserError
-from tasks.readers.rows import BadRow, raise_bad_rows
-from tasks.readers.tagged import TaggedSentence, TaggedText, read_tagged, scheme_of, to_bio
+from tasks.data.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.tagged import TaggedSentence, TaggedText, read_tagged, scheme_of, to_bio
 
 
 def write_column_file(path, sentences):

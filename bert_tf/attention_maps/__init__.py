@@ -1,0 +1,1 @@
+"""Attention maps: attention probabilities of a text, as an image or an interactive page."""

@@ -1,0 +1,182 @@
+"""Growth of a model for another domain: more vocabulary entries and more positions.
+
+Shape suffixes: N added entries.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from bert_tf.errors import UserError
+from bert_tf.storage import files
+from bert_tf.text.vocabulary import MAX_BYTES, Vocabulary
+from bert_tf.weights.sources import PretrainedWeights
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+UNUSED = re.compile(r"\[unused\d+\]")
+_WORDS = "bert/embeddings/word_embeddings"
+_POSITIONS = "bert/embeddings/position_embeddings"
+_OUTPUT_BIAS = "masked_lm/output_bias"
+
+
+class Added(NamedTuple):
+    """Numbers of words by what `add_tokens` did with them.
+
+    Attributes:
+        replaced: Words that took the place of an [unused] entry.
+        appended: Words at the end of the vocabulary.
+        present: Words that were entries already.
+        unknown: Added words that were [UNK] before, at least in part.
+    """
+
+    replaced: int
+    appended: int
+    present: int
+    unknown: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replaced + self.appended} words added ({self.replaced} in place of [unused] "
+            f"entries, {self.appended} appended, {self.unknown} of them [UNK] before), "
+            f"{self.present} already present"
+        )
+
+
+def read_words(path: str | os.PathLike[str]) -> list[str]:
+    """Read a file of one word per line. Blank lines are skipped.
+
+    Raises:
+        UserError: The file is missing, too large, not UTF-8 or without words.
+    """
+    size = files.size(path)
+    if size is None or size > MAX_BYTES:
+        found = "no such file" if size is None else f"{size} bytes"
+        raise UserError(
+            f"{path}: {found}; expected a file of at most {MAX_BYTES} bytes, one word per line"
+        )
+    try:
+        lines = files.read_text(path).split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+    words = [line.strip() for line in lines if line.strip()]
+    if not words:
+        raise UserError(f"{path}: no words; expected one word per line")
+    return words
+
+
+def add_tokens(
+    pretrained: PretrainedWeights, words: Sequence[str], where: str = "words"
+) -> tuple[PretrainedWeights, Added]:
+    """Add words to the vocabulary, [unused] entries first.
+
+    The embedding and the output bias of a word are the means over the pieces of which it consisted
+    before.
+
+    Args:
+        pretrained: The model.
+        words: Words as the tokenizer normalizes them. Words that are entries already are skipped.
+        where: Name of the file, for error messages.
+
+    Returns:
+        The model with the larger vocabulary, and the numbers of words.
+
+    Raises:
+        UserError: The tokenizer can never produce a word, because of case, accents or punctuation.
+    """
+    config, vocabulary = pretrained.config, pretrained.vocabulary
+    added = [word for word in dict.fromkeys(words) if word not in set(vocabulary.entries)]
+    pieces_N = _pieces(pretrained, added, where) if added else []
+    lines = list(vocabulary.lines)
+    free = [number for number, line in enumerate(lines) if UNUSED.fullmatch(line)][: len(added)]
+    ids_N = [*free, *range(len(lines), len(lines) + len(added) - len(free))]
+    lines += [""] * (len(added) - len(free))
+    for word, id in zip(added, ids_N, strict=True):
+        lines[id] = word
+    grown = Vocabulary(lines, where)
+    weights = dict(pretrained.weights)
+    for name in {_WORDS, _OUTPUT_BIAS} & weights.keys():
+        before = weights[name]
+        after = np.concatenate([before, np.zeros((len(grown) - len(before), *before.shape[1:]))])
+        for id, pieces in zip(ids_N, pieces_N, strict=True):
+            after[id] = before[pieces].mean(axis=0, dtype=np.float64)
+        weights[name] = after.astype(np.float32)
+    result = dataclasses.replace(
+        pretrained,
+        config=dataclasses.replace(config, vocab_size=len(grown)),
+        vocabulary=grown,
+        weights=weights,
+        source=f"{pretrained.source} with {len(added)} added words",
+    )
+    _check_produced(result, added, ids_N, where)
+    unknown = sum(vocabulary["[UNK]"] in pieces for pieces in pieces_N)
+    present = len(words) - len(added)
+    return result, Added(len(free), len(added) - len(free), present, unknown)
+
+
+def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWeights:
+    """Extend the position embeddings to `count` rows.
+
+    The new rows repeat the existing ones from the first on, as in Longformer (Beltagy et al. 2020,
+    5): a starting point for further training.
+
+    Raises:
+        UserError: The model has as many positions already.
+    """
+    before = pretrained.weights[_POSITIONS]
+    if count <= len(before):
+        raise UserError(
+            f"--extend_positions={count}: the model has {len(before)} positions; expected a larger "
+            "number"
+        )
+    weights = {**pretrained.weights, _POSITIONS: before[np.arange(count) % len(before)]}
+    return dataclasses.replace(
+        pretrained,
+        config=dataclasses.replace(pretrained.config, max_position_embeddings=count),
+        weights=weights,
+        source=f"{pretrained.source} with {count} positions",
+    )
+
+
+def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> list[list[int]]:
+    """Return the ids of each word's pieces.
+
+    Raises:
+        UserError: The tokenizer changes or splits a word before it looks up entries.
+    """
+    from bert_tf.text.normalizer import Normalizer
+    from bert_tf.text.tokenizer import Tokenizer
+
+    config = pretrained.config
+    normalized = Normalizer(**config.tokenizer_settings).words(list(words))
+    texts = [text.decode() for text in normalized.words.numpy()]
+    splits = normalized.row_splits.numpy()
+    for word, begin, end in zip(words, splits[:-1], splits[1:], strict=True):
+        found = texts[begin:end]
+        if found != [word]:
+            raise UserError(
+                f"{where}: {word!r:.80} is never a token: the tokenizer reads "
+                f"{' '.join(map(repr, found)) or 'nothing':.200}; expected words without spaces "
+                "and punctuation, with the case and accents that the tokenizer keeps"
+            )
+    ids: tf.RaggedTensor = Tokenizer.from_config(config, pretrained.vocabulary).tokenize(words).ids
+    return ids.to_list()
+
+
+def _check_produced(pretrained, words, ids, where):
+    """Check that the new tokenizer yields one token per word.
+
+    Raises:
+        UserError: It does not, for example because a word is too long.
+    """
+    from bert_tf.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_config(pretrained.config, pretrained.vocabulary)
+    for word, id, found in zip(words, ids, tokenizer.tokenize(words).ids.to_list(), strict=True):
+        if found != [id]:
+            raise UserError(f"{where}: {word!r:.80} is never a token; expected a shorter word")

@@ -1,0 +1,1 @@
+"""Run directories: their files, checkpoints and event files."""

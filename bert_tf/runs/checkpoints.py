@@ -1,0 +1,380 @@
+"""Checkpoints: one local or remote directory per saved step, with a flat dict of tensors.
+
+    RUN/checkpoints/step-00000120/variables.index, variables.data-*
+                      TensorFlow tensor bundle, one tensor per name
+    RUN/checkpoints/step-00000120/checkpoint.json
+                      "step"; "score" and "metrics" once evaluated; "tuned", the values fitted to
+                      its outputs. Written last: a directory without it is an interrupted save
+                      and is ignored
+
+Names are variable paths ("bert/layer_0/attention/query/kernel"), optimizer slots "<path>/adam_m"
+and "<path>/adam_v", and "step". `tf.train.load_checkpoint(directory + "/variables")` reads the
+tensors, each protected by a checksum.
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bert_tf.config import read_json_object
+from bert_tf.errors import UserError
+from bert_tf.runs import run_directory
+from bert_tf.storage import files, format_versions
+from bert_tf.storage.strict_json import field
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+_FIELDS = ("step", "score", "metrics", "tuned")  # Of checkpoint.json.
+# Names that are not of the model.
+OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
+
+
+def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Variable]":
+    """Return the variables of a Keras model or encoder by their path below the model."""
+    import keras
+
+    # The variables of an encoder are "bert/..." whatever the name of its layer.
+    root = "" if isinstance(model, keras.Model) else "bert/"
+    names = [root + variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
+    assert len(set(names)) == len(names), "two variables share a path"
+    return dict(zip(names, model.variables, strict=True))
+
+
+def read(directory: str | os.PathLike) -> "dict[str, np.ndarray]":
+    """Return the tensors of a checkpoint directory by name.
+
+    Raises:
+        UserError: If the checkpoint is missing or damaged.
+    """
+    return read_bundle(os.path.join(directory, "variables"))
+
+
+def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
+    """Return the tensors of a TensorFlow checkpoint by name, verifying their checksums.
+
+    Args:
+        prefix: The path without ".index" and ".data-*".
+
+    Raises:
+        UserError: If the checkpoint cannot be read.
+    """
+    import tensorflow as tf
+
+    with files.without_pattern(prefix) as path:
+        try:
+            reader = tf.compat.v1.train.NewCheckpointReader(path)
+            return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+        # TensorFlow reports a missing, truncated or altered file by any of these.
+        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+            reason = str(error).replace(path, str(prefix))
+            raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {reason}") from None
+
+
+def load_saved_model(directory: str | os.PathLike) -> Any:
+    """Return `tf.saved_model.load` of a directory with any name.
+
+    Raises:
+        OSError: If there is no SavedModel.
+        tf.errors.OpError: If it is damaged.
+    """
+    import tensorflow as tf
+
+    with files.without_pattern(directory) as path:
+        return tf.saved_model.load(path)
+
+
+def assign(
+    variables: "Mapping[str, tf.Variable | keras.Variable]",
+    values: "Mapping[str, np.ndarray]",
+    where: str,
+    ignore: re.Pattern = re.compile("(?!)"),
+) -> None:
+    """Assign each value to the variable of the same name.
+
+    Args:
+        variables: Variables by name.
+        values: Arrays by name.
+        where: The checkpoint, for error messages.
+        ignore: Pattern of names in `values` that need no variable; by default none.
+
+    Raises:
+        UserError: If names or shapes do not match. Nothing is assigned then.
+    """
+    left_over = sorted(name for name in set(values) - set(variables) if not ignore.fullmatch(name))
+    if left_over:
+        raise UserError(
+            f"{where}: {len(left_over)} tensors are unknown to the model, e.g. {left_over[0]}. "
+            "Check that config.json belongs to this checkpoint."
+        )
+    check_shapes({name: variable.shape for name, variable in variables.items()}, values, where)
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def check_shapes(
+    shapes: "Mapping[str, tuple[int, ...] | tf.TensorShape]",
+    values: "Mapping[str, np.ndarray]",
+    where: str,
+) -> None:
+    """Check that there is an array of the expected shape for each name.
+
+    Args:
+        shapes: Expected shapes by name.
+        values: Arrays by name. Other names are allowed.
+        where: The checkpoint, for error messages.
+
+    Raises:
+        UserError: If an array is missing or has another shape.
+    """
+    missing = sorted(set(shapes) - set(values))
+    if missing:
+        raise UserError(
+            f"{where}: {len(missing)} variables are missing, e.g. {missing[0]}. Check that "
+            "config.json belongs to this checkpoint."
+        )
+    for name, shape in shapes.items():
+        if tuple(values[name].shape) != tuple(shape):
+            raise UserError(
+                f"{where}: {name}: shape mismatch. Expected: {tuple(shape)}. Received: "
+                f"{tuple(values[name].shape)}. Check that config.json belongs to this checkpoint."
+            )
+
+
+class CheckpointManager:
+    """Save, list and restore the checkpoints of a run.
+
+    The latest `max_to_keep` checkpoints and the one with the best score are kept.
+
+    Args:
+        directory: RUN/checkpoints.
+        max_to_keep: Number of latest checkpoints to keep.
+        is_writer: False in all but one of several synchronized processes: nothing is written.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike, max_to_keep: int = 2, is_writer: bool = True
+    ) -> None:
+        self.directory = str(directory)
+        self.max_to_keep, self.is_writer = max_to_keep, is_writer
+
+    def path(self, step: int) -> str:
+        """Return the directory of the checkpoint of `step`."""
+        return os.path.join(self.directory, f"step-{step:08d}")
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, oldest first."""
+        return run_directory.complete_steps(self.directory)
+
+    def step_of(self, name: str) -> int:
+        """Return the step of the checkpoint directory `name`, such as "step-00000120".
+
+        Raises:
+            UserError: If this run has no complete checkpoint of that name.
+        """
+        match = run_directory.STEP.fullmatch(name.rstrip("/"))
+        if match is None or int(match[1]) not in self.steps():
+            there = ", ".join(os.path.basename(self.path(step)) for step in self.steps())
+            raise UserError(
+                f"--checkpoint={name}: no complete checkpoint in {self.directory}; expected one of "
+                f"{there or 'none: no checkpoint has been saved yet'}"
+            )
+        return int(match[1])
+
+    def info(self, step: int) -> dict[str, Any]:
+        """Return the contents of checkpoint.json.
+
+        Returns:
+            A dict with "step"; "score" and "metrics" once evaluated; "tuned" once tuned.
+
+        Raises:
+            UserError: If the file is missing or damaged.
+        """
+        path = self._state(step)
+        values = read_json_object(path, parse_constant=float)  # A metric may be NaN.
+        values = format_versions.without_version(values, path, _FIELDS)
+        if values.get("score") is not None:
+            field(values, "score", float, path)
+            for name in field(values, "metrics", dict, path):
+                field(values["metrics"], name, float, f"{path}: metrics")
+        if values.get("tuned") is not None:
+            tuned = field(values, "tuned", dict, path)
+            field(tuned, "values", dict, f"{path}: tuned")
+            field(tuned, "metrics", dict, f"{path}: tuned")
+        return values
+
+    def is_readable(self, step: int) -> bool:
+        """Return True if the checkpoint of `step` is undamaged. All tensors are read."""
+        try:
+            return bool(self.info(step)) and bool(read(self.path(step)))
+        except UserError:
+            return False
+
+    def latest_readable(self) -> int | None:
+        """Return the latest step whose checkpoint is undamaged, or `None`."""
+        return next(filter(self.is_readable, reversed(self.steps())), None)
+
+    def best_step(self) -> int | None:
+        """Return the step with the highest score, the later on ties, or `None` if not evaluated."""
+        scores = {}
+        for step in self.steps():
+            try:
+                scores[step] = self.info(step).get("score")
+            except (UserError, OSError):
+                # A training process may have removed this checkpoint in the meantime.
+                if files.exists(self._state(step)):
+                    raise
+        scored = [step for step, score in scores.items() if score is not None]
+
+        def rank(step):
+            is_number = scores[step] == scores[step]  # NaN ranks below any other score.
+            return is_number, scores[step] if is_number else 0.0, step
+
+        return max(scored, key=rank, default=None)
+
+    def best_or_latest_step(self) -> int:
+        """Return the best step, or the latest if none was evaluated.
+
+        Raises:
+            UserError: If there is no complete checkpoint.
+        """
+        steps = self.steps()
+        if not steps:
+            raise UserError(f"{self.directory}: no complete checkpoint in this directory")
+        best = self.best_step()
+        return steps[-1] if best is None else best
+
+    def save(self, step: int, variables: "Mapping[str, tf.Variable | keras.Variable]") -> None:
+        """Write the checkpoint of `step` atomically, then delete superseded ones.
+
+        Args:
+            step: The training step.
+            variables: Variables by name.
+
+        Raises:
+            OSError: If the checkpoint cannot be written. Earlier ones are unaffected.
+        """
+        if not self.is_writer:
+            return
+        import tensorflow as tf
+
+        directory = self.path(step)
+        self._remove(directory)  # Left by a killed process.
+        try:
+            files.makedirs(directory)
+            saving = os.path.join(directory, run_directory.SAVING)
+            # This file tells an interrupted save, which leaves it, from an incomplete copy.
+            files.atomic_write_bytes(saving, b"")
+            tf.raw_ops.SaveV2(
+                prefix=os.path.join(directory, "variables"),
+                tensor_names=list(variables),
+                shape_and_slices=[""] * len(variables),
+                tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
+            )
+            files.sync_directory(directory)
+            self._write_state(step, {"step": step})
+            files.remove(saving)
+        except (tf.errors.OpError, OSError) as error:
+            self._remove(directory)
+            # TensorFlow appends the operation and the device to the reason, such as a full disk.
+            reason = str(getattr(error, "message", None) or error.strerror)
+            reason = reason.split(";")[-1].split("[Op:")[0].strip()
+            raise OSError(
+                errno.EIO,
+                f"step {step} cannot be saved ({reason}); earlier checkpoints are intact, rerun "
+                "the command to resume from them",
+                directory,
+            ) from None
+        self._sweep()
+
+    def annotate(self, step: int, score: float, metrics: Mapping[str, float]) -> bool:
+        """Record the evaluation of a saved step. Return True if it is now the best step."""
+        if not self.is_writer:
+            return False
+        self._add(step, score=score, metrics=metrics)
+        self._sweep()
+        return self.best_step() == step
+
+    def set_tuned(self, step: int, tuned: dict[str, Any]) -> None:
+        """Record the tuned values of a saved step, a JSON object, in one atomic write."""
+        if self.is_writer:
+            self._add(step, tuned=tuned)
+
+    def _add(self, step, **entries):
+        self._write_state(step, {**self.info(step), **entries})
+
+    def _write_state(self, step, values):
+        text = json.dumps(format_versions.with_version(values), ensure_ascii=False)
+        files.atomic_write_text(self._state(step), text)
+
+    def restore_latest(
+        self,
+        variables: "Mapping[str, tf.Variable | keras.Variable]",
+        log: Callable[[str], None],
+    ) -> int | None:
+        """Restore the latest undamaged checkpoint.
+
+        Damaged checkpoints are logged, skipped and renamed to "damaged-*".
+
+        Args:
+            variables: Variables by name, assigned in place.
+            log: Receives one line per damaged checkpoint.
+
+        Returns:
+            The restored step, or `None` if there is no checkpoint.
+
+        Raises:
+            UserError: If all checkpoints are damaged.
+        """
+        steps, damaged, restored = self.steps(), [], None
+        for step in reversed(steps):
+            try:
+                self.info(step)  # Checked for all steps, since `best_step` reads it for all.
+                if restored is None:
+                    assign(variables, read(self.path(step)), where=self.path(step))
+                    restored = step
+            except UserError as error:
+                what_now = "trying the previous checkpoint" if restored is None else "set aside"
+                log(f"warning: {error}; {what_now}")
+                damaged.append(step)
+        if steps and restored is None:
+            raise UserError(
+                f"{self.directory}: none of the {len(steps)} checkpoints can be restored; start "
+                "again with a new --output_dir"
+            )
+        for step in damaged if self.is_writer else ():
+            self._set_aside(step)
+        return restored
+
+    def _set_aside(self, step):
+        """Rename a damaged checkpoint, so that its step can be saved again."""
+        directory = self.path(step)
+        aside = os.path.join(self.directory, f"damaged-{os.path.basename(directory)}")
+        self._remove(aside)
+        files.makedirs(aside)
+        for name in files.listdir(directory):
+            files.move(os.path.join(directory, name), os.path.join(aside, name))
+        files.remove_if_empty(directory)
+
+    def _sweep(self):
+        """Remove superseded checkpoints and what killed processes left."""
+        kept = {*self.steps()[-self.max_to_keep :], self.best_step()}
+        for name in files.listdir(self.directory):
+            match = run_directory.STEP.fullmatch(name)
+            if match and int(match[1]) not in kept:
+                self._remove(os.path.join(self.directory, name))
+
+    def _remove(self, directory):
+        """Remove a checkpoint, its state first: if interrupted, it does not look complete."""
+        state = os.path.join(directory, run_directory.STATE)
+        if files.exists(state):
+            files.remove(state)
+        files.remove_own(directory, run_directory.OF_CHECKPOINT)
+
+    def _state(self, step):
+        return os.path.join(self.path(step), run_directory.STATE)

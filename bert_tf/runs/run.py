@@ -1,0 +1,406 @@
+"""Run directories: a model, its vocabulary, its settings and its checkpoints in open formats.
+
+RUN/.bert_tf.lock    marker, and lock of the writing process
+RUN/config.json      BertConfig
+RUN/vocab.txt        vocabulary
+RUN/task.json        fields of the fine-tuning task (absent after pretraining)
+RUN/train.json       settings, seed, versions, origin of the initial weights
+RUN/conversion.json  report of bert_tf.convert (absent after training)
+RUN/checkpoints/     checkpoints, see bert_tf.runs.checkpoints
+RUN/teacher.npz      outputs of the teacher, if there is one (tasks/training/distillation.py)
+RUN/verified_shards.json    shards that were read and verified (bert_tf/pretraining/recipe.py)
+RUN/metrics.jsonl    metrics, one JSON object per line
+RUN/tensorboard/     the same metrics for TensorBoard
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from bert_tf.config import BertConfig, read_json_object
+from bert_tf.errors import UserError
+from bert_tf.runs import run_directory
+from bert_tf.runs.checkpoints import CheckpointManager
+from bert_tf.runs.former_names import with_new_names
+from bert_tf.storage import files, format_versions, ownership, strict_json
+from bert_tf.system.versions import versions
+from bert_tf.text import unicode_tables
+from bert_tf.text.vocabulary import Vocabulary
+
+# Settings that may change when a run is resumed: they do not affect the steps already trained.
+MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
+# These divide a global batch, which leaves its loss and gradient as they are.
+MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
+MAY_CHANGE |= {"compile", "steps_per_execution"}
+
+_PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
+# Types of the entries of train.json that are read later.
+_TRAIN_KINDS: dict[str, type] = {
+    "settings": dict,
+    "versions": dict,
+    "changes": list,
+    "origin": str,
+    "threads": int,
+    "teacher": dict,
+}
+_TRAIN_FIELDS = {*_TRAIN_KINDS, "data", "vocabulary_sha256", "tokenizer_tables_sha256"}
+
+
+@dataclasses.dataclass(eq=False)
+class Run:
+    """An open run directory.
+
+    Attributes:
+        path: The run directory.
+        config: The configuration of the encoder.
+        vocabulary: The vocabulary.
+        train: The contents of train.json.
+        task: The contents of task.json, or `None` after pretraining.
+        is_writer: False in all but one of several synchronized processes: nothing is written.
+        checkpoints: The `CheckpointManager`.
+    """
+
+    path: str
+    config: BertConfig
+    vocabulary: Vocabulary
+    train: dict[str, Any]
+    task: dict[str, Any] | None = None
+    is_writer: bool = True
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=self.is_writer)
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in this run directory."""
+        return os.path.join(self.path, name)
+
+    @classmethod
+    def exists(cls, path: str | os.PathLike) -> bool:
+        """Return True if `path` is a run directory."""
+        return run_directory.is_run(path)
+
+    @classmethod
+    @contextlib.contextmanager
+    def writing(cls, path: str | os.PathLike, is_writer: bool = True) -> Iterator[None]:
+        """Lock the directory of a new or existing run for the block.
+
+        Temporary files of killed processes are removed. A run of an earlier version, which has no
+        marker, gets one.
+
+        If `is_writer` is False, do nothing: another process holds the lock.
+
+        Raises:
+            UserError: If the directory contains something else, or another process writes there.
+        """
+        if not is_writer:
+            yield
+            return
+        run_directory.check(path)
+        with ownership.sole_writer(path):
+            for name in filter(run_directory.OF_RUN.fullmatch, files.walk(path)):
+                if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
+                    files.remove(os.path.join(path, name))
+            try:
+                yield
+            except OSError:
+                if not _steps(path):
+                    files.remove_own(path, run_directory.OF_RUN)
+                raise
+
+    @classmethod
+    def check_resume(
+        cls,
+        path: str | os.PathLike,
+        settings: Mapping[str, Any],
+        kind: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Self | None:
+        """Return the run that would be resumed in a directory, without reading data.
+
+        Remote paths are not checked, since they need TensorFlow. For the arguments see
+        `check_settings`.
+
+        Returns:
+            The run, or `None` if a new one would start.
+
+        Raises:
+            UserError: If a run with these settings can neither start nor resume there.
+        """
+        if files.is_remote(path):
+            return None
+        run_directory.check(path)
+        if not cls.has_checkpoint(path):
+            return None
+        run = cls.open(path)
+        run.check_settings(settings, kind, defaults)
+        return run
+
+    @classmethod
+    def has_checkpoint(cls, path: str | os.PathLike) -> bool:
+        """Return True if `path` is a run directory with a complete checkpoint."""
+        return cls.exists(path) and bool(_steps(path))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
+        """Open an existing run.
+
+        Args:
+            path: The run directory.
+            is_writer: False in all but one of several synchronized processes: nothing is written.
+
+        Raises:
+            UserError: If this is not a run directory, or its files do not belong together.
+        """
+        if not files.isdir(path):
+            raise UserError(f"{path}: no such directory; expected a run directory")
+        if not cls.exists(path):
+            raise UserError(
+                f"{path}: not a run directory; expected config.json, vocab.txt and "
+                "checkpoints/ (convert pretrained weights with bert_tf.convert or tasks.finetune)"
+            )
+        config_path, vocabulary_path, train_path, task_path = (
+            os.path.join(path, name)
+            for name in ("config.json", "vocab.txt", "train.json", "task.json")
+        )
+        config = BertConfig.load(config_path)
+        vocabulary = Vocabulary.load(vocabulary_path)
+        vocabulary.check_size(config.vocab_size, where=vocabulary_path)
+        train = format_versions.without_version(
+            read_json_object(train_path), train_path, _TRAIN_FIELDS
+        )
+        for name, kind in _TRAIN_KINDS.items():
+            if name in train:
+                strict_json.field(train, name, kind, train_path)
+        for name in {"settings", "changes"} & train.keys():
+            train[name] = with_new_names(train[name])
+        task = None
+        if files.exists(task_path):
+            task = with_new_names(
+                format_versions.without_version(read_json_object(task_path), task_path)
+            )
+        return cls(str(path), config, vocabulary, train, task, is_writer)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike,
+        config: BertConfig,
+        vocabulary: Vocabulary,
+        train: Mapping[str, Any],
+        task: dict[str, Any] | None = None,
+    ) -> Self:
+        """Create and open a new run directory.
+
+        Files of a run that was killed before its first checkpoint are replaced.
+
+        Args:
+            path: The directory to create.
+            config: Saved in config.json.
+            vocabulary: Saved in vocab.txt.
+            train: Entries of train.json. Versions, threads and digests are added.
+            task: Contents of task.json, or `None` for pretraining.
+
+        Raises:
+            UserError: If the directory contains something else.
+        """
+        run_directory.check_free(path)
+        digests = {
+            "vocabulary_sha256": vocabulary.sha256,
+            "tokenizer_tables_sha256": unicode_tables.sha256(),
+        }
+        now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
+        run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
+        if ownership.is_ours(run.path):
+            files.remove_own(run.path, run_directory.OF_RUN)
+        ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
+        files.makedirs(run.file("checkpoints"))
+        vocabulary.save(run.file("vocab.txt"))
+        if task is not None:
+            _write_json(run.file("task.json"), format_versions.with_version(task))
+        _write_json(run.file("train.json"), format_versions.with_version(run.train))
+        _write_json(run.file("config.json"), config.to_dict())
+        return run
+
+    def check_resumable(
+        self,
+        settings: Mapping[str, Any],
+        task: dict[str, Any] | None,
+        tunable_fields: tuple[str, ...] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check that settings and task are those the run was started with.
+
+        Args:
+            settings: See `check_settings`.
+            task: The task as in task.json, or `None` for pretraining.
+            tunable_fields: Fields of task.json that earlier versions set after training.
+            defaults: See `check_settings`.
+
+        Raises:
+            UserError: If they differ.
+        """
+        self.check_settings(settings, (task or {}).get("kind"), defaults)
+        before = self.task and {**self.task, **dict.fromkeys(tunable_fields)}
+        if json.loads(json.dumps(before)) != json.loads(json.dumps(task)):  # Tuples become lists.
+            raise UserError(
+                f"{self.path}: task.json does not match the data (labels or columns have "
+                "changed); name a new directory"
+            )
+
+    def check_settings(
+        self,
+        settings: Mapping[str, Any],
+        kind: str | None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check that settings and task type are those the run was started with.
+
+        Args:
+            settings: The settings by name. Those in `MAY_CHANGE` may differ.
+            kind: The task type, or `None` for pretraining.
+            defaults: Defaults of the settings, for those that the run does not have.
+
+        Raises:
+            UserError: If they differ. The message names the first difference.
+        """
+        if "settings" not in self.train:
+            raise UserError(
+                f"{self.path}: contains converted weights, not a training run; name a new directory"
+            )
+        there = (self.task or {}).get("kind")
+        if there != kind:
+            raise UserError(
+                f"{self.path}: contains a run of task {there or 'pretraining'!r}, "
+                f"not {kind or 'pretraining'!r}; name a new directory"
+            )
+        before = self.train["settings"]
+        may_change = MAY_CHANGE
+        if settings.get("precision") == "auto":  # Resolved once TensorFlow is imported.
+            may_change |= {"precision"}
+        format_versions.check_same_settings(self.path, before, settings, defaults or {}, may_change)
+
+    def change_num_train_steps(
+        self, step: int, before: int, after: int, rate_before: float, rate_after: float
+    ) -> None:
+        """Record in train.json that training resumes with another number of steps.
+
+        `rate_before` and `rate_after` are the learning rates at `step` for `before` and `after`
+        training steps in total.
+        """
+        change = {
+            "step": step,
+            "num_train_steps": [before, after],
+            "learning_rate": [rate_before, rate_after],
+        }
+        self.train["settings"]["num_train_steps"] = after
+        self.train.setdefault("changes", []).append(change)
+        if self.is_writer:
+            _write_json(self.file("train.json"), format_versions.with_version(self.train))
+
+    def changes(self) -> list[str]:
+        """Return one warning per package version or thread count that has changed.
+
+        Training is bitwise reproducible only with the same processor, versions and threads.
+        """
+        now = {**versions(_PACKAGES), "threads": os.cpu_count()}
+        before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
+        return [
+            f"{self.path}: created with {name} {before.get(name)}, now {value}; "
+            "results may differ in the last digits"
+            for name, value in now.items()
+            if before.get(name) != value
+        ]
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Append metrics by name, including "step", to metrics.jsonl and the event files."""
+        if not self.is_writer:
+            return
+        with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
+            lines.write(f"{json.dumps(metrics)}\n".encode())
+        self._event_files.write(metrics)
+
+    @functools.cached_property
+    def _event_files(self):
+        from bert_tf.runs.event_files import EventFiles  # Imports TensorFlow.
+
+        return EventFiles(self.file("tensorboard"))
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the lines of metrics.jsonl in order, without a truncated last line."""
+        return [with_new_names(metrics) for _, metrics in self._metrics_lines()]
+
+    def _metrics_lines(self):
+        path = self.file("metrics.jsonl")
+        if not files.exists(path):
+            return []
+        try:
+            lines = files.read_text(path).split("\n")[:-1]
+            # The last line is incomplete if a process was killed. NaN and Infinity are valid here,
+            # since a metric may be either.
+            parsed = [strict_json.parse_object(line, parse_constant=float) for line in lines]
+        except ValueError as error:
+            raise UserError(f"{path}: damaged: {error}") from None
+        for number, metrics in enumerate(parsed, start=1):
+            strict_json.field(metrics, "step", int, f"{path}:{number}")
+            for name in metrics:
+                strict_json.field(metrics, name, float, f"{path}:{number}")
+        return list(zip(lines, parsed, strict=True))
+
+    def patience_exhausted(self, patience: int) -> bool:
+        """Return True if none of the last `patience` evaluations improved the best score."""
+        best, since = -math.inf, 0
+        for score in (line["score"] for line in self.metrics() if "score" in line):
+            best, since = (score, 0) if score > best else (best, since + 1)
+        return since >= patience
+
+    def is_finished(
+        self, num_train_steps: int, evaluates: bool, patience: int | None = None
+    ) -> bool:
+        """Return True if no training step and no evaluation is left to do.
+
+        The last checkpoint has to be readable, and evaluated if `evaluates`. It is that of step
+        `num_train_steps`, or an earlier one if `patience` evaluations brought no improvement.
+        """
+        steps = self.checkpoints.steps()
+        if not steps or not self.checkpoints.is_readable(steps[-1]):
+            return False
+        is_evaluated = "score" in self.checkpoints.info(steps[-1])
+        if steps[-1] >= num_train_steps:
+            return is_evaluated or not evaluates
+        return patience is not None and is_evaluated and self.patience_exhausted(patience)
+
+    def forget_metrics_after(self, step: int, and_evaluation: bool = False) -> None:
+        """Remove the metrics of steps after `step`, which will be repeated, also from TensorBoard.
+
+        With `and_evaluation`, also remove the evaluation of `step`, the line without "loss".
+        """
+        path = self.file("metrics.jsonl")
+        if self.is_writer and files.exists(path):
+            lines = self._metrics_lines()
+            kept = [
+                (line, metrics)
+                for line, metrics in lines
+                if metrics["step"] < step
+                or (metrics["step"] == step and ("loss" in metrics or not and_evaluation))
+            ]
+            if len(kept) < len(lines):
+                # TensorBoard can only drop complete steps, so the kept metrics of this step are
+                # written again.
+                self._event_files.forget_from(step)
+                for _, metrics in kept:
+                    if metrics["step"] == step:
+                        self._event_files.write(metrics)
+            files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
+
+
+def _steps(path):
+    return run_directory.complete_steps(os.path.join(path, "checkpoints"))
+
+
+def _write_json(path, values):
+    files.atomic_write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,1 @@
+"""Files: local and remote paths, locks, strict JSON and format versions."""

@@ -1,0 +1,1 @@
+"""Process, terminal and command line."""

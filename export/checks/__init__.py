@@ -1,0 +1,1 @@
+"""Checks of exported models against trained ones, in predictions and metrics."""

@@ -1,0 +1,93 @@
+"""Comparison of a task's metric between the trained model and its int8 graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.model.fitting import encode
+
+if TYPE_CHECKING:
+    from tasks.model.task_model import TaskModel
+
+
+class MetricChange(NamedTuple):
+    """A metric of a file of labelled rows, computed by the trained model and by the served graph.
+
+    Attributes:
+        name: The metric that selects the task's best checkpoint.
+        path: The file.
+        trained: Value of the trained model, in float32.
+        served: Value of the served graph.
+    """
+
+    name: str
+    path: str
+    trained: float
+    served: float
+
+    @property
+    def drop(self) -> float:
+        """By how many points of 100 the metric is lower."""
+        return 100 * (self.trained - self.served)
+
+
+def check(
+    model: TaskModel,
+    pipeline: Pipeline,
+    dev: str,
+    max_drop: float,
+    log: Callable[[str], None] = lambda line: None,
+) -> MetricChange:
+    """Evaluate the trained model and the graph that was exported.
+
+    Args:
+        model: The trained model.
+        pipeline: The pipeline that was traced into the SavedModel.
+        dev: File of labelled rows.
+        max_drop: Limit of `MetricChange.drop`.
+        log: Receives lines of progress.
+
+    Raises:
+        UserError: If a row is bad, or the metric drops by more than `max_drop`.
+    """
+    encoded = encode(model, model.task.reader.load_examples(dev))
+    name, strategy = model.task.postprocessor.best_metric, tf.distribute.get_strategy()
+    trained, served = (
+        Evaluator(model.task, network, strategy, log=log).metrics(encoded)[name]
+        for network in (model.network, pipeline.model)
+    )
+    change = MetricChange(name, os.path.basename(dev), trained, served)
+    # Written so that a metric that is not a number fails.
+    if not change.drop <= max_drop:
+        raise UserError(
+            f"not published: {name} of {dev} drops by {change.drop:.2f} points, from "
+            f"{100 * trained:.2f} to {100 * served:.2f}; expected at most {max_drop}, see "
+            "--max_metric_drop, or export another precision"
+        )
+    return change
+
+
+def dev_file(model: TaskModel) -> str:
+    """Return the first dev file of a model's run.
+
+    Raises:
+        UserError: If the run has none, or it is no longer there.
+    """
+    settings = model.source.run.train.get("settings", {}) if model.source else {}
+    path = next(iter(settings.get("dev") or ()), None)
+    if path is None:
+        raise UserError(
+            "--precision=int8: expected --dev=FILE, labelled rows; the run has no dev set"
+        )
+    if not os.path.exists(path):
+        raise UserError(
+            f"--precision=int8: the run's dev file {path} does not exist; set --dev=FILE"
+        )
+    return path

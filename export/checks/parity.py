@@ -1,0 +1,288 @@
+"""Parity check of an exported SavedModel against the trained model.
+
+The SavedModel runs in a clean Python process with TensorFlow and TensorFlow Text only. If its
+token ids or predictions differ from the trained model's, it is not published.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from export.checks import isolated_runner
+from export.checks.parity_cases import Request, requests
+from export.package import warmup
+from tasks.base.postprocessor import OutputSpec
+from tasks.prediction.prediction_files import jsonable
+
+if TYPE_CHECKING:
+    from tasks.graph.pipeline import Pipeline
+    from tasks.model.task_model import TaskModel
+
+# In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
+MARGIN = 0.04
+
+
+class Tolerance(NamedTuple):
+    """Maximum difference between the outputs of the SavedModel and of the trained model.
+
+    Attributes:
+        probability: Absolute tolerance for rows whose values are all at most 1.
+        number: Tolerance for all other rows and for vectors, relative to the row's largest value.
+        margin: See `MARGIN`. `None` if all predictions must be equal. If it is set, outputs are
+            compared as their `OutputSpec` allows in a lower precision.
+    """
+
+    probability: float
+    number: float
+    margin: float | None
+
+
+TOLERANCES = {
+    "float32": Tolerance(1e-5, 1e-5, None),
+    "bfloat16": Tolerance(0.02, 0.05, MARGIN),
+    "int8": Tolerance(0.02, 0.05, MARGIN),
+}
+
+
+def check(
+    directory: pathlib.Path,
+    model: TaskModel,
+    precision: str = "float32",
+    questions: Sequence[Request] = (),
+    pipeline: Pipeline | None = None,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Compare a SavedModel with the trained model that it was exported from.
+
+    The SavedModel is copied, made read-only and run in a clean Python process without this
+    project's code. The requests are those of `parity_cases.requests`, `questions`, and the warm-up
+    records, which only have to succeed.
+
+    Args:
+        directory: The SavedModel.
+        model: The trained model.
+        precision: Key of `TOLERANCES`.
+        questions: Additional requests: signature names with strings, or lists of strings, per
+            input.
+        pipeline: Computes the expected outputs; by default that of the trained model.
+
+    Returns:
+        The SavedModel's outputs for `questions`, as signature name to output name to array.
+
+    Raises:
+        UserError: If the SavedModel does not run, if token ids or predictions differ, or if numbers
+            differ by more than the tolerance. The message names the first such string.
+    """
+    pipeline = pipeline or model.serving.pipeline
+    cases = [*questions, *requests(model, pipeline.signatures)]
+    with concurrent.futures.ThreadPoolExecutor(1) as background:
+        running = background.submit(_served, directory, cases)
+        # The trace of the trained model takes about as long as the other process to load.
+        for function in pipeline.signatures.values():
+            function.get_concrete_function()
+        served = running.result()
+    outputs = [served[number] for number in range(len(cases))]
+    for differing in differences(pipeline, cases, outputs, TOLERANCES[precision]):
+        for message in differing.values():
+            raise UserError(f"not published: {message}")
+    return {signature: served[number] for number, (signature, _) in enumerate(questions)}
+
+
+def differences(
+    pipeline: Pipeline,
+    cases: Sequence[Request],
+    outputs: Sequence[Mapping[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Iterator[dict[int, str]]:
+    """Compare the outputs of an exported model with those of the trained model.
+
+    Args:
+        pipeline: Computes the expected outputs.
+        cases: The requests.
+        outputs: The exported model's outputs of each request, by name.
+        tolerance: Maximum difference.
+
+    Yields:
+        Per request, a message by the number of each row that differs.
+
+    Raises:
+        UserError: If an output is missing.
+    """
+    specs = pipeline.signature_specs()
+    for (signature, inputs), received in zip(cases, outputs, strict=True):
+        margins = None
+        if tolerance.margin and specs[signature].has_margin:
+            margins = pipeline.margin(**_tensors(pipeline.signatures[signature], inputs)).numpy()
+        differing: dict[int, str] = {}
+        for name, expected in called(pipeline.signatures[signature], inputs).items():
+            spec = specs[signature].outputs[name]
+            case = _Case(signature, inputs, name, spec, tolerance, margins)
+            differing = {**_compare(case, expected, received.get(name)), **differing}
+        yield differing
+
+
+def called(
+    function: tf.types.experimental.GenericFunction, inputs: Mapping[str, Sequence]
+) -> dict[str, np.ndarray]:
+    """Return the outputs of a pipeline's signature for the inputs of a request, by name."""
+    outputs = function(*_tensors(function, inputs).values())
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+def _tensors(function, inputs):
+    return {
+        spec.name: tf.constant(inputs[spec.name], tf.string) for spec in function.input_signature
+    }
+
+
+def _served(directory, cases):
+    """Return the outputs of a moved copy of the SavedModel as {case: {output: array}}."""
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        moved = scratch / "moved"
+        shutil.copytree(directory, moved)
+        # A server may run as another user, so that loading must not depend on write access.
+        _set_writable(moved, False)
+        try:
+            records = [
+                {"signature": signature, "inputs": isolated_runner.encoded(inputs)}
+                for signature, inputs in [*cases, *warmup.read(moved)]
+            ]
+            (scratch / "cases.json").write_text(json.dumps(records), encoding="ascii")
+            _run_isolated(moved, scratch)
+        finally:
+            _set_writable(moved, True)
+        results = isolated_runner.load(scratch / "results.npz")
+    outputs = collections.defaultdict(dict)
+    for key, array in results.items():
+        number, _, name = key.partition("/")
+        outputs[int(number)][name] = array
+    return outputs
+
+
+def _run_isolated(moved, scratch):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            isolated_runner.__file__,
+            str(moved),
+            str(scratch / "cases.json"),
+            str(scratch / "results.npz"),
+        ],
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        cwd=scratch,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    if done.returncode:
+        raise UserError(
+            "not published: the SavedModel does not run in a clean Python process: "
+            + (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        )
+
+
+class _Case(NamedTuple):
+    """One output of a request, with its tolerance and the margins of the predictions."""
+
+    signature: str
+    inputs: Mapping[str, Sequence]
+    name: str
+    spec: OutputSpec
+    tolerance: Tolerance = TOLERANCES["float32"]
+    margins: np.ndarray | None = None
+
+
+def _compare(case, expected, served):
+    """Return a message by the number of each row that differs."""
+    if served is None:
+        raise UserError(
+            f"not published: signature {case.signature}: output {case.name!r} is missing"
+        )
+    if expected.shape != served.shape:
+        expected, served = _of_equal_shape(expected, served, case.margins is not None)
+    differing = {}
+    for row in range(len(expected)):
+        expected_row, served_row = expected[row : row + 1], served[row : row + 1]
+        if not _may_differ(case, row) and not _is_same(case, expected_row, served_row):
+            texts = ", ".join(f"{key}={_shown(values[row])}" for key, values in case.inputs.items())
+            differing[row] = (
+                f"{case.signature}: {texts}: {case.name} differs from the trained model. "
+                f"Expected: {_shown(expected_row[0])}. Received: {_shown(served_row[0])}."
+            )
+    return differing
+
+
+def _of_equal_shape(expected, served, may_be_longer):
+    """Pad both arrays to the larger of their sizes.
+
+    Outputs are padded to the longest row of the batch. In bfloat16 that row itself may differ
+    within the margin: pad like the graph (texts "", numbers -1), so that the other rows still
+    compare equal. In float32 pad with values that no graph returns, so that rows differ.
+    """
+    of_text, of_number = (b"", -1) if may_be_longer else (b"\xff", -2)
+    shape = np.maximum(expected.shape, served.shape)
+    return (
+        np.pad(
+            array,
+            [(0, size - own) for size, own in zip(shape, array.shape, strict=True)],
+            constant_values=of_text if array.dtype == object else of_number,
+        )
+        for array in (expected, served)
+    )
+
+
+def _may_differ(case, row):
+    """Return whether any value of the row is accepted, because of near ties in bfloat16."""
+    if case.margins is None:
+        return False
+    if case.spec.compared == "none":
+        return True
+    return case.margins[row] <= case.tolerance.margin and not case.spec.in_near_ties
+
+
+def _is_same(case, expected, served):
+    """Compare one row of an output, `(1, ...)`."""
+    has_margin = case.tolerance.margin is not None
+    if not np.issubdtype(expected.dtype, np.floating):
+        if case.spec.compared == "first" and has_margin:
+            expected, served = expected[:, :1], served[:, :1]
+        return np.array_equal(expected, served)
+    if case.spec.is_log_odds and has_margin:
+        expected, served = ((1 + np.tanh(log_odds / 2)) / 2 for log_odds in (expected, served))
+    return np.allclose(expected, served, rtol=0, atol=_allowed_difference(case, expected))
+
+
+def _allowed_difference(case, expected):
+    largest = np.max(np.abs(expected), initial=0.0)
+    if largest <= 1 and not case.spec.is_vector:
+        return case.tolerance.probability
+    return case.tolerance.number * largest
+
+
+def _shown(value):
+    if not isinstance(value, np.ndarray | np.generic):
+        value = np.array(value, object)  # As fixed-width bytes, strings would lose final NULs.
+    text = repr(jsonable(value))
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _set_writable(directory, writable):
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(
+            (0o755 if path.is_dir() else 0o644) if writable else (0o555 if path.is_dir() else 0o444)
+        )

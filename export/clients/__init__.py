@@ -1,0 +1,1 @@
+"""Clients of published models, and their signatures."""

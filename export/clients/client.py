@@ -1,0 +1,81 @@
+"""Common base of the clients of published models, with the checks of requests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_tf.errors import UserError
+from export.clients.signatures import Signature
+
+
+class ModelClient:
+    """Base class of clients. Subclasses implement `_predict`.
+
+    Attributes:
+        signatures: Signatures of the model by name.
+    """
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        self.signatures = {signature.name: signature for signature in signatures}
+
+    def predict(
+        self, inputs: Mapping[str, Sequence], signature: str = "serving_default"
+    ) -> dict[str, Any]:
+        """Send one request and return the response.
+
+        Args:
+            inputs: Input names with one string per row, as `str` or `bytes`. Inputs of shape (B, C)
+                take one list of strings per row, of any length; a plain list of strings is one row.
+            signature: Name of the signature.
+
+        Returns:
+            Output names, in alphabetical order, with their values as nested lists.
+
+        Raises:
+            UserError: If a name or the number of values is wrong, or if the request fails.
+        """
+        if signature not in self.signatures:
+            raise UserError(
+                f"--signature={signature}: expected one of {', '.join(sorted(self.signatures))}"
+            )
+        called = self.signatures[signature]
+        outputs = self._predict(_checked(inputs, called), called)
+        return {name: outputs[name] for name in sorted(outputs)}
+
+    def _predict(self, inputs: dict[str, list], signature: Signature) -> dict[str, Any]:
+        """Return the outputs for checked inputs, whose strings are bytes."""
+        raise NotImplementedError
+
+
+def _checked(inputs, signature):
+    specs = signature.inputs
+    if sorted(inputs) != sorted(specs):
+        raise UserError(
+            f"--input: signature {signature.name}: expected {', '.join(sorted(specs))}; received "
+            f"{', '.join(sorted(inputs)) or 'none'}"
+        )
+    for name, spec in specs.items():
+        if spec.dtype != "string" or spec.rank not in (None, 1, 2):
+            raise UserError(
+                f"--signature={signature.name}: {name} is {spec.dtype} of rank {spec.rank}; only "
+                "strings and lists of strings are supported"
+            )
+    inputs = {
+        name: [values] if specs[name].rank == 2 and _are_strings(values) else values
+        for name, values in inputs.items()
+    }
+    if len({len(values) for values in inputs.values()}) > 1:
+        raise UserError(
+            "--input: expected the same number of values per name, received "
+            + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
+        )
+    return {name: _as_bytes(values) for name, values in inputs.items()}
+
+
+def _are_strings(values):
+    return bool(values) and isinstance(values[0], str | bytes)
+
+
+def _as_bytes(value):
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    return value if isinstance(value, bytes) else [_as_bytes(entry) for entry in value]

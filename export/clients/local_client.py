@@ -1,0 +1,59 @@
+"""Client of a published model that is loaded into this process."""
+
+import os
+import pathlib
+
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
+
+from bert_tf.errors import UserError
+from bert_tf.runs.checkpoints import load_saved_model
+from bert_tf.system.processes import FirstCalls
+from export.clients.client import ModelClient
+from export.clients.signature_defs import read_signatures
+from tasks.data.examples import as_tensor
+from tasks.graph.published import version_directories
+from tasks.prediction.prediction_files import jsonable
+
+
+class LocalClient(ModelClient):
+    """Client of the newest version of a published model, or of a given version."""
+
+    def __init__(self, model_dir: os.PathLike | str) -> None:
+        """Load the SavedModel.
+
+        Args:
+            model_dir: Directory of versions, or of one version.
+
+        Raises:
+            UserError: If there is no version, or if it cannot be loaded.
+        """
+        path = pathlib.Path(model_dir)
+        if not path.is_dir():
+            raise UserError(f"--model_dir={path}: no such directory")
+        if (path / "saved_model.pb").exists():
+            self.path = path
+        elif found := version_directories(path):
+            self.path = pathlib.Path(found[max(found)])
+        else:
+            raise UserError(
+                f"--model_dir={path}: no published version; run export.export_saved_model"
+            )
+        try:
+            self._model = load_saved_model(self.path)
+            self._first_calls = FirstCalls()
+            super().__init__(read_signatures(self.path))
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
+
+    def _predict(self, inputs, signature):
+        specs = signature.inputs
+        try:
+            outputs = self._first_calls.call(
+                signature.name,
+                self._model.signatures[signature.name],
+                **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()},
+            )
+        except tf.errors.OpError as error:
+            raise UserError(f"{self.path}: {error.message}") from None
+        return {name: jsonable(values) for name, values in outputs.items()}

@@ -1,0 +1,106 @@
+"""Export of a trained pipeline as a SavedModel, by tracing the layers that were trained.
+
+Shape suffixes: B texts, H hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from bert_tf.storage import format_versions
+from bert_tf.text import unicode_tables
+from export.graph.served_encoder import ServedEncoder
+from export.graph.served_products import has_packed_products
+
+if TYPE_CHECKING:
+    from tasks.graph.pipeline import Pipeline
+    from tasks.model.task_model import TaskModel
+
+
+def write_saved_model(
+    model: TaskModel,
+    directory: os.PathLike | str,
+    precision: str = "float32",
+    portable: bool = False,
+) -> Pipeline:
+    """Write a trained model as a SavedModel that maps strings to predictions.
+
+    Signatures:
+
+    - serving_default: the task's inputs, strings `(B,)` or `(B, C)` in UTF-8. Returns the task's
+      prediction.
+    - tokenize: the same inputs. Returns token ids, mask, segments and character offsets.
+    - embed: "text" `(B,)`. Returns "pooled" and "mean", float32 `(B, H)`.
+    - The others that the pipeline serves, such as next_sentence.
+
+    Copies of vocab.txt, config.json, task.json and tokenizer.json are stored in assets.extra for
+    inspection. The graph reads no file.
+
+    The weights are stored in variables/. The graph is that of `ServedEncoder`, with packed products
+    if this TensorFlow has them.
+
+    Args:
+        model: The trained model.
+        directory: Directory to write.
+        precision: "float32", or "bfloat16" or "int8" for the encoder's products. Outputs are always
+            float32.
+        portable: Uses standard operations only.
+
+    Returns:
+        The pipeline that was written.
+    """
+    # A tf.Module holds variables and functions, but no state of Keras.
+    module = tf.Module(name="servable")
+    pipeline = served_pipeline(model, precision, portable)
+    # TensorFlow would trace the tf.functions once more for saving, which takes seconds.
+    module.functions = {
+        name: function.get_concrete_function() for name, function in pipeline.signatures.items()
+    }
+    module.weights = [_variables(function) for function in module.functions.values()]
+    tf.saved_model.save(module, str(directory), signatures=module.functions)
+    extra = pathlib.Path(directory) / "assets.extra"
+    extra.mkdir()
+    model.vocabulary.save(extra / "vocab.txt")
+    for name, values in (
+        ("config.json", model.config.to_dict()),
+        ("task.json", format_versions.with_version(model.task.to_dict())),
+        (
+            "tokenizer.json",
+            {"tables_sha256": unicode_tables.sha256(), "unicode": unicode_tables.unicode_version()},
+        ),
+    ):
+        (extra / name).write_text(
+            json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    return pipeline
+
+
+def served_pipeline(model: TaskModel, precision: str, portable: bool = False) -> Pipeline:
+    """Return the pipeline with a `ServedEncoder` in its model, which shares all other layers.
+
+    Args:
+        model: The trained model.
+        precision: "float32", "bfloat16" or "int8".
+        portable: Uses standard operations only.
+    """
+    pipeline = model.serving.pipeline
+    is_portable = portable or not has_packed_products(precision)
+    encoder = ServedEncoder(model.encoder, precision, is_portable)
+    # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
+    network = object.__new__(type(pipeline.model))
+    vars(network).update(vars(pipeline.model), encoder=encoder)
+    return type(pipeline)(pipeline.task, pipeline.tokenizer, network, encoder.short_tokens)
+
+
+def _variables(function):
+    """Return the variables of a function in the order of their capture.
+
+    `function.variables` has another order in each process, and files would differ with it.
+    """
+    variables = {id(variable.handle): variable for variable in function.variables}
+    return [variables[id(of)] for of in function.graph.external_captures if id(of) in variables]

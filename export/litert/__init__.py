@@ -1,0 +1,1 @@
+"""Export to LiteRT (TensorFlow Lite), and its client."""

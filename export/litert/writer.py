@@ -1,0 +1,93 @@
+"""Export of a trained run as a LiteRT (TensorFlow Lite) file.
+
+The file has passed the parity check before an atomic rename makes it visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bert_tf.errors import UserError
+from bert_tf.storage import files, ownership, paths
+from bert_tf.system.progress import Progress
+from bert_tf.system.versions import versions
+from bert_tf.text import unicode_tables
+from export.litert import archive, parity
+from export.litert.conversion import QUANTIZATIONS, convert
+from export.publishing import loaded
+
+if TYPE_CHECKING:
+    from tasks.model.task_model import TaskModel
+
+
+def write_litert(
+    model_or_run: TaskModel | os.PathLike | str,
+    output: os.PathLike | str,
+    *,
+    quantize: str = "none",
+    checkpoint: str | None = None,
+    overwrite: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> parity.Agreement:
+    """Write a trained model as a LiteRT file, from token ids to the outputs of its head.
+
+    After any error nothing is written.
+
+    Args:
+        model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
+        output: File to write.
+        quantize: "none", "float16" or "dynamic"; see `convert`.
+        checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
+            the latest. Only with the path of a run.
+        overwrite: Whether an existing file is replaced.
+        log: Receives one line per stage.
+
+    Returns:
+        How many predictions of the parity check are those of the trained model.
+
+    Raises:
+        UserError: If the parity check fails, if the file exists, if ai-edge-litert is not
+            installed, or if the run requires thresholds or a temperature that were not tuned for
+            this checkpoint.
+        OSError: If the file cannot be written.
+    """
+    output = os.fspath(output)
+    paths.check_local("output", output)
+    paths.check_output(output, (), overwrite)
+    if quantize not in QUANTIZATIONS:
+        raise UserError(f"quantize={quantize!r}: expected one of {', '.join(QUANTIZATIONS)}")
+    archive.check_runtime(f"--output={output}")
+    with ownership.sole_output(output, overwrite), loaded(model_or_run, checkpoint) as model:
+        temporary = files.temporary_name(output)
+        try:
+            return _write(model, temporary, output, quantize, log)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; nothing is written", output) from None
+        finally:
+            with contextlib.suppress(OSError):
+                files.remove(temporary)
+
+
+def _write(model, temporary, output, quantize, log):
+    with Progress(log, "stages", 2) as progress:
+        log(f"converting {model.source.path}")
+        pathlib.Path(temporary).write_bytes(convert(model, quantize))
+        contents = archive.Contents(model.config, model.task.to_dict(), model.vocabulary)
+        contents.append_to(temporary)
+        progress.move(1)
+        log("checking parity with the trained model")
+        agreement = parity.check(temporary, model, quantize)
+        record = {
+            "quantize": quantize,
+            "parity": agreement._asdict(),
+            "tokenizer_tables_sha256": unicode_tables.sha256(),
+            "versions": versions(("bert_tf", "tensorflow", "ai-edge-litert")),
+        }
+        archive.append_record(temporary, record)
+        files.move(temporary, output)
+        progress.move(2)
+    return agreement

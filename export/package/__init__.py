@@ -1,0 +1,1 @@
+"""Files next to the graph in a published version."""

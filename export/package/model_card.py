@@ -1,0 +1,120 @@
+"""Model card (MODEL_CARD.md) of a published model, from the files of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from bert_tf.text import unicode_tables
+from export.package import documents
+
+if TYPE_CHECKING:
+    from export.checks.metric_gate import MetricChange
+    from tasks.model.task_model import TaskModel
+
+PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
+_SETTINGS = (
+    "global_batch_size",
+    "epochs",
+    "num_train_steps",
+    "learning_rate",
+    "warmup_proportion",
+    "warmup_steps",
+    "distill_temperature",
+    "distill_alpha",
+    "seed",
+    "precision",
+)
+
+
+def model_card(
+    name: str,
+    model: TaskModel,
+    precision: str,
+    is_packed: bool,
+    change: MetricChange | None = None,
+) -> str:
+    """Return the model card as Markdown. It contains no path of this machine.
+
+    Args:
+        name: Name of the published model.
+        model: The exported model, loaded from a run.
+        precision: "float32", "bfloat16" or "int8".
+        is_packed: Whether the graph has packed products; see `export.graph.served_products`.
+        change: What int8 has changed.
+    """
+    source, config = model.source, model.config
+    assert source is not None  # `publish` saves other models to a run first.
+    run, train = source.run, source.run.train
+    settings, data = train.get("settings", {}), train.get("data") or {}
+    if not isinstance(data, dict):  # Pretraining records one digest per directory of shards.
+        data = dict(zip(settings.get("shards", ()), data, strict=False))
+    checkpoint = documents.base_name(source.path)
+    step = run.checkpoints.step_of(checkpoint)
+    tuned_metrics = (source.tuned or {}).get("metrics", {})
+    return documents.render(
+        "MODEL_CARD.md",
+        name=name,
+        task=model.task.to_dict(),
+        description=model.task.postprocessor.description,
+        # Fields that predictions depend on, in addition to weights and vocabulary.
+        fields={
+            field.name: field.metadata["description"]
+            for field in dataclasses.fields(model.task)
+            if "description" in field.metadata
+        },
+        data=data,
+        dev=settings.get("dev") or (),
+        settings={field: settings[field] for field in _SETTINGS if settings.get(field) is not None},
+        step=step,
+        metrics={
+            **(run.checkpoints.info(step).get("metrics") or {}),
+            **{f"tuned_{metric}": value for metric, value in tuned_metrics.items()},
+        },
+        tuned=source.tuned,
+        vocabulary={"entries": len(model.vocabulary), "sha256": model.vocabulary.sha256},
+        config=config.to_dict(),
+        # As in the released tokenizer: by default, accents are removed from uncased text only.
+        keeps_accents=not (
+            config.do_lower_case if config.strip_accents is None else config.strip_accents
+        ),
+        unicode={
+            "version": unicode_tables.unicode_version(),
+            "sha256": unicode_tables.sha256(),
+        },
+        origin=without_paths(str(train.get("origin", ""))),
+        teacher=without_paths(str(train.get("teacher", {}).get("source", ""))),
+        parameters=model.network.count_params(),
+        checkpoint=checkpoint,
+        precision=precision,
+        is_packed=is_packed,
+        change=change,
+        versions={
+            package: {"trained": train.get("versions", {}).get(package), "exported": version}
+            for package, version in zip(PACKAGES, map(_installed, PACKAGES), strict=True)
+        },
+    )
+
+
+def without_paths(origin: str) -> str:
+    """Return the origin of weights with file and directory names instead of paths.
+
+    Args:
+        origin: Origin as recorded in train.json, such as
+            "run /home/me/RUN/checkpoints/step-00000120".
+
+    Returns:
+        The origin without parent directories, such as "run RUN, step-00000120".
+    """
+    origin = re.sub(r"^run (?:.*/)?([^/]+)/checkpoints/+(step-\d+)", r"run \1, \2", origin)
+    return re.sub(r"(?<!\S)\S*/(?=\S)", "", origin)
+
+
+def _installed(package):
+    """Return the version of an installed package, or `None`."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,108 @@
+"""Files next to the graph in a published version, for those who run a server.
+
+assets.extra/tf_serving_warmup_requests    warm-up records, see warmup.py
+batching_params.pbtxt                      TensorFlow Serving's batching, if the model allows it
+models.config                              TensorFlow Serving's list of models
+SIGNATURES.md                              example requests with this model's responses
+MODEL_CARD.md                              data, training, metrics and origin of the model
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tensorflow.core.protobuf import fingerprint_pb2
+
+from export.clients.signature_defs import read_signatures
+from export.clients.signatures import Signature
+from export.graph.served_products import FUSED_PRODUCT
+from export.package import warmup
+from export.package.model_card import model_card
+from export.package.signature_page import signature_page
+from export.package.tf_serving_config import BATCHING, batching_parameters, models_config
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from export.checks.metric_gate import MetricChange
+    from tasks.model.task_model import TaskModel
+
+
+def prepare(
+    directory: os.PathLike | str,
+    model: TaskModel,
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[Signature, ...]:
+    """Add the files that a server reads to a SavedModel.
+
+    Args:
+        directory: The SavedModel.
+        model: The exported model.
+        log: Receives one line if no warm-up records can be written.
+
+    Returns:
+        The signatures of the SavedModel.
+    """
+    signatures = read_signatures(directory)
+    settle_fingerprint(directory)
+    warmup.write(directory, signatures, model, log)
+    return signatures
+
+
+def write_documents(
+    directory: os.PathLike | str,
+    name: str,
+    model: TaskModel,
+    precision: str,
+    signatures: Sequence[Signature],
+    predictions: Mapping[str, Mapping[str, np.ndarray]],
+    change: MetricChange | None = None,
+) -> None:
+    """Add the documentation and the server configurations to a SavedModel.
+
+    Args:
+        directory: The SavedModel.
+        name: Name of the model.
+        model: The exported model.
+        precision: "float32", "bfloat16" or "int8".
+        signatures: Signatures of the SavedModel.
+        predictions: The outputs for each signature's example request.
+        change: What int8 has changed.
+    """
+    directory = pathlib.Path(directory)
+    graph = (directory / "saved_model.pb").read_bytes()
+    is_packed = FUSED_PRODUCT.encode() in graph
+    card = model_card(name, model, precision, is_packed, change)
+    specs = model.serving.pipeline.signature_specs()
+    for file_name, text in (
+        (BATCHING, batching_parameters(signatures)),
+        ("models.config", models_config(name)),
+        ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
+        ("MODEL_CARD.md", card),
+    ):
+        if text is not None:
+            (directory / file_name).write_text(text, encoding="utf-8")
+
+
+def settle_fingerprint(directory: os.PathLike | str) -> None:
+    """Replace the random identifier of a SavedModel by a hash of its content.
+
+    TensorFlow draws the uuid in fingerprint.pb at random. Without it, two exports of a run are
+    equal in every byte. The other fields are hashes of the graph, of the signatures and of the
+    index of the weights, which contains their checksums.
+
+    Args:
+        directory: The SavedModel.
+    """
+    path = pathlib.Path(directory) / "fingerprint.pb"
+    if not path.exists():
+        return  # TensorFlow has an option to write none.
+    fingerprint = fingerprint_pb2.FingerprintDef.FromString(path.read_bytes())
+    fingerprint.ClearField("uuid")
+    content = fingerprint.SerializeToString(deterministic=True)
+    fingerprint.uuid = str(int.from_bytes(hashlib.sha256(content).digest()[:16]))
+    path.write_bytes(fingerprint.SerializeToString(deterministic=True))

@@ -1,0 +1,1 @@
+"""Base classes of the task types, and their registry."""

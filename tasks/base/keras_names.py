@@ -1,0 +1,185 @@
+"""Losses and metrics of Keras, for outputs that are logits and labels that are ids.
+
+Keras resolves names such as "accuracy" for probabilities, or by shapes that ours do not have. Here
+a name means what it says for the outputs of the task; what cannot fit them is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from bert_tf.errors import UserError
+from bert_tf.train import losses
+from bert_tf.train.losses import WeightedMean
+
+if TYPE_CHECKING:
+    from tasks.base.task import Task
+
+_SPARSE, _BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
+_FOCAL = "binary_focal_crossentropy"
+_REGRESSION = (
+    *("mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_logarithmic_error"),
+    *("huber", "log_cosh"),
+)
+# By the loss of a task: the names of the same loss in Keras, and of others that fit the outputs.
+_LOSSES: dict[Callable[..., Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    losses.softmax_cross_entropy: ((_SPARSE,), ()),
+    losses.half_softmax_cross_entropy: ((_SPARSE,), ()),
+    losses.sigmoid_cross_entropy: ((_BINARY, _SPARSE), (_FOCAL,)),
+    losses.multi_label_cross_entropy: ((_BINARY,), (_FOCAL,)),
+    losses.squared_error: (("mean_squared_error",), _REGRESSION),
+    losses.focal_softmax_cross_entropy: ((), (_SPARSE,)),
+    losses.focal_sigmoid_cross_entropy: ((), (_BINARY, _FOCAL)),
+    losses.focal_multi_label_cross_entropy: ((), (_BINARY, _FOCAL)),
+}
+_SOFTMAX = (
+    losses.softmax_cross_entropy,
+    losses.half_softmax_cross_entropy,
+    losses.focal_softmax_cross_entropy,
+)
+_SIGMOID = (losses.sigmoid_cross_entropy, losses.focal_sigmoid_cross_entropy)
+_MULTI_LABEL = (losses.multi_label_cross_entropy, losses.focal_multi_label_cross_entropy)
+# Metrics of Keras that are the accuracy of labels, by the loss of the task.
+_ACCURACIES = {
+    **dict.fromkeys(_SOFTMAX, ("accuracy", "sparse_categorical_accuracy")),
+    **dict.fromkeys(_SIGMOID, ("accuracy", "sparse_categorical_accuracy", "binary_accuracy")),
+    **dict.fromkeys(_MULTI_LABEL, ("accuracy", "binary_accuracy")),
+}
+_METRICS = {
+    **dict.fromkeys(_SOFTMAX, ("sparse_top_k_categorical_accuracy",)),
+    losses.squared_error: ("mean_squared_error", "root_mean_squared_error", *_REGRESSION[:3]),
+}
+# Metrics of Keras that compare probabilities with a threshold, by its attribute.
+_THRESHOLDS = {"binary_accuracy": "threshold", "precision": "thresholds", "recall": "thresholds"}
+
+
+def loss_of(task: Task, output: str, loss: Any) -> Any:
+    """Return a loss of Keras for an output of a task.
+
+    Args:
+        task: The task.
+        output: Name of the output.
+        loss: Name, function or Loss of Keras. Others are returned unchanged.
+
+    Raises:
+        UserError: If it does not fit the output.
+    """
+    function, name = _function_of(task, output), _name_of(loss, keras.losses)
+    if name is None or function not in _LOSSES:
+        return loss
+    same, others = _LOSSES[function]
+    if isinstance(loss, keras.losses.Loss):
+        fitting = tuple(entry for entry in (*same, *others) if not _is_argmax(entry, function))
+        if name in fitting:
+            _check_logits("loss", loss)
+            return loss
+        fitting = tuple(f"{_class_name(entry)}(...)" for entry in fitting)
+    else:
+        fitting = (*same, *others)
+        if name in same:
+            return WeightedMean(task.losses[output])
+        if name in others and "from_logits" not in _arguments(name):
+            return name
+        if name in others and not isinstance(task.losses[output], functools.partial):
+            return getattr(keras.losses, _class_name(name))(from_logits=True)
+        if isinstance(task.losses[output], functools.partial):
+            fitting = ()  # The focal loss of the task.
+    raise UserError(
+        f"loss={name!r}: does not fit the output {output!r} of {_described(task, function)}; "
+        f"expected {', '.join(('auto', *fitting))}"
+    )
+
+
+def metric_of(task: Task, output: str, metric: Any, accuracy: Callable[[str], Any]) -> Any:
+    """Return a metric of Keras for an output of a task.
+
+    Args:
+        task: The task.
+        output: Name of the output.
+        metric: Name, function or Metric of Keras. Others are returned unchanged.
+        accuracy: Creates the accuracy of labels, from its name.
+
+    Raises:
+        UserError: If it does not fit the output.
+    """
+    function, name = _function_of(task, output), _name_of(metric, keras.metrics)
+    if name is None:
+        return metric
+    accuracies = _ACCURACIES.get(function, ()) if output in task.accuracies else ()
+    others = _METRICS.get(function, ())
+    if isinstance(metric, keras.metrics.Metric):
+        is_wrong = _is_argmax(name, function) or name in (
+            *("accuracy", "categorical_accuracy", "top_k_categorical_accuracy"),
+            "categorical_crossentropy",
+        )
+        threshold = getattr(metric, _THRESHOLDS.get(name, ""), 0)
+        if not is_wrong and threshold in (0.5, [0.5]):
+            raise UserError(
+                f"metrics: {type(metric).__name__} compares logits with 0.5; pass "
+                f"{_THRESHOLDS[name]}=0"
+            )
+        if not is_wrong:
+            _check_logits("metrics", metric)
+            return metric
+    elif name in accuracies:
+        return accuracy(name)
+    elif name in others:
+        return metric
+    raise UserError(
+        f"metrics={name!r}: does not fit the output {output!r} of {_described(task, function)}; "
+        f"expected {', '.join((*accuracies, *others)) or 'none'}"
+    )
+
+
+def _function_of(task, output):
+    function = task.losses.get(output)
+    return getattr(function, "func", function)
+
+
+def _name_of(given, module):
+    """Return the name in Keras of a loss or metric, or None for one that is not of Keras."""
+    if isinstance(given, str):
+        if given.lower() in ("acc", "accuracy"):
+            return "accuracy"
+        try:
+            given = module.get(given)
+        except ValueError:
+            return given
+    if not (getattr(given, "__module__", None) or type(given).__module__).startswith("keras."):
+        return None
+    name = getattr(given, "__name__", type(given).__name__)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _class_name(name):
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _arguments(name):
+    function = keras.losses.get(name)
+    return function.__code__.co_varnames[: function.__code__.co_argcount]
+
+
+def _is_argmax(name, function):
+    """Return whether a loss or metric of Keras compares several logits, of which there is one."""
+    return name.startswith("sparse_") and function not in _SOFTMAX
+
+
+def _check_logits(argument, given):
+    """Raise UserError if a loss or metric takes the output for probabilities."""
+    if False in (getattr(given, name, None) for name in ("from_logits", "_from_logits")):
+        raise UserError(
+            f"{argument}: {type(given).__name__} expects probabilities, but the output is logits; "
+            "pass from_logits=True"
+        )
+
+
+def _described(task, function):
+    if function in _SIGMOID:
+        return f"{task.kind} with two labels, which is one logit"
+    return f"{task.kind} with multi_label" if function in _MULTI_LABEL else task.kind

@@ -1,0 +1,1 @@
+"""Data of tasks: rows, examples, windows and batches."""

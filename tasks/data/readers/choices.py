@@ -1,0 +1,228 @@
+"""Readers of multiple choice: SWAG's columns, ARC's columns and JSON lines.
+
+SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
+"""
+
+import dataclasses
+import os
+import pathlib
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bert_tf.errors import UserError
+from tasks.data.readers.rows import (
+    BadRow,
+    KnownRowError,
+    RowError,
+    as_label,
+    check_text,
+    checked_path,
+    csv_rows,
+    good_or_bad,
+    json_rows,
+    quoted,
+    suffix_of,
+)
+from tasks.data.readers.tables import SUFFIXES, read_rows
+
+_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A prompt and its choices.
+
+    Attributes:
+        label: Index of the right choice, from 0; `None` if unlabelled.
+        location: File and line, for messages.
+    """
+
+    prompt: str
+    choices: list[str]
+    label: int | None
+    location: str
+
+
+def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Choice | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
+    return read_choices(path, task.get("file_format", "rows"), labelled)
+
+
+def read_choices(
+    path: str | os.PathLike, file_format: str, labelled: bool = True
+) -> Iterator[Choice | BadRow]:
+    """Yield the rows of a multiple choice file.
+
+    Args:
+        path: The file.
+        file_format: One of
+
+            - "swag": .csv, .tsv or .jsonl with the columns sent1, sent2, ending0 to ending3 and
+              label, from 0. The prompt is sent1, a choice is sent2 followed by an ending.
+            - "arc": .csv without a header: question, two or more choices, answer as a letter or as
+              a number from 1. Rows with fewer choices are padded with empty fields. Unlabelled,
+              the last field exists and is ignored. Published rows without choices, or with an
+              answer that is not among the choices, are known bad rows.
+            - "rows": .jsonl with "prompt" or "question", "choices" (two or more) and either
+              "label", a number from 0 or a letter, or "answerKey", a letter or a number from 1.
+              ARC's own "question": {"stem", "choices": [{"label", "text"}, ...]} is read too.
+        labelled: Whether to read the answers.
+
+    Yields:
+        A `Choice`, or a `BadRow` for a row that cannot be used.
+
+    Raises:
+        UserError: If the format is unknown or the file cannot be read.
+    """
+    if file_format not in _READERS:
+        raise UserError(
+            f"multiple choice file format {file_format!r}: expected one of {', '.join(_READERS)}"
+        )
+    path = pathlib.Path(path)
+    # Rows to predict may be JSON lines whatever the format of the training files.
+    if not labelled and suffix_of(path) == ".jsonl" and _has_choices(path):
+        file_format = "rows"
+    read, suffixes = _READERS[file_format]
+    path = checked_path(path, suffixes)
+    is_empty = True
+    for item in read(path, labelled):
+        is_empty = False
+        yield item
+    if is_empty:
+        raise UserError(f"{path}: expected at least one row, received none")
+
+
+def _has_choices(path):
+    """Return whether the first object of a .jsonl file has "choices", unlike one of SWAG."""
+    for _, row in json_rows(checked_path(path)):
+        return isinstance(row, RowError) or not {"sent1", "sent2"} <= set(row)
+    return False
+
+
+def _read_swag(path, labelled):
+    columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
+    for row in read_rows(path, columns):
+        is_bad = isinstance(row, BadRow)
+        yield row if is_bad else good_or_bad(row.location, row.values, _swag_choice, labelled)
+
+
+def _swag_choice(values, labelled, location):
+    for ending in _ENDINGS:
+        if not values[ending].strip():
+            raise RowError(f"column {ending!r}: expected a choice, received an empty string")
+    # Rows of HellaSwag may have an empty sent2, which would leave a leading space.
+    choices = [f"{values['sent2']} {values[ending]}".lstrip(" ") for ending in _ENDINGS]
+    return _choice(values["sent1"], choices, values["label"] if labelled else None, 0, location)
+
+
+def _read_arc(path, labelled):
+    for number, fields in csv_rows(path):
+        if not fields:
+            continue
+        yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
+
+
+def _arc_choice(fields, labelled, location):
+    if len(fields) < 4:
+        raise RowError(
+            f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
+        )
+    prompt, *choices, answer = fields
+    # Rows with fewer choices are padded with empty fields to the width of the file.
+    while choices and not choices[-1].strip():
+        choices.pop()
+    if labelled and not choices:
+        raise KnownRowError("expected at least two choices, received none")
+    row = _choice(prompt, choices, None, 1, location)
+    if labelled:
+        try:
+            row = dataclasses.replace(row, label=_choice_index(answer, len(choices), 1))
+        except RowError as error:
+            # A letter beyond the last choice occurs in published files; all else is a user error.
+            is_known = as_label(answer) in tuple(string.ascii_uppercase)
+            raise (KnownRowError if is_known else RowError)(str(error)) from None
+    return row
+
+
+def _read_rows(path, labelled):
+    for number, row in json_rows(path):
+        yield good_or_bad(f"{path}:{number}", row, _json_choice, labelled)
+
+
+def _json_choice(values, labelled, location):
+    prompt, choices = values.get("prompt", values.get("question")), values.get("choices")
+    # ARC nests the choices: "question": {"stem": ..., "choices": [...]}.
+    if isinstance(prompt, dict):
+        prompt, choices = prompt.get("stem"), prompt.get("choices")
+    if prompt is None:
+        raise RowError(f"expected 'prompt' or 'question', received {quoted(values)}")
+    if not isinstance(choices, list):
+        raise RowError(f"'choices': expected a list of texts, received {choices!r:.80}")
+    choices = [_text(choice, index) for index, choice in enumerate(choices)]
+    if not labelled:
+        return _choice(prompt, choices, None, 0, location)
+    keys = [key for key in ("label", "answerKey") if key in values]
+    if len(keys) != 1:
+        raise RowError(f"expected either 'label' or 'answerKey', received {quoted(values)}")
+    answer = values[keys[0]]
+    if not isinstance(answer, str | int) or isinstance(answer, bool):
+        raise RowError(f"{keys[0]!r}: expected a letter or an integer, received {answer!r:.80}")
+    return _choice(prompt, choices, str(answer), int(keys[0] == "answerKey"), location)
+
+
+def _text(choice, index):
+    """Return the text of a choice.
+
+    A label has to agree with the choice's index, since answers refer to choices by index.
+    """
+    if not isinstance(choice, dict):
+        return choice
+    label = choice.get("label")
+    names = (string.ascii_uppercase[index : index + 1], str(index + 1))
+    if not isinstance(label, str) or as_label(label) not in names:
+        raise RowError(
+            f"choice {index + 1}: expected the labels A, B, ... in order, received {label!r:.80}"
+        )
+    return choice.get("text")
+
+
+def _choice(prompt, choices, answer, first_number, location):
+    """Create a Choice; numbers count the choices from `first_number`."""
+    if len(choices) < 2:
+        raise RowError(f"expected at least two choices, received {len(choices)}")
+    named = {"the prompt": prompt}
+    named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
+    for what, text in named.items():
+        if not isinstance(text, str):
+            raise RowError(f"{what}: expected text, received {text!r:.80}")
+        if not text.strip():
+            raise RowError(f"{what}: expected text, received an empty string")
+        check_text(text, what)
+    label = None if answer is None else _choice_index(answer, len(choices), first_number)
+    return Choice(prompt, choices, label, location)
+
+
+def _choice_index(answer, count, first_number):
+    """Return the index from 0 of an answer, a letter or a number, among `count` choices."""
+    answer = as_label(answer)
+    # The length limit keeps int() from parsing thousands of digits.
+    if answer.isascii() and answer.isdecimal() and len(answer) < 10:
+        index = int(answer) - first_number
+    elif len(answer) == 1:
+        index = string.ascii_uppercase.find(answer.upper())
+    else:
+        index = -1
+    if not 0 <= index < count:
+        raise RowError(
+            f"the answer {answer!r:.80}: expected one of the {count} choices, as a letter from A "
+            f"or a number from {first_number}"
+        )
+    return index
+
+
+_READERS = {
+    "swag": (_read_swag, SUFFIXES),
+    "arc": (_read_arc, (".csv",)),
+    "rows": (_read_rows, (".jsonl",)),
+}

@@ -1,0 +1,113 @@
+"""Rows given as Python objects: lists, tuples, NumPy arrays, pandas columns and dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from bert_tf.errors import UserError
+from bert_tf.system.scalars import to_python
+from tasks.data.readers.rows import RowError, check_text
+
+
+def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) -> dict[str, list]:
+    """Return the texts of rows by input name.
+
+    Args:
+        x: For one input: a list, tuple, NumPy array or pandas Series of strings. For two inputs: a
+            tuple of two of these. For any task: a dict or pandas DataFrame with a column per input.
+        input_names: Names of the inputs that the task expects.
+        lists: Names of inputs whose rows are lists of strings.
+
+    Returns:
+        `{name: list of N strings, or of N lists of strings}`.
+
+    Raises:
+        UserError: If a column is missing, columns differ in length, or an entry is no string.
+    """
+    columns = {
+        name: as_list(values if name in lists else without_axis(values), name)
+        for name, values in named(x, input_names).items()
+    }
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{count} of {name}" for name, count in lengths.items())
+        raise UserError(f"x: expected the same number of rows per column, received {counts}")
+    if not all(lengths.values()):
+        raise UserError("x: expected at least one row, received none")
+    for name, values in columns.items():
+        for row, value in enumerate(values):
+            where = f"x: {name}[{row}]"
+            if name in lists:
+                values[row] = [_text(text, where) for text in as_list(value, where)]
+            else:
+                values[row] = _text(value, where)
+    return columns
+
+
+def as_list(values: Any, what: str) -> list:
+    """Return a list, tuple, array, tensor or pandas column as a list of Python objects.
+
+    Scalars of NumPy become Python's, and bytes become strings.
+
+    Raises:
+        UserError: If `values` is a single value, or has no order or several columns.
+    """
+    found = values.numpy() if hasattr(values, "numpy") else values  # An eager tensor.
+    found = found.tolist() if hasattr(found, "tolist") else found
+    if isinstance(found, str | bytes):
+        raise UserError(
+            f"{what}: expected a list, received the string {found!r:.60}; put it into a list"
+        )
+    # Sets have no order; iterating over a DataFrame yields the names of its columns.
+    is_other = isinstance(found, Mapping | Set) or hasattr(found, "columns")
+    if is_other or not hasattr(found, "__len__") or hasattr(found, "element_spec"):
+        raise UserError(
+            f"{what}: expected a list, a NumPy array or a pandas column, received "
+            f"{type(values).__name__} {values!r:.60}"
+        )
+    return list(map(to_python, found))
+
+
+def without_axis(values: Any) -> Any:
+    """Return an array or tensor of shape (N, 1) as (N,), as Keras does; other values unchanged."""
+    shape: Any = getattr(values, "shape", ())
+    is_column = len(shape) == 2 and shape[1] == 1 and not hasattr(values, "columns")
+    return values[:, 0] if is_column else values
+
+
+def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of x, see `columns_of`, by input name, unchanged.
+
+    Raises:
+        UserError: If a column is missing.
+    """
+    expected = ", ".join(input_names)
+    if hasattr(x, "columns") and hasattr(x, "to_dict"):  # A pandas DataFrame.
+        x = {str(name): x[name] for name in x.columns}
+    if isinstance(x, Mapping):
+        missing = [name for name in input_names if name not in x]
+        if missing:
+            found = ", ".join(map(str, x)) or "none"
+            raise UserError(f"x: expected the columns {expected}, received {found}")
+        return {name: x[name] for name in input_names}
+    if len(input_names) == 1:
+        return {input_names[0]: x}
+    if isinstance(x, tuple) and len(x) == len(input_names):
+        return dict(zip(input_names, x, strict=True))
+    raise UserError(
+        f"x: expected {len(input_names)} columns ({expected}), as a tuple, a dict or a DataFrame; "
+        f"received {type(x).__name__}"
+    )
+
+
+def _text(value, where):
+    if not isinstance(value, str):
+        raise UserError(
+            f"{where}: expected a string, received {type(value).__name__} {value!r:.60}"
+        )
+    try:
+        check_text(value, where)
+    except RowError as error:
+        raise UserError(str(error)) from None
+    return value

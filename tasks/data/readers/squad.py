@@ -1,0 +1,257 @@
+"""Reader of questions on contexts: SQuAD's JSON and tables.
+
+SQuAD 1.1 is Rajpurkar et al. 2016, version 2.0 Rajpurkar et al. 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bert_tf.errors import UserError
+from bert_tf.storage import files, strict_json
+from bert_tf.storage.strict_json import field
+from tasks.data.readers.rows import (
+    BadRow,
+    RowError,
+    check_text,
+    checked_path,
+    good_or_bad,
+    suffix_of,
+)
+from tasks.data.readers.tables import SUFFIXES, named_rows, no_column, read_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question, its context and its answers.
+
+    Attributes:
+        answers: (text, start in characters of the context). The start is -1 if a row gives none
+            and the context does not contain the text.
+        is_impossible: Whether the question is labelled as having no answer.
+        location: File and question or line, for messages.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: list[tuple[str, int]]
+    is_impossible: bool
+    title: str
+    location: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the context contains each answer at its start."""
+        return all(
+            start >= 0 and self.context[start : start + len(text)] == text
+            for text, start in self.answers
+        )
+
+
+def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Question | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
+    return read_questions(path, labelled)
+
+
+def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Question | BadRow]:
+    """Yield the questions of a file.
+
+    Args:
+        path: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv, .jsonl or .parquet.
+            Rows have the columns "question", "context" and, if labelled, "answer", which is empty
+            if there is none. Optional are "id" (default: the line number), "title" and, if
+            labelled, "answer_start" (default: the first occurrence in the context). Rows of
+            Hugging Face datasets have "answers": {"text": [...], "answer_start": [...]} instead;
+            they may also be the list "data" of a .json file.
+        labelled: Whether to read the answers.
+
+    Yields:
+        A `Question`, or a `BadRow` for a question that cannot be used.
+
+    Raises:
+        UserError: If the file cannot be read (in JSON the message names the path inside), or two
+            questions have one id.
+    """
+    path = checked_path(path, (".json", *SUFFIXES))
+    read = _squad_questions if suffix_of(path) == ".json" else _row_questions
+    ids = set()
+    for item in read(path, labelled):
+        if isinstance(item, Question):
+            if item.id in ids:
+                raise UserError(
+                    f"{item.location}: expected a unique id, received {item.id!r:.80} again; "
+                    "predictions are matched by id"
+                )
+            ids.add(item.id)
+        yield item
+
+
+def _squad_questions(path, labelled):
+    is_empty = True
+    for article, in_article in _entries(_load(path), "data", str(path), f"{path}: data"):
+        if "paragraphs" not in article and "context" in article:
+            is_empty = False
+            yield good_or_bad(in_article, article, _listed_question, labelled)
+            continue
+        title = field(article, "title", str, in_article) if "title" in article else ""
+        for paragraph, in_paragraph in _entries(article, "paragraphs", in_article):
+            context = field(paragraph, "context", str, in_paragraph)
+            for entry, location in _entries(paragraph, "qas", in_paragraph):
+                is_empty = False
+                question = _question(entry, context, title, labelled, path, location)
+                yield good_or_bad(question.location, question, _checked, labelled)
+    if is_empty:
+        raise UserError(f"{path}: expected at least one question, received none")
+
+
+def _load(path):
+    try:
+        return strict_json.parse(files.read_text(path))
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        is_lines = error.msg == "Extra data"
+        remedy = "; if each line is an object, name the file .jsonl" if is_lines else ""
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}{remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+
+
+def _question(entry, context, title, labelled, path, location):
+    # Annotation tools number questions.
+    is_number = type(entry.get("id")) is int
+    name = str(entry["id"]) if is_number else field(entry, "id", str, location)
+    answers, is_impossible = [], False
+    if labelled and not ("answers" not in entry and entry.get("is_impossible") is True):
+        answers = [
+            (field(answer, "text", str, inner), field(answer, "answer_start", int, inner))
+            for answer, inner in _entries(entry, "answers", location)
+        ]
+    # Version 1.1 does not have this key.
+    if labelled and "is_impossible" in entry:
+        is_impossible = field(entry, "is_impossible", bool, location)
+    return Question(
+        name,
+        field(entry, "question", str, location),
+        context,
+        answers,
+        is_impossible,
+        title,
+        f"{path}: question {name:.200}",
+    )
+
+
+def _entries(node, key, location, inner=None):
+    """Yield (object, its location) for the entries of the list node[key]."""
+    inner = inner or f"{location}.{key}"
+    for number, entry in enumerate(field(node, key, list, location)):
+        if not isinstance(entry, dict):
+            raise UserError(f"{inner}[{number}]: expected an object, received {entry!r:.40}")
+        yield entry, f"{inner}[{number}]"
+
+
+def _row_questions(path, labelled):
+    columns = ("question", "context", *(("answer",) if labelled else ()))
+    optional = ("id", "title", *(("answer_start",) if labelled else ()))
+    if _has_listed_answers(path):
+        for number, values in named_rows(path, columns):
+            yield good_or_bad(f"{path}:{number}", values, _listed_question, labelled)
+        return
+    for row in read_rows(path, columns, optional=optional):
+        is_bad = isinstance(row, BadRow)
+        yield row if is_bad else good_or_bad(row.location, row.values, _row_question, labelled)
+
+
+def _has_listed_answers(path):
+    """Return whether rows have "answers", as in Hugging Face datasets; .csv cannot have them."""
+    if suffix_of(path) not in (".jsonl", ".parquet"):
+        return False
+    rows = (row for _, row in named_rows(path, ()) if not isinstance(row, RowError))
+    return "answers" in next(rows, ())
+
+
+def _listed_question(values, labelled, location):
+    """Return the question of a row whose answers are {"text": [...], "answer_start": [...]}."""
+    for name in ("question", "context"):
+        if name not in values:
+            raise RowError(no_column(name, values))
+    row = {name: values.get(name) for name in ("question", "context", "id", "title")}
+    row["id"] = location.rpartition(":")[2].strip() if row["id"] is None else str(row["id"])
+    row["title"] = row["title"] or ""
+    for name, text in row.items():
+        if not isinstance(text, str):
+            raise RowError(f"column {name!r}: expected text, received {text!r:.80}")
+    if labelled and "answers" not in values:
+        raise RowError(no_column("answers", values))
+    answers = listed_answers(values["answers"]) if labelled else []
+    question = Question(
+        **row, answers=answers, is_impossible=labelled and not answers, location=location
+    )
+    return _checked(question, labelled, location)
+
+
+def listed_answers(answers: Any) -> list[tuple[str, int]]:
+    """Return the (text, start) of answers as in Hugging Face datasets.
+
+    Args:
+        answers: `{"text": [...], "answer_start": [...]}`.
+
+    Raises:
+        RowError: If they have another form.
+    """
+    columns: Mapping[str, Any] = answers if isinstance(answers, Mapping) else {}
+    texts: Any
+    starts: Any
+    texts, starts = (columns.get(name) for name in ("text", "answer_start"))
+    try:
+        if not isinstance(texts, str) and all(isinstance(text, str) for text in texts):
+            return [(text, int(start)) for text, start in zip(texts, starts, strict=True)]
+    except (TypeError, ValueError):
+        pass  # No lists, of different lengths, or no numbers.
+    raise RowError(
+        'column \'answers\': expected {"text": [...], "answer_start": [...]}, received '
+        f"{answers!r:.80}"
+    )
+
+
+def _row_question(values, labelled, location):
+    context, answer, start = values["context"], values.get("answer"), values.get("answer_start")
+    answers = []
+    if answer:
+        try:
+            answers = [(answer, int(start) if start else context.find(answer))]
+        except ValueError:
+            raise RowError(
+                f"column 'answer_start': expected an integer, received {start!r:.80}"
+            ) from None
+    question = Question(
+        values.get("id") or location.rpartition(":")[2],
+        values["question"],
+        context,
+        answers,
+        labelled and not answers,
+        values.get("title", ""),
+        location,
+    )
+    return _checked(question, labelled, location)
+
+
+def _checked(question, labelled, location):
+    for name in ("question", "context", "id", "title"):
+        check_text(getattr(question, name), f'"{name}"')
+    for text, _ in question.answers:
+        if not text:
+            raise RowError("an answer: expected text, received an empty string")
+        check_text(text, "an answer")
+    if labelled and not question.answers and not question.is_impossible:
+        raise RowError('expected an answer, or "is_impossible": true')
+    if question.answers and question.is_impossible:
+        raise RowError('expected no answers, since "is_impossible" is true')
+    return question

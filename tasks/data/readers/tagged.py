@@ -1,0 +1,394 @@
+"""Readers of text with tagged words or spans: column files and JSON lines.
+
+A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, its tag
+in the last column, and a blank or -DOCSTART- line between sentences. Lines before a sentence that
+begin with # and a blank are comments, unless they can be its first word. Five tagging schemes are
+read and converted to BIO (IOB2: B- begins each entity, I- continues it):
+
+    IO      I- only; adjacent entities of one type are merged.
+    IOB1    B- only if an entity directly follows another one of its type.
+    BIO     B- at every beginning.
+    BIOES   Also E- at the end, and S- for an entity of one word.
+    BILOU   The same with L- and U-.
+
+One rule covers all of them: B-, S- and U- begin an entity, and so does any tag whose type differs
+from the previous word's, or that follows E-, S-, L- or U-. In BIO, an I- without a B- thus begins
+an entity too, as in the scorer of CoNLL 2000 (conlleval).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bert_tf.errors import UserError
+from tasks.data.readers.rows import (
+    BadRow,
+    RowError,
+    as_label,
+    check_text,
+    checked_path,
+    good_or_bad,
+    json_rows,
+    raise_bad_rows,
+    read_lines,
+    suffix_of,
+)
+from tasks.data.readers.tables import header_of, no_column, read_rows
+
+# Names of columns and keys in our files, in those of annotation tools and in datasets.
+_ENTITY_COLUMNS = ("entities", "spans", "ents", "label", "labels")
+_ENTITY_KEYS = {"start": "start_offset", "end": "end_offset", "type": "label"}
+_TAG_COLUMNS = ("ner_tags", "tags", "labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedSentence:
+    """Words of a sentence, their BIO tags (`None` if unlabelled), and its first line."""
+
+    words: list[str]
+    tags: list[str] | None
+    location: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedText:
+    """A text and its entities.
+
+    Attributes:
+        entities: (start, end, type), in characters, the end exclusive; `None` if unlabelled.
+        location: File and line.
+    """
+
+    text: str
+    entities: list[tuple[int, int, str]] | None
+    location: str = dataclasses.field(repr=False)
+
+
+def task_rows(
+    task: Mapping[str, Any], path: str, labelled: bool
+) -> Iterator[TaggedSentence | TaggedText | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
+    (column,) = task.get("text_columns", ("text",))  # Of flags; task.json has one name.
+    return read_tagged(path, labelled, task.get("text_column", column))
+
+
+def read_tagged(
+    path: str | os.PathLike, labelled: bool = True, text_column: str = "text"
+) -> Iterator[TaggedText | TaggedSentence | BadRow]:
+    """Yield the texts of a file.
+
+    Args:
+        path: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, of exports of
+            doccano, Prodigy and spaCy (see `tagged_text`), or of {"tokens": [...], "ner_tags":
+            [...]}; or a column file. Unlabelled, also .csv and .tsv with a `text_column`; of a
+            column file only the first column is read.
+        labelled: Whether to read tags or entities.
+        text_column: Name of the text.
+
+    Yields:
+        `TaggedText`, entities sorted by start, from .jsonl, .csv and .tsv; `TaggedSentence` from
+        column files and tokens; `BadRow` for a text that cannot be used.
+
+    Raises:
+        UserError: If the file cannot be read or is empty.
+    """
+    path = checked_path(path)
+    if suffix_of(path) == ".jsonl":
+        items = _json_items(path, text_column, labelled)
+    elif not labelled and _has_text_column(path, text_column):
+        items = _plain_texts(path, text_column)
+    elif suffix_of(path) == ".csv":
+        raise UserError(f"{path}: expected tags in a column file or in .jsonl, received .csv")
+    else:
+        items = _sentences(path, labelled, to_bio)
+    is_empty = True
+    for item in items:
+        is_empty = False
+        yield item
+    if is_empty:
+        raise UserError(f"{path}: expected at least one row, received none")
+
+
+def to_bio(tags: Iterable[str]) -> list[str]:
+    """Convert the tags of one sentence from any of the schemes to BIO.
+
+    Raises:
+        RowError: At a string that is not a tag.
+    """
+    result, before, type_before = [], "O", ""
+    for tag in tags:
+        prefix, kind = _split(tag)
+        if prefix == "O":
+            result.append("O")
+        else:
+            # The one rule of the module's docstring, which covers all schemes.
+            begins = prefix in "BSU" or kind != type_before or before in "ESLU"
+            result.append(f"{'B' if begins else 'I'}-{kind}")
+        before, type_before = prefix, kind
+    return result
+
+
+def scheme_of(path: str | os.PathLike) -> str:
+    """Detect the scheme of a column file's tags; `read_tagged` does not depend on it.
+
+    E- or S- means BIOES, L- or U- means BILOU. Without B- it is IO (as is IOB1 without adjacent
+    entities of one type). If each B- directly follows its own type it is IOB1, otherwise BIO.
+
+    Returns:
+        "IO", "IOB1", "BIO", "BIOES" or "BILOU".
+
+    Raises:
+        UserError: At a bad line, or if there are tags of two schemes.
+    """
+    path = checked_path(path)
+    prefixes, begins_elsewhere = set(), False
+    for sentence in raise_bad_rows(_sentences(path, True, list)):
+        type_before = ""
+        for prefix, kind in map(_split, sentence.tags):
+            prefixes.add(prefix)
+            # In IOB1 a B- only occurs directly after its own type.
+            begins_elsewhere |= prefix == "B" and kind != type_before
+            type_before = kind
+    if prefixes & {"E", "S"} and prefixes & {"L", "U"}:
+        raise UserError(
+            f"{path}: expected tags of one scheme, received E- or S- (BIOES) and L- or U- (BILOU)"
+        )
+    if prefixes & {"E", "S"}:
+        return "BIOES"
+    if prefixes & {"L", "U"}:
+        return "BILOU"
+    if "B" not in prefixes:
+        return "IO"
+    return "BIO" if begins_elsewhere else "IOB1"
+
+
+class _Layout(NamedTuple):
+    """Layout of a column file, as in its first line that is certainly no comment.
+
+    Attributes:
+        number: The number of that line.
+        is_tabbed: Whether tabs separate columns, so that words may contain spaces.
+        width: Number of columns.
+        has_tags: Whether the last column is a tag.
+    """
+
+    number: int
+    is_tabbed: bool
+    width: int
+    has_tags: bool
+
+
+def _layout(path):
+    """Return the `_Layout` of a column file, or `None` if it is empty."""
+    layout = None
+    for number, line in _lines(path):
+        if line and not (layout and line.startswith("#")):
+            is_tabbed = "\t" in line
+            columns = _columns(line, is_tabbed)
+            layout = _Layout(number, is_tabbed, len(columns), _is_tag(columns[-1]))
+            if not line.startswith("#"):
+                break
+    return layout
+
+
+def _lines(path):
+    """Yield (number, line without surrounding white space), "" between sentences."""
+    for number, line in read_lines(path):
+        line = line.strip(" \t\r\n")
+        yield number, "" if line.startswith("-DOCSTART-") else line
+
+
+def _sentences(path, labelled, convert):
+    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
+    layout = _layout(path)
+    if layout and labelled and layout.width < 2:
+        raise UserError(f"{path}:{layout.number}: expected a word and its tag, received one column")
+    block = []  # (line number, columns) per word of the current sentence.
+    for number, line in _lines(path):
+        columns = _columns(line, layout.is_tabbed) if line else []
+        if line and (block or not _is_comment(line, columns, layout)):
+            block.append((number, columns))
+        elif block:
+            yield _sentence(path, block, layout, labelled, convert)
+            block = []
+    if block:
+        yield _sentence(path, block, layout, labelled, convert)
+
+
+def _is_comment(line, columns, layout):
+    """Return whether the first line of a sentence is a comment, and no word of the layout."""
+    is_word = len(columns) == layout.width and (not layout.has_tags or _is_tag(columns[-1]))
+    return line[0] == "#" and line[1:2] in ("", " ", "\t") and not is_word
+
+
+def _is_tag(text):
+    try:
+        return bool(_split(text))
+    except RowError:
+        return False
+
+
+def _columns(line, is_tabbed):
+    # Not str.split(): it also splits at Unicode spaces, and those may be words.
+    if is_tabbed:
+        return [column.strip(" ") for column in line.split("\t")]
+    return re.split(" +", line)
+
+
+def _sentence(path, block, layout, labelled, convert):
+    for number, columns in block:
+        try:
+            _check_columns(columns, layout, labelled)
+        except RowError as error:
+            return BadRow(f"{path}:{number}", str(error))
+    words = [columns[0] for _, columns in block]
+    tags = convert([columns[-1] for _, columns in block]) if labelled else None
+    return TaggedSentence(words, tags, f"{path}:{block[0][0]}")
+
+
+def _check_columns(columns, layout, labelled):
+    if len(columns) != layout.width:
+        raise RowError(
+            f"expected {layout.width} columns as in line {layout.number}, received {len(columns)}"
+        )
+    check_text(columns[0], "the first column")
+    if labelled:
+        _split(columns[-1])
+
+
+def _split(tag):
+    """Split "B-creative-work" into ("B", "creative-work"); "O" becomes ("O", "")."""
+    tag = as_label(tag)
+    prefix, _, kind = tag.partition("-")
+    if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
+        raise RowError(
+            f"tag {tag!r:.80}: expected O, or one of B-, I-, E-, S-, L-, U- and a type without a "
+            "comma"
+        )
+    check_text(tag, "the tag")
+    return prefix, kind
+
+
+def _json_items(path, text_column, labelled):
+    form = None
+    # Text to predict may be a number, as in the other formats.
+    parsers = {} if labelled else {"parse_int": str, "parse_float": str}
+    for number, row in json_rows(path, **parsers):
+        item = good_or_bad(f"{path}:{number}", row, _json_item, text_column, labelled)
+        if labelled and not isinstance(item, BadRow):
+            form = form or type(item)
+            if type(item) is not form:
+                item = BadRow(item.location, "expected either texts or tokens, as in other rows")
+        yield item
+
+
+def _json_item(values, text_column, labelled, location):
+    if text_column in values:
+        if labelled:
+            return tagged_text(values, text_column, location)
+        return TaggedText(_text(values, text_column), None, location)
+    if "tokens" not in values:
+        raise RowError(no_column(text_column, values))
+    words, tags = values["tokens"], None
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise RowError(f"column 'tokens': expected a list of words, received {words!r:.80}")
+    for word in words:
+        check_text(word, "column 'tokens'")
+    if labelled:
+        tags = _tags(values, len(words))
+    return TaggedSentence(words, tags, location)
+
+
+def _tags(values, count):
+    """Return the tags of `count` words in the columns of Hugging Face datasets."""
+    column = next((name for name in _TAG_COLUMNS if name in values), None)
+    if column is None:
+        raise RowError(no_column(_TAG_COLUMNS[0], values))
+    tags = values[column]
+    if not isinstance(tags, list) or len(tags) != count:
+        raise RowError(f"column {column!r}: expected {count} tags, received {tags!r:.80}")
+    if not all(isinstance(tag, str) for tag in tags):
+        raise RowError(
+            f"column {column!r}: expected names such as B-PER, received {tags!r:.80}; names of "
+            "numbers are not in the file, convert them (docs/data-formats.md)"
+        )
+    return to_bio(tags)
+
+
+def _text(values, text_column):
+    text = values.get(text_column)
+    if not isinstance(text, str):
+        raise RowError(f"column {text_column!r}: expected text, received {text!r:.80}")
+    check_text(text, f"column {text_column!r}")
+    return text
+
+
+def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> TaggedText:
+    """Return a text with its entities.
+
+    Args:
+        values: The text, and a list of entities: "entities", as {"start", "end", "type"}; "spans"
+            of Prodigy and "ents" of spaCy, as {"start", "end", "label"}; or "label", "labels" and
+            "entities" of doccano, as [start, end, label] or {"start_offset", "end_offset",
+            "label"}.
+        text_column: Name of the text.
+        location: Position for messages.
+
+    Raises:
+        RowError: If the text or an entity is malformed, or entities overlap.
+    """
+    text = _text(values, text_column)
+    column = next((name for name in _ENTITY_COLUMNS if name in values), None)
+    if column is None:
+        raise RowError(no_column(_ENTITY_COLUMNS[0], values))
+    entities = values[column]
+    if not isinstance(entities, list):
+        raise RowError(f"column {column!r}: expected a list, received {entities!r:.80}")
+    if column == "spans" and values.get("answer", "accept") != "accept":
+        raise RowError(f"'answer' is {values['answer']!r:.80}; remove rows that are not accepted")
+    spans = sorted(_span(entity, len(text)) for entity in entities)
+    # Spans are sorted, so any overlap is one of neighbors.
+    for span, following in itertools.pairwise(spans):
+        if following[0] < span[1]:
+            raise RowError(f"entities {span} and {following}: expected no overlap")
+    return TaggedText(text, spans, location)
+
+
+def _span(entity, length):
+    if isinstance(entity, list | tuple) and len(entity) == 3:
+        start, end, kind = entity
+    elif isinstance(entity, dict):
+        start, end, kind = (
+            entity.get(name, entity.get(other)) for name, other in _ENTITY_KEYS.items()
+        )
+    else:
+        raise RowError(f'entity {entity!r:.80}: expected {{"start", "end", "type"}}')
+    # Not isinstance: true and false would count as integers.
+    if type(start) is not int or type(end) is not int:
+        raise RowError(f"entity {entity!r:.80}: expected integers as start and end")
+    if not isinstance(kind, str) or not as_label(kind):
+        raise RowError(f"entity {entity!r:.80}: expected a name as type")
+    check_text(kind, "the entity's type")
+    if not 0 <= start < end <= length:
+        raise RowError(
+            f"entity {start}..{end} {kind}: expected 0 <= start < end <= {length}, the text length"
+        )
+    return start, end, as_label(kind)
+
+
+def _plain_texts(path, text_column):
+    for row in read_rows(path, (text_column,)):
+        is_bad = isinstance(row, BadRow)
+        yield row if is_bad else TaggedText(row.values[text_column], None, row.location)
+
+
+def _has_text_column(path, text_column):
+    """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
+    return suffix_of(path) in (".csv", ".parquet") or (
+        suffix_of(path) == ".tsv" and text_column in header_of(path)
+    )

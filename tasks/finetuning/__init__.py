@@ -1,0 +1,1 @@
+"""Fine-tuning from files: settings, sweeps and dry runs."""

@@ -1,0 +1,298 @@
+"""Settings of fine-tuning; each field is a flag.
+
+The module is free of TensorFlow, so that wrong flags are reported at once.
+"""
+
+import dataclasses
+from typing import Any
+
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
+from bert_tf.storage import files, paths
+from bert_tf.system.command import defaults, flag
+from bert_tf.weights import sources
+from tasks.base import registry
+from tasks.data.readers.rows import as_label
+from tasks.prediction import input_checks
+from tasks.training.settings import TrainingSettings, flag_by_task, recorded
+from tasks.types.classification import class_imbalance
+
+# Task types with a flag in common.
+_TEXT = ("classification", "regression", "anomaly")
+_PAIR = ("classification", "regression")
+
+
+def task_defaults(kind: str) -> dict[str, Any]:
+    """Return the settings whose defaults depend on the task type, by name."""
+    return {
+        field.name: field.metadata["defaults"].get(kind, field.metadata["others"])
+        for field in dataclasses.fields(FinetuneSettings)
+        if "defaults" in field.metadata
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """Files and task of tasks.finetune.
+
+    A field with `tasks` is an option of these task types, which is passed to their `from_data` if
+    it is given; the other fields apply to all task types.
+    """
+
+    task: str = flag(
+        "task type, or name of a published dataset",
+        choices=(*registry.TASK_TYPES, *registry.DATASETS),
+    )
+    train: str = flag("training file, in a format of the task (docs/data-formats.md)")
+    init_from: str = flag(
+        "pretrained or fine-tuned weights: run, Hugging Face directory, TensorFlow checkpoint or "
+        "keras-nlp preset"
+    )
+    output_dir: str = flag("run directory, created or resumed")
+    dev: tuple[str, ...] = flag(
+        "dev files, evaluated after each epoch; the first one selects the best checkpoint", ()
+    )
+    unlabelled: tuple[str, ...] = flag(
+        "files of rows whose labels are not read, learned from the teacher alone", ()
+    )
+    # Data.
+    text_column: str | None = flag(
+        "column of the text (default text)", None, tasks=(*_TEXT, "tagging")
+    )
+    text_b_column: str | None = flag("column of the second text of a pair", None, tasks=_PAIR)
+    label_column: str | None = flag("column of the label (default label)", None, tasks=_TEXT)
+    labels: tuple[str, ...] = flag(
+        "labels, in order; of two, the second is the positive class",
+        (),
+        tasks=("classification", "tagging"),
+    )
+    multi_label: bool = flag(
+        "any number of labels per row, joined by |", False, tasks=("classification",)
+    )
+    unescape_html: bool = flag(
+        "conversion of HTML entities such as &amp; to characters",
+        False,
+        former_name="html_entities",
+        tasks=_TEXT,
+    )
+    max_seq_length: int = flag_by_task(
+        "maximum tokens per text or pair, with [CLS] and [SEP]",
+        128,
+        {"span_qa": 384},
+        bounds={">=": 4},
+    )
+    truncation: str = flag(
+        "part of a longer text that is kept: first tokens, last tokens, or 1/4 first and 3/4 last",
+        "head",
+        choices=("head", "tail", "head_tail"),
+        tasks=_TEXT,
+    )
+    doc_stride: int | None = flag(
+        "tokens between the starts of two windows of a long text (span_qa: default 128)",
+        None,
+        bounds={">=": 1},
+        former_name="stride",
+        tasks=("span_qa", "tagging"),
+    )
+    max_query_length: int = flag(
+        "maximum tokens per question", 64, bounds={">=": 1}, tasks=("span_qa",)
+    )
+    max_answer_length: int = flag(
+        "maximum tokens per answer", 30, bounds={">=": 1}, tasks=("span_qa",)
+    )
+    # Class imbalance.
+    class_weights: tuple[str, ...] = flag(
+        "loss weights: one number per label, or balanced", (), tasks=("classification",)
+    )
+    balanced_sampling: bool = flag(
+        "sampling of all classes equally often", False, tasks=("classification",)
+    )
+    focal_gamma: float = flag(
+        "exponent of the focal loss; 0 is cross-entropy, 2 is usual",
+        0.0,
+        bounds={">=": 0},
+        tasks=("classification",),
+    )
+    prior_bias: bool = flag(
+        "initialization of the output biases from class frequencies",
+        False,
+        tasks=("classification",),
+    )
+    rare_label: str | None = flag(
+        "label that is predicted from a threshold on, tuned on dev (for f1 without "
+        "--threshold_objective)",
+        None,
+        tasks=("classification",),
+    )
+    threshold_objective: str | None = flag(
+        "objective of tuning thresholds on the first dev file: f1, precision=P or recall=R",
+        None,
+        former_name="aim",
+        tasks=("classification",),
+    )
+    calibrate: bool = flag(
+        "temperature scaling, fitted on the first dev file", False, tasks=("classification",)
+    )
+    # Anomaly detection.
+    normal_labels: tuple[str, ...] = flag(
+        "labels of normal rows", (), former_name="ordinary_labels", tasks=("anomaly",)
+    )
+    false_alarm_rate: float = flag(
+        "maximum fraction of normal dev rows that are flagged as anomalies",
+        0.05,
+        bounds={">": 0, "<": 1},
+        tasks=("anomaly",),
+    )
+    latent_dim: int = flag(
+        "latent dimension of the autoencoder",
+        32,
+        bounds={">=": 1},
+        former_name="code_size",
+        tasks=("anomaly",),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneSettings(TrainingSettings, DataSettings):
+    """Settings of tasks.finetune for one run.
+
+    The fields of `DataSettings` come first. A field that is `None` gets the default of the task
+    type, if there is one.
+
+    Raises:
+        UserError: If a value is out of range or does not fit the task; the message names the flag.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is None:
+                # The dataclass is frozen, and its defaults depend on the task type.
+                object.__setattr__(self, field.name, self._default(field))
+        super().__post_init__()
+        if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
+            raise UserError(
+                f"--labels={','.join(self.labels)}: expected at least two different labels"
+            )
+        paths.check_local_file("train", self.train)
+        for path in self.dev:
+            paths.check_local_file("dev", path)
+        for path in self.unlabelled:
+            paths.check_local_file("unlabelled", path)
+        if self.unlabelled and self.teacher is None:
+            raise UserError("--unlabelled: requires --teacher")
+        if self.unlabelled and self.balanced_sampling:
+            raise UserError("--balanced_sampling: cannot be combined with --unlabelled")
+        self.check_teacher_fits(self._dataset.kind)
+        # A flag that the task type does not use would be ignored silently.
+        given, kind = self._given(), self._dataset.kind
+        for name, field in given.items():
+            if kind not in field.metadata.get("tasks", registry.TASK_TYPES):
+                raise UserError(f"--{name}: not supported by --task={self.task}")
+        for name in ("text_column", "text_b_column", "label_column"):
+            if name in given and "file_format" in self._dataset.options:
+                raise UserError(
+                    f"--{name}: not supported, since the files of {self.task} have fixed columns"
+                )
+        class_imbalance.check_options(**vars(self))
+        for name in ("threshold_objective", "calibrate", "rare_label", "patience"):
+            if name in given and not self.dev:
+                raise UserError(f"--{name}: requires --dev")
+        if registry.TASK_TYPES[kind].needs_dev and not self.dev:
+            raise UserError(f"--task={self.task}: requires --dev, on which its threshold is tuned")
+
+    def check(self) -> None:
+        """Check data files, weights and the output directory before TensorFlow is imported.
+
+        Raises:
+            UserError: If a file, the weights or the output directory cannot be used.
+        """
+        self.data_hashes()
+        kind, options = self.task_options()
+        for path in (self.train, *self.dev):
+            input_checks.check_rows({"kind": kind, **options}, path, labelled=True)
+        for path in self.unlabelled:
+            input_checks.check_rows({"kind": kind, **options}, path, labelled=False)
+        if self.teacher:
+            input_checks.check_teacher(self.teacher, kind)
+        self._check_output()
+
+    def _check_output(self):
+        if self.strategy == "multi_worker":
+            return  # Workers may see the run's files late; they check it when all see the same.
+        started = Run.check_resume(
+            self.output_dir, self.recorded(), self._dataset.kind, defaults(FinetuneSettings)
+        )
+        if started is None:
+            config = sources.check(self.init_from)
+            if config is not None:
+                self.check_fits(config, self.init_from)
+
+    def check_fits(self, config: BertConfig, origin: str) -> None:
+        """Check that pretrained weights have enough positions and layers.
+
+        Args:
+            config: Configuration of the weights.
+            origin: Where the weights come from, for the message.
+
+        Raises:
+            UserError: If they do not.
+        """
+        if self.max_seq_length > config.max_position_embeddings:
+            raise UserError(
+                f"--max_seq_length={self.max_seq_length}: expected at most "
+                f"{config.max_position_embeddings}, the number of positions of {origin}"
+            )
+        super().check_fits(config, origin)
+
+    def data_hashes(self) -> dict[str, str]:
+        """Return {path: sha256} of the data files.
+
+        Raises:
+            UserError: If a dev file has the content of a file that is trained on.
+        """
+        trained = {"train": (self.train,), "unlabelled": self.unlabelled}
+        hashes = {path: files.sha256(path) for path in (self.train, *self.dev, *self.unlabelled)}
+        for path in self.dev:
+            for name, others in trained.items():
+                for other in others:
+                    if hashes[path] == hashes[other]:
+                        raise UserError(
+                            f"--dev={path}: same content as --{name}={other}; expected rows that "
+                            "training does not use"
+                        )
+        return hashes
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings saved in train.json: all but the output directory."""
+        fields = (field.name for field in dataclasses.fields(FinetuneSettings))
+        return recorded({name: getattr(self, name) for name in fields if name != "output_dir"})
+
+    @property
+    def _dataset(self):
+        return registry.DATASETS.get(self.task, registry.Dataset(self.task, {}))
+
+    def task_options(self) -> tuple[str, dict[str, Any]]:
+        """Return the task type's name and the keyword arguments of its `from_data`.
+
+        The arguments come from the flags that were given and from the dataset.
+        """
+        options = {"max_seq_length": self.max_seq_length, **self._dataset.options}
+        given = self._given().items()
+        options |= {name: getattr(self, name) for name, field in given if "tasks" in field.metadata}
+        # Flags name one or two columns; the task has a tuple of them.
+        columns = [options.pop(name, None) for name in ("text_column", "text_b_column")]
+        if any(columns):
+            options["text_columns"] = (columns[0] or "text", *columns[1:][: columns[1] is not None])
+        return self._dataset.kind, options
+
+    def _given(self):
+        """Return {name: field} of the flags that differ from their defaults."""
+        return {
+            field.name: field
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != self._default(field)
+        }
+
+    def _default(self, field):
+        return field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)

@@ -1,0 +1,1 @@
+"""Graphs from strings to predictions: heads, pipeline and traced functions."""

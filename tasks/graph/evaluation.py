@@ -1,0 +1,199 @@
+"""Evaluation of a model on all examples of a dataset, and examples as its outputs.
+
+Shape suffixes: S samples, B samples of a replica's batch, b samples of a batch without padding, H
+hidden size.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.system.progress import Progress
+from bert_tf.train.compilation import compile_with_weights
+from bert_tf.train.distribution import distribute, gather
+from tasks.base.task import Task
+from tasks.data.batches import Inputs
+from tasks.data.examples import EncodedExamples
+
+
+class Evaluator:
+    """Evaluates a model on encoded examples, on all replicas; its graph is built once."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        replica_batch_size: int = 64,
+        log: Callable[[str], None] = lambda line: None,
+        is_compiled: bool = False,
+    ):
+        """Keep the arguments.
+
+        Args:
+            task: Provides losses and metrics.
+            model: The task's model, created in the scope of `strategy`.
+            strategy: Distribution strategy.
+            replica_batch_size: Samples per replica and step.
+            log: Callable that takes lines of progress.
+            is_compiled: Compiles the model with XLA, which requires examples with static shapes.
+        """
+        self.task, self.model, self.strategy = task, model, strategy
+        self._on_replica = self._outputs_of_replica
+        if is_compiled:
+            self._on_replica = compile_with_weights(model, self._outputs_of_replica, strategy)
+        self.replica_batch_size, self.log = replica_batch_size, log
+
+    def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
+        """Return the task's metrics and the loss over all examples, by name."""
+        return self._measured(encoded)[0]
+
+    def report(self, encoded: EncodedExamples) -> dict[str, Any]:
+        """Return the metrics and the task's tables, by name."""
+        metrics, outputs = self._measured(encoded)
+        return {**metrics, **self.task.postprocessor.report(encoded, outputs)}
+
+    def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
+        """Return the task's `metric_inputs` of all samples.
+
+        Returns:
+            Arrays `(S, ...)` by output name, in the order of the samples. Outputs per token are
+            padded to the task's max_seq_length with MASKED_SCORE.
+        """
+        return self._collected(encoded)
+
+    def network_outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
+        """Return what `outputs` does, without the reduction by `metric_inputs`."""
+        return self._collected(encoded, reduced=lambda parts: parts)
+
+    def _measured(self, encoded):
+        """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
+        sums = {name: np.zeros(2) for name in self.task.losses}
+
+        def add_losses(numbers, outputs):
+            for name, loss in self.task.losses.items():
+                labels, weights = (
+                    _of_samples(values[name], numbers, outputs[name].shape[1:2])
+                    for values in (encoded.labels, encoded.weights)
+                )
+                values = loss(labels, outputs[name]).numpy()
+                sums[name] += (
+                    np.sum(values * weights, dtype=np.float64),
+                    np.sum(weights, dtype=np.float64),
+                )
+
+        outputs = self._collected(encoded, add_losses)
+        loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
+        return {**self.task.postprocessor.metrics(encoded, outputs), "loss": float(loss)}, outputs
+
+    def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
+        """Return the `reduced` outputs of all samples; `on_batch` sees each batch.
+
+        By default they are the task's `metric_inputs`.
+        """
+        reduced = reduced or self.task.postprocessor.metric_inputs
+        order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
+        batches = distribute(
+            lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
+            self.strategy,
+        )
+        # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
+        result, first, not_finite = None, 0, []
+        with Progress(self.log, "samples", len(encoded)) as progress:
+            for batch in batches:
+                outputs, is_sample = self._forward(batch)
+                outputs = gather(self.strategy, outputs)
+                # The last batch of a replica may end with padding samples, which are dropped here.
+                kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
+                parts = {name: values[kept] for name, values in outputs.items()}
+                numbers = order[first : first + int(kept.sum())]
+                not_finite += _not_finite(numbers, parts)
+                on_batch(numbers, parts)
+                parts = reduced(parts)
+                if result is None:
+                    result = {
+                        name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
+                        for name, values in parts.items()
+                    }
+                for name, values in parts.items():
+                    result[name][numbers] = values
+                first += len(numbers)
+                progress.update(first)
+        if not_finite:
+            self.log(
+                f"warning: outputs that are not finite for {len(not_finite)} of {len(encoded)} "
+                f"samples, the first of them of row {encoded.example_of_sample()[min(not_finite)]} "
+                "from 0; did training diverge?"
+            )
+        return result
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _forward(self, batch):
+        return self.strategy.run(self._on_replica, args=(batch,))
+
+    def _outputs_of_replica(self, batch):
+        inputs, is_sample_B = batch
+        outputs = self.model(inputs)
+        return {name: self._filled(values) for name, values in outputs.items()}, is_sample_B
+
+    def _filled(self, values):
+        """Pad outputs per token to max_seq_length, so that batches and replicas can be joined."""
+        if not self.task.has_windows:
+            return values
+        missing = self.task.max_seq_length - tf.shape(values)[1]
+        paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
+        return tf.pad(values, paddings, constant_values=MASKED_SCORE)
+
+
+class FeatureExamples(EncodedExamples):
+    """Examples as features of a frozen encoder: batches of {"vector": float32 (B, H)}.
+
+    The features are computed once, at first use, because a resumed run restores its weights only
+    then. All S vectors stay in memory.
+    """
+
+    def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
+        """Wrap encoded examples.
+
+        Args:
+            encoded: The token ids.
+            evaluator: Evaluator of a model that has an output "vector".
+            log: Callable that takes log lines.
+        """
+        super().__init__(
+            encoded.task,
+            encoded.examples,
+            encoded.windows,
+            encoded.vocabulary,
+            encoded.layout,
+            encoded.static_shape,
+        )
+        self.encoded, self.evaluator, self.log = encoded, evaluator, log
+
+    @functools.cached_property
+    def vectors_SH(self) -> tf.Tensor:
+        """Features of all samples, float32 (S, H)."""
+        self.log(f"extracting features of {len(self)} rows, once")
+        return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
+
+    def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
+        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
+        return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
+
+
+def _not_finite(numbers, outputs):
+    """Return the numbers of the samples that have an output that is not finite."""
+    rows = [values.reshape(len(numbers), -1) for values in outputs.values()]
+    return numbers[~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)].tolist()
+
+
+def _of_samples(values, numbers, length):
+    """Return labels or weights of some samples; ragged ones are padded with 0 to `length`."""
+    if isinstance(values, tf.RaggedTensor):
+        return tf.gather(values, numbers).to_tensor(0, shape=[None, *length])
+    return values[numbers]

@@ -1,0 +1,57 @@
+"""Published SavedModels on disk, without TensorFlow. `tasks.graph.serving_functions` loads them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from bert_tf.config import read_json_object
+from bert_tf.errors import UserError
+from bert_tf.storage import files, format_versions
+
+TASK_OF_VERSION = "assets.extra/task.json"
+MAX_VERSION = 2**63 - 1  # The highest that TensorFlow Serving reads.
+_GRAPH = "saved_model.pb"
+_VERSION = re.compile("[0-9]+")
+
+
+def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
+    """Return the directories of versions at a path by their numbers, oldest first.
+
+    Names are read as in TensorFlow Serving: 007 is version 7, unless there is a 7. Directories of
+    other names, such as other digits than ASCII or numbers above `MAX_VERSION`, are no versions.
+
+    Args:
+        path: Existing directory.
+    """
+    names = sorted(filter(_VERSION.fullmatch, os.listdir(path)), key=len, reverse=True)
+    found = {int(name): os.path.join(path, name) for name in names}
+    return {
+        number: found[number]
+        for number in sorted(found)
+        if number <= MAX_VERSION and os.path.isdir(found[number])
+    }
+
+
+def published_version(path: str) -> str | None:
+    """Return the directory of the SavedModel at a path, or of its newest version.
+
+    Args:
+        path: Directory of one version, or of versions. For any other the result is `None`.
+    """
+    if files.is_remote(path) or not os.path.isdir(path):
+        return None
+    if files.exists(os.path.join(path, _GRAPH)):
+        return path
+    versions = version_directories(path).values()
+    found = [version for version in versions if files.exists(os.path.join(version, _GRAPH))]
+    return found[-1] if found else None
+
+
+def published_task(version: str) -> dict[str, Any]:
+    """Return the values of the task.json in a published version."""
+    path = os.path.join(version, TASK_OF_VERSION)
+    if not files.exists(path):
+        raise UserError(f"{path}: no such file; expected a version that bert_tf published")
+    return format_versions.without_version(read_json_object(path), path)

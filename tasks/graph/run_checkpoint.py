@@ -1,0 +1,174 @@
+"""Checkpoints of runs: where the weights of a `TaskModel` come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from bert_tf.errors import UserError
+from bert_tf.runs import checkpoints
+from bert_tf.runs.run import Run
+from bert_tf.weights import name_map
+from tasks.base.registry import task_from_dict
+from tasks.base.tuning import task_at, tuned_at
+
+if TYPE_CHECKING:
+    import keras
+
+    from bert_tf.config import BertConfig
+    from bert_tf.text.vocabulary import Vocabulary
+    from tasks.base.task import Task
+
+_PRETRAINED = "pretrained"  # Task type of runs without task.json, `MaskedLmTask`.
+_DROPOUT = "dropout_seed/"
+# Converted weights have no dropout state, which predictions do not use; those of a masked language
+# model may have no next sentence head.
+_OPTIONAL = (_DROPOUT, "next_sentence/")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCheckpoint:
+    """A checkpoint of a run, with the task whose values were tuned for it.
+
+    Attributes:
+        run: The run.
+        task: The task. A run that was only pretrained has a `MaskedLmTask`.
+        path: Directory of the checkpoint.
+        tuned: What was tuned (tasks/base/tuning.py), or `None`.
+    """
+
+    run: Run
+    task: Task
+    path: str
+    tuned: dict[str, Any] | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], checkpoint: str | None = None) -> Self:
+        """Open a checkpoint without reading its weights.
+
+        Args:
+            path: Run directory.
+            checkpoint: Name of a directory in its checkpoints; by default the best, else the
+                latest.
+
+        Raises:
+            UserError: If it is not a run, or has no such checkpoint.
+        """
+        run = Run.open(path)
+        step = (
+            run.checkpoints.step_of(checkpoint)
+            if checkpoint
+            else run.checkpoints.best_or_latest_step()
+        )
+        tuned: dict[str, Any] | None
+        if run.task is None:
+            length = run.config.max_position_embeddings
+            task, tuned = task_from_dict({"kind": _PRETRAINED, "max_seq_length": length}), None
+        else:
+            task, tuned = task_at(run, step), tuned_at(run, step)
+        return cls(run, task, run.checkpoints.path(step), tuned)
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Return the tensors by name, checked before a network of their size is built.
+
+        Raises:
+            UserError: If they are damaged, or are not of the run's configuration and task.
+        """
+        config, values = self.run.config, checkpoints.read(self.path)
+        checkpoints.check_shapes(name_map.weight_shapes(config), values, self.path)
+        if self.task.max_seq_length > config.max_position_embeddings:
+            raise UserError(
+                f"{self.run.path}: task.json: expected max_seq_length of at most "
+                f"{config.max_position_embeddings}, the number of positions in config.json, "
+                f"received {self.task.max_seq_length}"
+            )
+        # A run without a task may be a converted checkpoint that has no pretraining heads.
+        if self.run.task is None and not any(name.startswith("masked_lm/") for name in values):
+            raise UserError(
+                f"{self.run.path}: expected a fine-tuned run or one with pretraining heads, "
+                f"received neither; run tasks.finetune --init_from={self.run.path}"
+            )
+        return values
+
+    def assign(self, values: Mapping[str, np.ndarray], network: keras.Model) -> None:
+        """Assign the tensors of `read` to a network of the task.
+
+        Raises:
+            UserError: If names or shapes do not match.
+        """
+        variables = checkpoints.model_variables(network)
+        checkpoints.assign(
+            {
+                name: variable
+                for name, variable in variables.items()
+                if name in values or not name.startswith(_OPTIONAL)
+            },
+            values,
+            self.path,
+            ignore=checkpoints.OPTIMIZER_STATE,
+        )
+
+    def is_that_of(self, task: Task, network: keras.Model) -> bool:
+        """Return whether a task and a network are those of this checkpoint, bit for bit.
+
+        They are not if the network was trained further, or the task was tuned to other values.
+        """
+        if task != self.task:
+            return False
+        try:
+            values = checkpoints.read(self.path)
+        except UserError:  # Removed since it was loaded.
+            return False
+        return all(
+            np.array_equal(variable.numpy(), values[name])
+            for name, variable in checkpoints.model_variables(network).items()
+            if not name.startswith(_DROPOUT) and (name in values or not name.startswith(_OPTIONAL))
+        )
+
+    @property
+    def untuned(self) -> str | None:
+        """One line naming requested fields that are not tuned here, and the remedy; or `None`."""
+        # Without dev rows, values that are only tuned because there are some were never requested.
+        has_dev = bool(self.run.train.get("settings", {}).get("dev"))
+        if not self.task.untuned_fields or (self.task.tunes_without_request and not has_dev):
+            return None
+        names, best = (
+            ", ".join(self.task.untuned_fields),
+            self.run.checkpoints.best_or_latest_step(),
+        )
+        if tuned_at(self.run, best):
+            directory = os.path.basename(self.run.checkpoints.path(best))
+            remedy = f"was fitted to {directory} only; omit --checkpoint to use that checkpoint"
+        elif has_dev:
+            remedy = (
+                "was never fitted, since the run stopped earlier; run the same tasks.finetune "
+                f"command again (its flags are in {self.run.file('train.json')}) to tune the best "
+                "checkpoint"
+            )
+        else:
+            remedy = "was never fitted; call tune(x, y) of the model"
+        return f"{self.path}: untuned: {names} {remedy}"
+
+
+def save_run(
+    path: str | os.PathLike[str],
+    config: BertConfig,
+    vocabulary: Vocabulary,
+    record: Mapping[str, Any],
+    task: Task,
+    network: keras.Model,
+) -> Run:
+    """Write a run directory with one checkpoint; see `TaskModel` for the arguments."""
+    # Tuned values belong to the checkpoint.
+    values = None if task.kind == _PRETRAINED else task.with_tuned({}).to_dict()
+    with Run.writing(path):
+        run = Run.create(path, config, vocabulary, record, values)
+        run.checkpoints.save(0, checkpoints.model_variables(network))
+        if task.tunable_fields and not task.untuned_fields:
+            tuned = {name: getattr(task, name) for name in task.tunable_fields}
+            run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
+    return run

@@ -1,0 +1,181 @@
+"""Traced functions from strings to predictions, called with Python strings.
+
+Shape suffixes: N rows, L tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
+
+from bert_tf.errors import UserError
+from bert_tf.model.layout import to_padded
+from bert_tf.runs.checkpoints import load_saved_model
+from bert_tf.system.processes import FirstCalls
+from bert_tf.text.packing import Packed
+from tasks.base.registry import task_from_dict
+from tasks.base.task import Task
+from tasks.data.examples import Examples
+from tasks.graph.pipeline import Pipeline
+from tasks.graph.published import published_task
+from tasks.prediction.prediction_files import jsonable
+
+ROWS_PER_CALL = 1024  # Bounds memory.
+
+
+class Serving(abc.ABC):
+    """The signatures of a task, called with Python strings.
+
+    Attributes:
+        task: The task.
+    """
+
+    task: Task
+
+    def __init__(self) -> None:
+        self._first_calls = FirstCalls()
+
+    @property
+    @abc.abstractmethod
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """Functions of string tensors by position, by name of the signature."""
+
+    def call(
+        self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
+    ) -> dict[str, np.ndarray]:
+        """Call a signature.
+
+        Args:
+            signature: Its name.
+            columns: N strings, or lists of strings, by input name.
+            batch_size: Rows per call.
+
+        Returns:
+            `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
+            with "" and -1.
+        """
+        function = self.signatures[signature]
+        parts = [
+            {
+                name: _with_str(values.numpy())
+                for name, values in self._first_calls.call(
+                    signature, function, *texts.values()
+                ).items()
+            }
+            for texts in Examples(dict(columns), []).slices(batch_size)
+        ]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
+        """Return the prediction per row as a dict of JSON types, without padding.
+
+        Args:
+            columns: As for `call`.
+            batch_size: Rows per call.
+        """
+        outputs = self.call("serving_default", columns, batch_size)
+        rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
+        return [
+            self.task.postprocessor.strip_padding(dict(zip(outputs, row, strict=True)))
+            for row in rows
+        ]
+
+    def output_types(self) -> dict[str, tuple[str, int]]:
+        """Return the name of the dtype and the number of list levels per predicted output."""
+        function = self.signatures["serving_default"].get_concrete_function()
+        return {
+            name: (spec.dtype.name, spec.shape.rank - 1)
+            for name, spec in function.structured_outputs.items()
+        }
+
+
+class ServingFunctions(Serving):
+    """The signatures of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self.pipeline, self.task = pipeline, pipeline.task
+
+    @property
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """See `Serving`."""
+        return self.pipeline.signatures
+
+    def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
+        """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
+        entries = self.pipeline.vocabulary.entries
+        maps = []
+        for texts in Examples(dict(columns), []).slices():
+            packed = self.pipeline.encode(**texts).packed
+            for row in range(int(packed.input_ids.nrows())):
+                one = Packed(*(ragged[row : row + 1] for ragged in packed[:2]))
+                inputs = to_padded(one, self.pipeline.vocabulary)
+                tokens = [entries[number] for number in inputs["input_ids"][0].numpy()]
+                maps.append((tokens, self._attention(inputs).numpy()))
+        return maps
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _attention(self, inputs: dict[str, tf.Tensor]) -> Any:
+        outputs = self.pipeline.model.encoder(inputs, output_hidden_states=True)
+        return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+
+
+class PublishedModel(Serving):
+    """The default signature of a published version.
+
+    Args:
+        version: Directory of the version.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+
+    def __init__(self, version: str) -> None:
+        super().__init__()
+        self.task = task_from_dict(published_task(version))
+        try:
+            # Kept, since a signature does not keep the variables of its model alive.
+            self._model = load_saved_model(version)
+            served = self._model.signatures["serving_default"]
+        except (OSError, KeyError, tf.errors.OpError) as error:
+            raise UserError(f"{version}: not a published model: {error}") from None
+        names, specs = self.task.input_names, served.structured_input_signature[1]
+
+        @tf.function(input_signature=[specs[name] for name in names], autograph=False)
+        def by_position(*texts):
+            return served(**dict(zip(names, texts, strict=True)))
+
+        self._signatures = {"serving_default": by_position}
+
+    @property
+    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
+        """See `Serving`."""
+        return self._signatures
+
+
+def _with_str(values):
+    """Return an array with `str` for bytes."""
+    if values.dtype != object:
+        return values
+    return np.array(jsonable(values), object).reshape(values.shape)
+
+
+def _joined(parts):
+    """Concatenate arrays along axis 0, padded to the largest of each other axis."""
+    shape = np.max([part.shape for part in parts], axis=0)
+    filler = "" if parts[0].dtype == object else -1
+
+    def padded(part):
+        missing = (shape - part.shape)[1:]
+        return np.pad(part, [(0, 0), *((0, size) for size in missing)], constant_values=filler)
+
+    return np.concatenate([padded(part) for part in parts])

@@ -1,0 +1,252 @@
+"""Labelled rows given as Python objects, read from a file or from a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.system.scalars import to_python
+from tasks.base.registry import task_class
+from tasks.data.examples import Examples
+from tasks.data.readers.memory import as_list, without_axis
+from tasks.finetuning.settings import task_defaults
+from tasks.prediction.prediction_files import jsonable
+
+if TYPE_CHECKING:
+    from tasks.base.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a file, as `fit`, `evaluate` and `predict` take them.
+
+    Attributes:
+        x: N strings, or lists of strings, by input name.
+        y: N labels: names, numbers, entities or answers; empty if unlabelled.
+        labels: The distinct labels in the order of a task's ids; empty if the task has none.
+        source: The file.
+    """
+
+    x: dict[str, list]
+    y: list
+    labels: tuple[str, ...]
+    source: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.x.values())))
+
+
+def read_examples(
+    path: str | os.PathLike[str],
+    task_type: str = "classification",
+    *,
+    labelled: bool = True,
+    **options: Any,
+) -> Rows:
+    """Read a file in a format of a task type.
+
+    Args:
+        path: .csv, .tsv, .jsonl or a format of the task type (docs/data-formats.md).
+        task_type: Name of the task type.
+        labelled: Whether the rows have labels.
+        **options: Fields of the task that name columns, such as text_columns=("a", "b").
+
+    Raises:
+        UserError: At the first bad row.
+    """
+    max_seq_length = task_defaults(task_type)["max_seq_length"]
+    task = task_class(task_type).from_data(
+        os.fspath(path), max_seq_length=max_seq_length, **options
+    )
+    examples = task.reader.load_examples(os.fspath(path), labelled)
+    y = [task.reader.decode_label(label) for label in examples.labels]
+    return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
+
+
+def is_token_ids(x: Any) -> bool:
+    """Whether x holds token ids or a dataset of them, which go to Keras untouched."""
+    if isinstance(x, tf.data.Dataset):
+        spec = x.element_spec
+        x = spec[0] if isinstance(spec, tuple) else spec
+    return isinstance(x, Mapping) and "input_ids" in x
+
+
+def inputs_of(x: Any) -> Any:
+    """Return the strings of `Rows` or a finite dataset without labels; other x unchanged."""
+    if isinstance(x, tf.data.Dataset):
+        return _read_dataset(x)[0]
+    return x.x if isinstance(x, Rows) else x
+
+
+def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
+    """Return the first batches of a dataset; x itself if `steps` is `None`.
+
+    Args:
+        x: A dataset. Other rows have no batches yet.
+        steps: Number of batches.
+        name: Name of this argument, for the message.
+
+    Raises:
+        UserError: If x is no dataset, or the number is wrong.
+    """
+    if steps is None:
+        return x
+    if not isinstance(x, tf.data.Dataset):
+        raise UserError(f"{name}: expected with a dataset only; pass the rows that are to be read")
+    return x.take(positive(name, steps))
+
+
+def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
+    """Raise UserError if a dataset has no batches, or other arguments give what they contain."""
+    for name, value in others.items():
+        if value is not None:
+            contained = {"y": "labels", "sample_weight": "weights"}.get(name, "batches")
+            raise UserError(f"{name}: expected none, since the dataset x contains the {contained}")
+    if any(spec.shape.rank == 0 for spec in tf.nest.flatten(dataset.element_spec)):
+        raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
+
+
+def positive(name: str, value: Any) -> int:
+    """Return a positive integer of Python; raises UserError if a value is none."""
+    value = to_python(value)
+    if type(value) is not int or value < 1:
+        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+    return value
+
+
+def examples_of(
+    task: Task,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[Any, float] | None = None,
+    is_batch: bool = False,
+) -> Examples:
+    """Return rows as `Examples` with labels in the representation of the task.
+
+    Args:
+        task: The task.
+        x: Rows, see `tasks.model.fitting.fit`; or `Examples` of the task.
+        y: Labels, see `tasks.model.fitting.fit`.
+        sample_weight: Loss weight per row.
+        class_weight: Loss weight by label name or id.
+        is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
+
+    Raises:
+        UserError: If rows, labels and weights differ in number or do not fit the task.
+    """
+    if isinstance(x, Examples):
+        return x
+    if isinstance(x, tf.data.Dataset):
+        check_dataset(x, y=y, sample_weight=sample_weight)
+        x, y, sample_weight = _read_dataset(x)
+    if isinstance(x, Rows):
+        x, y = x.x, x.y if y is None else y
+    texts = task.reader.columns(x)
+    count = len(next(iter(texts.values())))
+    if y is None:
+        y = task.reader.default_labels(count)
+    else:
+        y = as_list(column_of(task, y, not task.reader.has_lists_of_labels), "y")
+    if len(y) != count:
+        raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
+    labels = task.reader.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
+    weights = _weights(task, labels, sample_weight, class_weight)
+    return Examples(texts, labels, weights=weights)
+
+
+def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
+    """Return labels or weights without what Keras allows around them, otherwise unchanged.
+
+    Args:
+        task: The task.
+        values: A column, also as a dict by the name of the task's output, or of shape (N, 1).
+        is_scalar: Whether a row has one value, so that the shape (N, 1) means (N,).
+    """
+    if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
+        (values,) = values.values()
+    return without_axis(values) if is_scalar else values
+
+
+def _weights(task, labels, sample_weight, class_weight):
+    """Return the loss weight per row, or () if all are 1."""
+    if sample_weight is None and class_weight is None:
+        return ()
+    weights = [1.0] * len(labels)
+    if sample_weight is not None:
+        given = as_list(column_of(task, sample_weight), "sample_weight")
+        if len(given) != len(labels):
+            raise UserError(
+                f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
+            )
+        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
+    if class_weight is not None:
+        factors = class_factors(task, class_weight)
+        weights = [
+            weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
+        ]
+    return tuple(weights)
+
+
+def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
+    """Return class_weight by label id.
+
+    Args:
+        task: The task.
+        class_weight: Loss weight by label name or id.
+
+    Raises:
+        UserError: If the task has no classes, or a label or weight is wrong.
+    """
+    if not task.has_classes:
+        raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
+    if not isinstance(class_weight, Mapping):
+        raise UserError(
+            f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+        )
+    class_weight = to_python(dict(class_weight))
+    labels = task.reader.encode_labels(list(class_weight), {}, "class_weight")
+    return {
+        label: _weight(f"class_weight: {name!r}", factor)
+        for label, (name, factor) in zip(labels, class_weight.items(), strict=True)
+    }
+
+
+def _weight(what, value):
+    """Return a loss weight as a float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
+    return float(value)
+
+
+def _read_dataset(dataset):
+    """Return the rows of a finite dataset of batches x, (x, y) or (x, y, sample_weight)."""
+    check_dataset(dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UserError("x: expected a finite dataset, received one that repeats; remove repeat()")
+    parts = [part if isinstance(part, tuple) else (part,) for part in dataset]
+    if not parts:
+        raise UserError("x: expected at least one batch, received an empty dataset")
+
+    def joined(values):
+        if isinstance(values[0], Mapping):
+            return {name: joined([value[name] for value in values]) for name in values[0]}
+        if isinstance(values[0], tuple):
+            return tuple(map(joined, zip(*values, strict=True)))
+        if isinstance(values[0], tf.RaggedTensor):
+            return [jsonable(row) for value in values for row in value]
+        arrays = [value.numpy() for value in values]
+        if len({array.shape[1:] for array in arrays}) == 1:
+            return np.concatenate(arrays)
+        return [row for array in arrays for row in jsonable(array)]
+
+    x, y, weight = (*map(joined, zip(*parts, strict=True)), None, None)[:3]
+    return x, y, weight

@@ -1,0 +1,67 @@
+"""Loading of `TaskModel`s of any task type."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from typing import TYPE_CHECKING
+
+import keras
+
+import tasks
+from bert_tf.errors import UserError
+from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.model.task_model import TaskModel
+
+if TYPE_CHECKING:
+    from tasks.base.task import Task
+
+
+def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:
+    """Load a run directory or a .keras file of any task type.
+
+    Args:
+        path: Run directory, or file written by `TaskModel.save`.
+        checkpoint: Name of a directory in the run's checkpoints; by default the best, else the
+            latest.
+
+    Returns:
+        The model. Its `source` is the checkpoint of a run directory.
+
+    Raises:
+        UserError: If it is neither, or is damaged.
+    """
+    if str(path).endswith(".keras"):
+        _import_class(path)
+        return keras.saving.load_model(path)
+    source = RunCheckpoint.open(os.fspath(path), checkpoint)
+    weights, train = source.read(), source.run.train
+    model = model_class(source.task)(
+        source.task,
+        source.run.config,
+        source.run.vocabulary,
+        record={name: train[name] for name in ("origin",) if name in train},
+        has_new_head=False,
+    )
+    source.assign(weights, model.network)
+    model.adapt_to(weights)
+    model.source = source
+    return model
+
+
+def model_class(task: Task) -> type[TaskModel]:
+    """Return the model class of a task, which is in the task's module."""
+    return next(found for found in TaskModel.__subclasses__() if found.task_class is type(task))
+
+
+def _import_class(path):
+    """Import the class of a .keras file, which registers it with Keras."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            values = json.loads(archive.read("config.json"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not a .keras file: {error}") from None
+    name = str(values.get("registered_name")).removeprefix("bert_tf>")
+    if name in tasks.__all__:  # Otherwise a class of the user, who has imported it.
+        getattr(tasks, name)

@@ -1,0 +1,147 @@
+"""Training on a dataset of strings batch by batch, for data that is larger than memory or infinite.
+
+Shape suffixes: B rows of a batch, C labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.model.layout import to_flat, to_padded
+from tasks.data.examples import Examples
+from tasks.data.readers.memory import named, without_axis
+from tasks.model.compiling import needs_padding
+from tasks.model.labelled_rows import class_factors, column_of, examples_of
+
+if TYPE_CHECKING:
+    from tasks.base.task import Task
+    from tasks.model.task_model import TaskModel
+
+_NO_WINDOWS: Any = None  # The targets of tasks that can stream do not depend on windows.
+
+
+def batches(
+    model: TaskModel, dataset: tf.data.Dataset, class_weight: Mapping[Any, float] | None
+) -> tf.data.Dataset:
+    """Return batches (token ids, labels, weights) of a dataset.
+
+    A batch is filled up to a multiple of the replicas with rows of weight 0.
+
+    Args:
+        model: A model whose task has `can_stream`.
+        dataset: Batches (x, y) or (x, y, sample_weight) of strings and labels.
+        class_weight: Loss weight by label name or id.
+
+    Raises:
+        UserError: If the structure of the batches or class_weight does not fit the task.
+    """
+    task, pipeline = model.task, model.serving.pipeline
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    is_padded, length = needs_padding(model), task.max_seq_length if model.jit_compile else None
+    if class_weight is not None:
+        class_factors(task, class_weight)  # Before the first batch.
+
+    @tf.autograph.experimental.do_not_convert
+    def batch_of(x, y, weight_B=None):
+        texts = _strings(named(x, task.input_names))
+        count = tf.shape(texts[task.input_names[0]])[0]
+        numbers_B = tf.range(-(-count // num_replicas) * num_replicas)
+        is_row_B, numbers_B = numbers_B < count, numbers_B % tf.maximum(count, 1)
+        labels, weights = targets(task, texts, y, weight_B, class_weight)
+        texts, labels, weights = tf.nest.map_structure(
+            lambda values: tf.gather(values, numbers_B), (texts, labels, weights)
+        )
+        factor_B = tf.cast(is_row_B, tf.float32)
+        packed, vocabulary = pipeline.encode(**texts).packed, pipeline.vocabulary
+        inputs = to_padded(packed, vocabulary, length) if is_padded else to_flat(packed, vocabulary)
+        return inputs, labels, {name: values * factor_B for name, values in weights.items()}
+
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
+        raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
+    mapped = dataset.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return mapped.prefetch(tf.data.AUTOTUNE)
+
+
+def _strings(columns):
+    columns = {name: without_axis(values) for name, values in columns.items()}
+    for name, values in columns.items():
+        if values.dtype != tf.string or values.shape.rank not in (1, None):
+            raise UserError(
+                f"x: {name}: expected batches of strings (B,), received {values.dtype.name} "
+                f"{values.shape}"
+            )
+    return columns
+
+
+def targets(
+    task: Task,
+    texts: Mapping[str, tf.Tensor],
+    y: Any,
+    weight: Any = None,
+    class_weight: Mapping[Any, float] | None = None,
+) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Return labels and weights of a batch by output name, read as those of rows in memory.
+
+    Args:
+        task: A task that has `can_stream`.
+        texts: Strings `(B,)` by input name.
+        y: Labels `(B,)`, or lists of them, ragged or padded with "" or -1.
+        weight: Loss weight per row.
+        class_weight: Loss weight by label name or id.
+    """
+    y, weight = column_of(task, y, not task.reader.has_lists_of_labels), column_of(task, weight)
+    if isinstance(y, tf.RaggedTensor):
+        # Unsigned integers have no -1.
+        y = y.to_tensor("") if y.dtype == tf.string else tf.cast(y, tf.int64).to_tensor(-1)
+    if isinstance(y, Mapping | tuple):
+        raise UserError(f"y: expected one column of labels, received {y!r:.80}")
+    columns = [*texts.values(), y, *([] if weight is None else [weight])]
+
+    def targets_of(*columns):
+        values = dict(zip(texts, columns, strict=False))
+        y, weight = (*columns[len(values) :], None)[:2]
+        examples = examples_of(task, values, y, weight, class_weight, is_batch=True)
+        labels, weights = task.targets(examples, _NO_WINDOWS)
+        for factor in (task.sample_weights(examples, _NO_WINDOWS), examples.weights or None):
+            if factor is not None:
+                weights = {name: of_name * factor for name, of_name in weights.items()}
+        return [*labels.values(), *(of_name.astype(np.float32) for of_name in weights.values())]
+
+    # Without rows, they have the types and the shapes of a batch.
+    like = task.targets(Examples({}, []), _NO_WINDOWS)
+    flat = tf.numpy_function(
+        targets_of, columns, [tf.as_dtype(array.dtype) for array in tf.nest.flatten(like)]
+    )
+    for tensor, array in zip(flat, tf.nest.flatten(like), strict=True):
+        tensor.set_shape([None, *array.shape[1:]])
+    return tf.nest.pack_sequence_as(like, flat)
+
+
+def num_steps(dataset: tf.data.Dataset, steps_per_epoch: int | None) -> int:
+    """Return the steps per epoch; raises UserError if they are unknown."""
+    steps = int(dataset.cardinality()) if steps_per_epoch is None else steps_per_epoch
+    if steps < 0:
+        raise UserError("steps_per_epoch: expected a number for a dataset of unknown length")
+    if steps == 0:
+        raise UserError("x: expected at least one batch, received an empty dataset")
+    return steps
+
+
+@contextlib.contextmanager
+def raising_row_errors() -> Iterator[None]:
+    """Raise the UserErrors of rows of a dataset, which TensorFlow and Keras wrap."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"UserError: (.*)", str(error))
+        if found is None:
+            raise
+        raise UserError(found[1]) from None

@@ -1,0 +1,1 @@
+"""Files of predictions and vectors, written by one process or several."""

@@ -1,0 +1,165 @@
+"""Feature extraction: files of the vectors of a `TextEmbedder`."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_tf.errors import UserError
+from bert_tf.storage import strict_json
+from bert_tf.storage.files import atomic_bytes_writer, atomic_writer
+from bert_tf.system.progress import Progress
+from bert_tf.train.distribution import use_precision
+from bert_tf.weights.sources import PretrainedWeights
+from tasks.data.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.tables import Row, read_rows
+from tasks.prediction.prediction_files import in_batches, outputs_of_rows
+from tasks.types.embedding import LAYERS, EmbeddingTask, TextEmbedder
+
+
+def create_embedder(
+    pretrained: PretrainedWeights,
+    layers: str,
+    pooling: str,
+    max_seq_length: int,
+    num_texts: int = 1,
+) -> TextEmbedder:
+    """Create the embedder that the flags of tasks.extract describe.
+
+    Args:
+        pretrained: Configuration, vocabulary and weights.
+        layers: Value of --layers.
+        pooling: Value of --pooling.
+        max_seq_length: Maximum tokens of a text or pair, with [CLS] and [SEP].
+        num_texts: 2 for pairs.
+
+    Raises:
+        UserError: If the encoder has too few layers, positions or segments.
+    """
+    config = pretrained.config
+    for flag, expected, available, what in (
+        (f"--layers={layers}", LAYERS[layers][0], config.num_hidden_layers, "layers"),
+        ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
+        ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
+    ):
+        if expected > available:
+            raise UserError(
+                f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
+            )
+    task = EmbeddingTask.from_options(
+        max_seq_length=max_seq_length, pairs=num_texts == 2, layers=layers, pooling=pooling
+    )
+    return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
+
+
+def extract(
+    embedder: TextEmbedder,
+    input_path: str,
+    columns: Sequence[str],
+    output_path: str | os.PathLike,
+    unescape_html: bool,
+    batch_size: int,
+    log: Callable[[str], None],
+    per_token: bool = False,
+) -> tuple[int, int]:
+    """Write one vector per row or per token, in order.
+
+    Rows are streamed; the output file is written atomically.
+
+    Args:
+        embedder: The embedder, from `create_embedder`.
+        input_path: .csv, .tsv or .jsonl file.
+        columns: Columns of the texts, one or two.
+        output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
+            {"vector": [...]} per line, or {"error": ...} for a bad row, and for one whose vector is
+            not finite.
+        unescape_html: Whether HTML character references are converted to characters.
+        batch_size: Rows per batch.
+        log: Callable that takes log lines.
+        per_token: Whether a line of .jsonl is {"tokens": [...], "vectors": [[...], ...]}.
+
+    Returns:
+        Number of rows, and number of bad rows among them.
+
+    Raises:
+        UserError: A row is bad and the output is .npy, raised before any computation; or a vector
+            for a .npy file is not finite.
+    """
+
+    def rows():
+        return read_rows(input_path, columns, unescape_html)
+
+    if str(output_path).endswith(".npy"):
+        return _write_array(embedder, rows, columns, output_path, batch_size, log)
+
+    def outputs(batch):
+        return row_outputs(embedder, batch, columns, per_token)
+
+    return _write_lines(outputs, rows, output_path, batch_size, log)
+
+
+def row_outputs(
+    embedder: TextEmbedder, rows: Sequence[Row], columns: Sequence[str], per_token: bool
+) -> list[dict[str, Any]]:
+    """Return the vector of each row, or its tokens and their vectors, as JSON types by name.
+
+    Args:
+        embedder: The embedder.
+        rows: Good rows.
+        columns: Columns of the texts.
+        per_token: Selects tokens and vectors.
+    """
+    texts = _texts(embedder, rows, columns)
+    if not per_token:
+        return embedder.predict_rows(texts)
+    return [
+        {"tokens": tokens, "vectors": vectors_LD.tolist()}
+        for tokens, vectors_LD in embedder.token_vectors(texts)
+    ]
+
+
+def _write_lines(outputs, rows, output_path, batch_size, log):
+    count = bad = 0
+    total = sum(1 for _ in rows())
+    with atomic_writer(output_path) as lines, Progress(log, "rows", total) as progress:
+        for batch in outputs_of_rows(rows(), outputs, batch_size):
+            for _, output in batch:
+                is_bad = isinstance(output, BadRow)
+                line = {"error": str(output)} if is_bad else output
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count, bad = count + 1, bad + is_bad
+            progress.update(count)
+    return count, bad
+
+
+def _write_array(embedder, rows, columns, output_path, batch_size, log):
+    count = sum(1 for _ in raise_bad_rows(rows()))  # The .npy header contains the shape.
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+        "fortran_order": False,
+        "shape": (count, embedder.vector_size),
+    }
+    done = 0
+    with atomic_bytes_writer(output_path) as stream, Progress(log, "rows", count) as progress:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for batch in in_batches(raise_bad_rows(rows()), batch_size):
+            vectors = embedder.predict(_texts(embedder, batch, columns))
+            for row, vector in zip(batch, vectors, strict=True):
+                if not np.isfinite(vector).all():
+                    raise UserError(f"{row.location}: {strict_json.NOT_FINITE}")
+            stream.write(vectors.tobytes())
+            done += len(batch)
+            progress.update(done)
+        if done != count:
+            raise UserError(
+                f"{output_path}: not written: the input changed while it was read; rerun"
+            )
+    return count, 0
+
+
+def _texts(embedder, rows, columns):
+    """Return the texts of rows by input name."""
+    texts = [[row.values[column] for row in rows] for column in columns]
+    return dict(zip(embedder.task.input_names, texts, strict=True))

@@ -1,0 +1,106 @@
+"""Checks of a command's inputs before TensorFlow is imported, which takes seconds.
+
+A task is represented by the values of its task.json, or by the options that it is created with.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
+from tasks.base.registry import row_reader
+from tasks.data.readers.rows import check_any_good, raise_bad_rows
+from tasks.graph.published import TASK_OF_VERSION, published_task
+
+
+def check_rows(
+    task: Mapping[str, Any] | None, path: str, labelled: bool, accepts_bad: bool = False
+) -> None:
+    """Check that the rows of a file have the format that a task requires.
+
+    Args:
+        task: The task's "kind" and the fields that its reader needs; None for a pretrained run.
+        path: The file.
+        labelled: Whether rows have labels. Their values are checked later, by the task.
+        accepts_bad: Whether the command continues after a bad row, if not all rows are bad.
+
+    Raises:
+        UserError: A row is bad, or the file is.
+    """
+    task = task or {"kind": "pretrained"}
+    rows = row_reader(task["kind"])(task, path, labelled)
+    if accepts_bad:
+        check_any_good(rows)
+        return
+    for _ in raise_bad_rows(rows):
+        pass
+
+
+def check_run(path: str, checkpoint: str | None = None) -> Run | None:
+    """Open a run and check that it has a checkpoint.
+
+    Args:
+        path: Run directory.
+        checkpoint: Name of a checkpoint directory; None for the best or latest.
+
+    Returns:
+        The run, or None for a remote path, which cannot be read without TensorFlow.
+
+    Raises:
+        UserError: The directory is not a run, or the checkpoint does not exist.
+    """
+    if files.is_remote(path):
+        return None
+    run = Run.open(path)
+    run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
+    return run
+
+
+# A SavedModel serves the probabilities or values of these; of the others only what is decided.
+SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
+
+
+def is_saved_model(path: str) -> bool:
+    """Return whether a directory is a SavedModel, such as a published version."""
+    return files.exists(os.path.join(path, "saved_model.pb"))
+
+
+def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
+    """Check that a teacher is a fine-tuned run or a SavedModel of a task type.
+
+    Args:
+        path: Run directory, or directory of a published version.
+        kind: The student's task type.
+
+    Returns:
+        The values of its task.json, or None for a remote path.
+
+    Raises:
+        UserError: It is not.
+    """
+    if files.is_remote(path):
+        return None
+    if not is_saved_model(path):
+        task = Run.open(path).task
+        if task is None:
+            raise UserError(f"--teacher={path}: expected a fine-tuned run")
+        check_run(path)
+    else:
+        if not files.exists(os.path.join(path, TASK_OF_VERSION)):
+            raise UserError(
+                f"--teacher={path}: no {TASK_OF_VERSION}; expected a SavedModel of "
+                "export.export_saved_model, or a run"
+            )
+        task = published_task(path)
+        if kind not in SERVED_TEACHERS:
+            raise UserError(
+                f"--teacher={path}: a SavedModel of {kind} does not return its logits; pass the "
+                "run that it was exported from"
+            )
+    if task.get("kind") != kind:
+        raise UserError(
+            f"--teacher={path}: expected a model of task {kind}, received {task.get('kind')}"
+        )
+    return task

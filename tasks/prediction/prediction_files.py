@@ -1,0 +1,172 @@
+"""Write a model's predictions for the rows of a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bert_tf.errors import UserError
+from bert_tf.storage import strict_json
+from bert_tf.storage.files import atomic_writer
+from bert_tf.system.progress import Progress
+from tasks.data.readers.glue import GLUE, check_submission, submission_lines
+from tasks.data.readers.rows import BadRow, check_any_good
+
+if TYPE_CHECKING:
+    from tasks.graph.serving_functions import Serving
+    from tasks.model.task_model import TaskModel
+
+_Row = TypeVar("_Row")
+
+
+def predict(
+    model: TaskModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Write one JSON object per row of a file, in order.
+
+    A row's id, if it has one, is the first field. A bad row, or one whose prediction is not finite,
+    becomes {"error": ...}. Only one batch of rows is in memory. The output file is written
+    atomically.
+
+    Args:
+        model: The model.
+        input_path: Input file, in a format of the task.
+        output_path: .jsonl file.
+        batch_size: Rows per batch.
+        log: Called with progress lines.
+
+    Returns:
+        (number of rows, number of bad rows).
+    """
+    count = bad = 0
+    with atomic_writer(output_path) as lines:
+        for _, prediction in _predictions_of(model, input_path, batch_size, log):
+            is_bad = isinstance(prediction, BadRow)
+            line = {"error": str(prediction)} if is_bad else prediction
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+            bad += is_bad
+    return count, bad
+
+
+def submit(
+    model: TaskModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> int:
+    """Write the predictions for a GLUE test file as a submission, .tsv.
+
+    Arguments as in `predict`; the model is loaded from a run.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
+    """
+    file_format = getattr(model.task, "file_format", None) or ""
+    assert model.source is not None  # The rows of GLUE are those of a run.
+    check_submission(output_path, file_format, model.source.run.path)
+
+    def labels_by_id():
+        for row, prediction in _predictions_of(model, input_path, batch_size, log):
+            if isinstance(prediction, BadRow):
+                raise UserError(f"{prediction}; a submission requires a prediction for every row")
+            if row.id is None:
+                raise UserError(
+                    f"{row.location}: expected a test file with the column index for a submission"
+                )
+            yield row.id, prediction["label" if GLUE[file_format].labels else "value"]
+
+    count = -1  # The header is not a row.
+    with atomic_writer(output_path) as lines:
+        for line in submission_lines(file_format, labels_by_id()):
+            lines.write(line + "\n")
+            count += 1
+    return count
+
+
+def _predictions_of(model, path, batch_size, log):
+    """Yield (row, prediction) as `outputs_of_rows` does."""
+
+    def rows():
+        return model.task.reader.iter_examples(path, labelled=False)
+
+    def predictions(batch):
+        return predict_batch(model.serving, batch)
+
+    check_any_good(rows())  # Again, since a remote run was not read before.
+    with Progress(log, "rows", sum(1 for _ in rows())) as progress:
+        for batch in outputs_of_rows(rows(), predictions, batch_size):
+            yield from batch
+            progress.update(progress.done + len(batch))
+
+
+def outputs_of_rows(
+    rows: Iterable[Any], outputs: Callable[[list], Iterable[dict[str, Any]]], batch_size: int
+) -> Iterator[list[tuple[Any, dict[str, Any] | BadRow]]]:
+    """Yield the rows of each batch with their outputs.
+
+    Args:
+        rows: Rows of a reader, with their `location`, some of them `BadRow`s.
+        outputs: Function that returns the output of each good row of a batch.
+        batch_size: Rows per batch.
+
+    Yields:
+        Pairs of a row and its output, a dict of JSON types. Instead of an output, the `BadRow`
+        itself, or a new one if a number of the output is not finite.
+    """
+    for batch in in_batches(rows, batch_size):
+        good = [row for row in batch if not isinstance(row, BadRow)]
+        found = iter(outputs(good) if good else ())
+        yield [
+            (row, row if isinstance(row, BadRow) else _if_finite(row, next(found))) for row in batch
+        ]
+
+
+def _if_finite(row, output):
+    """Return the output of a row, or a `BadRow`."""
+    is_finite = strict_json.is_finite(output)
+    return output if is_finite else BadRow(row.location, strict_json.NOT_FINITE)
+
+
+def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
+    """Yield lists of `size` rows; the last one may be shorter."""
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
+
+
+def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the prediction per row as a dict of JSON types, without padding."""
+    # The served signature, so that predictions are those of the exported model.
+    columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
+    return [
+        prediction if row.id is None else {"id": row.id, **prediction}
+        for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
+    ]
+
+
+def jsonable(tensor: ArrayLike) -> Any:
+    """Convert a tensor or array to nested lists of JSON types.
+
+    Strings become text, invalid UTF-8 U+FFFD.
+    """
+
+    def text(value):
+        if isinstance(value, list):
+            return [text(entry) for entry in value]
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    return text(np.asarray(tensor).tolist())

@@ -1,0 +1,1 @@
+"""Training in a run directory, alone or from a teacher."""

@@ -1,0 +1,176 @@
+"""Settings of training, without files and task; each field is a flag of tasks.finetune.
+
+The module is free of TensorFlow, so that wrong flags are reported at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.system.command import check_bounds, check_types, flag
+from bert_tf.train.settings import compile_flag, precision_flag
+from tasks.base import registry
+
+# Settings that runs without a teacher, such as those of earlier versions, do not record.
+DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
+
+# Values of --keep_head, as `PretrainedWeights.head_for` takes them.
+KEEP_HEAD = {"auto": None, "true": True, "false": False}
+
+
+def format_number(number: float) -> str:
+    """Format a number for help and names of directories: "2e-5", where Python writes "2e-05"."""
+    return repr(number).replace("e-0", "e-")
+
+
+def flag_by_task(help: str, default: float, defaults: Mapping[str, float], **metadata: Any) -> Any:
+    """Return a flag whose default is `default`, or that of its task type in `defaults`."""
+    others = "".join(f"; {kind} {format_number(value)}" for kind, value in defaults.items())
+    defaults = {**dict.fromkeys(registry.TASK_TYPES, default), **defaults}
+    help = f"{help} (default {format_number(default)}{others})"
+    return flag(help, None, defaults=defaults, others=default, **metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of the training of a model.
+
+    A field that is `None` gets the default of the task type, if there is one. A field with
+    `of_model` is decided when the model is created.
+
+    Raises:
+        UserError: If a value is out of range; the message names the flag.
+    """
+
+    # The defaults are those of google-research/bert (Devlin et al. 2019, A.3).
+    global_batch_size: int = flag_by_task(
+        "examples per step, over all replicas", 32, {"anomaly": 128}, bounds={">=": 1}
+    )
+    epochs: int = flag_by_task(
+        "passes over the training rows", 3, {"anomaly": 20}, bounds={">=": 1}
+    )
+    learning_rate: float = flag_by_task(
+        "peak learning rate", 5e-5, {"anomaly": 3e-3}, bounds={">": 0}
+    )
+    warmup_proportion: float = flag(
+        "fraction of the steps used for learning rate warmup", 0.1, bounds={">=": 0, "<": 1}
+    )
+    schedule: str = flag(
+        "linear decay of the learning rate: released counts from step 0 (google-research/bert), "
+        "continuous from the peak (Hugging Face)",
+        "released",
+        choices=("released", "continuous"),
+    )
+    weight_decay_rate: float = flag(
+        "weight decay of AdamW, not applied to biases and LayerNorm", 0.01, bounds={">=": 0}
+    )
+    layer_decay: float = flag(
+        "factor on the learning rate from each layer to the one below",
+        1.0,
+        bounds={">": 0, "<=": 1},
+    )
+    frozen_layers: int | None = flag(
+        "number of lowest layers that are not trained, together with the embeddings",
+        None,
+        bounds={">=": 0},
+    )
+    patience: int | None = flag(
+        "evaluations without improvement before training stops", None, bounds={">=": 1}
+    )
+    bias_correction: bool = flag("bias correction of Adam (google-research/bert has none)", True)
+    keep_head: str = flag(
+        "the head of fine-tuned weights instead of a new one: auto if task type and labels match",
+        "auto",
+        choices=tuple(KEEP_HEAD),
+        of_model=True,
+    )
+    teacher: str | None = flag(
+        "fine-tuned run, or published SavedModel, whose outputs are learned (docs/distillation.md)",
+        None,
+    )
+    distill_temperature: float = flag(
+        "temperature of the teacher's and the student's logits", 2.0, bounds={">": 0}
+    )
+    distill_alpha: float = flag(
+        "weight of learning from the teacher; the rest is that of the labels",
+        0.5,
+        bounds={">=": 0, "<=": 1},
+    )
+    seed: int = flag("seed of head initialization, row order and dropout", 0, bounds={">=": 0})
+    strategy: str = flag(
+        "one device; one replica per local GPU; several processes from TF_CONFIG; TPU cores",
+        "none",
+        choices=("none", "mirrored", "multi_worker", "tpu"),
+        of_model=True,
+    )
+    tpu: str = flag("TPU name or grpc:// address, or local", "local", of_model=True)
+    precision: str = precision_flag()
+    compile: str = compile_flag()
+    do_lower_case: bool | None = flag(
+        "lower-casing of the text; by default as in the pretrained weights' configuration",
+        None,
+        of_model=True,
+    )
+    save_every: int = flag(
+        "steps between checkpoints, in addition to one per epoch", 1000, bounds={">=": 1}
+    )
+    log_every: int = flag("steps between progress lines", 10, bounds={">=": 1})
+
+    def __post_init__(self) -> None:
+        check_types(self, TrainingSettings)
+        check_bounds(self)
+        if self.seed >= 2**32:
+            raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
+        for name in DISTILLATION:
+            if self.teacher is None and getattr(self, name) != _DEFAULTS[name]:
+                raise UserError(f"--{name}: requires --teacher")
+
+    def check_teacher_fits(self, kind: str) -> None:
+        """Check that a teacher, if there is one, fits the task type.
+
+        Args:
+            kind: The task type.
+
+        Raises:
+            UserError: If the task type has no teacher, or no temperature.
+        """
+        if self.teacher is None:
+            return
+        task_type = registry.TASK_TYPES.get(kind)
+        if task_type and not task_type.has_teacher:
+            raise UserError(f"--teacher: not supported by task {kind}, which has no logits")
+        default = _DEFAULTS["distill_temperature"]
+        if kind == "regression" and self.distill_temperature != default:
+            raise UserError("--distill_temperature: not supported by task regression")
+
+    def check_fits(self, config: BertConfig, origin: str) -> None:
+        """Check that pretrained weights have enough layers.
+
+        Args:
+            config: Configuration of the weights.
+            origin: Where the weights come from, for the message.
+
+        Raises:
+            UserError: If they do not.
+        """
+        if (self.frozen_layers or 0) > config.num_hidden_layers:
+            raise UserError(
+                f"--frozen_layers={self.frozen_layers}: expected at most "
+                f"{config.num_hidden_layers}, the number of layers of {origin}"
+            )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingSettings)}
+
+
+def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as they are saved in train.json, by name.
+
+    Those that earlier versions did not have are left out at their defaults, so that runs of these
+    versions can be resumed.
+    """
+    unused = [] if values["teacher"] else [*DISTILLATION, "unlabelled"]
+    unused += ["keep_head"] * (values.get("keep_head") == "auto")
+    return {name: value for name, value in values.items() if name not in unused}

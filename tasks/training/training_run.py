@@ -1,0 +1,364 @@
+"""Training of a model on examples in a run directory: the recipe of `train` and tasks.finetune."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from bert_tf.errors import UserError
+from bert_tf.model.layout import to_flat, to_packed, to_padded
+from bert_tf.runs import checkpoints, run_directory
+from bert_tf.runs.run import Run
+from bert_tf.system import plotting
+from bert_tf.system.command import defaults
+from bert_tf.train import compilation
+from bert_tf.train.distribution import (
+    barrier,
+    check_alike,
+    from_chief,
+    is_chief,
+)
+from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
+from bert_tf.train.shared_files import open_run, wait_for_files
+from bert_tf.train.step import TrainStep
+from tasks.base import plots
+from tasks.base.registry import task_from_dict
+from tasks.base.tuning import task_at
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.model import fitting
+from tasks.training.distillation import Distillation
+from tasks.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from tasks.base.task import Task
+    from tasks.model.task_model import TaskModel
+
+
+@dataclasses.dataclass
+class TrainingRun:
+    """Training of a task on examples in a run directory, which the caller holds.
+
+    Attributes:
+        settings: Settings of training.
+        task: The task, without tuned values.
+        names: Names of the data, training rows first.
+        examples: The data in the same order. The first dev data selects the best checkpoint.
+        digests: sha256 of the data by name, as in train.json.
+        rows: The data, for messages.
+        recorded: Settings as in train.json.
+        output_dir: Run directory, created or resumed.
+        strategy: Distribution strategy.
+        log: Callable that takes log lines.
+        distillation: The teacher and the unlabelled rows, if there are any.
+    """
+
+    settings: TrainingSettings
+    task: Task
+    names: Sequence[str]
+    examples: Sequence[Examples]
+    digests: Mapping[str, str]
+    rows: str
+    recorded: Mapping[str, Any]
+    output_dir: str
+    strategy: tf.distribute.Strategy
+    log: Callable[[str], None]
+    distillation: Distillation | None = None
+
+    def __post_init__(self) -> None:
+        self.log_wait = self.log
+        self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
+        if not is_chief(self.strategy):
+            self.log = lambda line: None
+        replicas = self.strategy.num_replicas_in_sync
+        if self.settings.global_batch_size % replicas:
+            raise UserError(
+                f"--global_batch_size={self.settings.global_batch_size}: expected a multiple of "
+                f"the {replicas} replicas"
+            )
+
+    def open_run(self) -> Run | None:
+        """Check the dev data, and return the run to resume, or `None` if a new one starts.
+
+        Raises:
+            UserError: If the run was started with other settings, labels or data.
+        """
+        for examples in self.examples:
+            if examples.skipped_rows:
+                self.log(examples.skipped_rows_message())
+        if self.examples[1:]:
+            for line in self.task.postprocessor.check_dev(self.examples[1]):
+                self.log(f"warning: {self.names[1]}: {line}")
+        teacher = self.distillation and self.distillation.teacher.record
+        check_alike(self.strategy, [self.recorded, self.digests, teacher])
+        if not from_chief(self.strategy, lambda: Run.has_checkpoint(self.output_dir)):
+            if self.distillation:
+                self.distillation.check(self.task, None)
+            return None
+        run = open_run(self.strategy, self.output_dir, self.log_wait)
+        if run.task:  # With the fields that were added since it was written.
+            run.task = task_from_dict(run.task).to_dict()
+        run.check_resumable(
+            self.recorded,
+            self.task.to_dict(),
+            self.task.tunable_fields,
+            defaults(type(self.settings)),
+        )
+        if run.train.get("data") != self.digests:
+            raise UserError(
+                f"{self.rows} differ from those that {run.path} was started with; "
+                "choose a new --output_dir"
+            )
+        if self.distillation:
+            self.distillation.check(self.task, run)
+        return run
+
+    def train(self, model: TaskModel, run: Run | None) -> Run:
+        """Train, then tune the task with the best checkpoint.
+
+        Args:
+            model: The model of the task. It ends with the weights of any step.
+            run: Result of `open_run`.
+
+        Returns:
+            The open run.
+
+        Raises:
+            Interrupted: After Ctrl-C or SIGTERM; the state is saved.
+        """
+        settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
+        replicas = strategy.num_replicas_in_sync
+        evaluator = Evaluator(task, model.network, strategy, log=log, is_compiled=self.is_compiled)
+        encoded, *encoded_devs = [
+            FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
+            for data in self.encode(model)
+        ]
+        unlabelled = self.encode_unlabelled(model)
+        num_samples = len(encoded) + sum(map(len, unlabelled))
+        steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
+        num_train_steps = steps_per_epoch * settings.epochs
+        with strategy.scope():
+            schedule = WarmupLinearDecay(
+                settings.learning_rate,
+                num_train_steps,
+                int(settings.warmup_proportion * num_train_steps),
+                continuous=settings.schedule == "continuous",
+            )
+            optimizer = AdamW(
+                schedule,
+                settings.weight_decay_rate,
+                bias_correction=settings.bias_correction,
+                layer_decay=settings.layer_decay,
+                scales_loss=settings.precision == "float16",
+            )
+            optimizer.build(model.network.trainable_variables)
+
+        if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
+            checkpoints = run.checkpoints
+            best = from_chief(strategy, checkpoints.best_or_latest_step)
+            newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
+            log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
+            if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
+                self._plot(run, evaluator, encoded_devs[:1], best)
+            return run
+        distilled, losses = None, task.losses
+        more_losses: Mapping[str, Any] = {}
+        if self.distillation:
+            distilled = self.distillation.distilled(encoded, unlabelled, run, log)
+            losses, more_losses = self.distillation.losses(task)
+        # Create the run directory only now, after all checks, so that user errors leave none.
+        if run is None:
+            run = self._create_run(model, encoded)
+        else:
+            for line in run.changes():
+                log(line)
+        if self.distillation and distilled:
+            self.distillation.save(distilled, run)
+        log(_summary(task, encoded, encoded_devs, len(self.examples[0]) - len(encoded.examples)))
+        for name, data in zip(self.names, (encoded, *encoded_devs), strict=True):
+            for line in task.label_warnings(data):
+                log(f"{name}: {line}")
+        log(
+            f"{model.network.count_params():,} parameters from {run.train.get('origin')}; "
+            f"{'uncased' if model.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
+            f"{settings.global_batch_size} samples on {replicas} replica{'s' * (replicas > 1)}"
+        )
+        log(compilation.describe(settings.precision, self.is_compiled))
+
+        # Train; the best checkpoint is selected by the first dev data.
+        def evaluate():
+            results = [evaluator.metrics(dev) for dev in encoded_devs]
+            return results[0][task.postprocessor.best_metric], _by_dev(results)
+
+        TrainingLoop(
+            run,
+            TrainStep(
+                *(model.network, losses, optimizer, strategy, settings.seed),
+                more_losses=more_losses,
+                is_compiled=self.is_compiled,
+            ),
+            lambda step: (distilled or encoded).training_batches(
+                global_batch_size=settings.global_batch_size,
+                num_epochs=settings.epochs,
+                seed=settings.seed,
+                first_step=step,
+                num_replicas=replicas,
+            ),
+            num_train_steps,
+            settings.save_every,
+            settings.log_every,
+            log,
+            evaluate if encoded_devs else None,
+            steps_per_epoch,
+            patience=settings.patience,
+            steps_per_execution=compilation.STEPS_PER_EXECUTION if self.is_compiled else 1,
+            log_wait=self.log_wait,
+        ).train()
+        best = from_chief(strategy, run.checkpoints.best_or_latest_step)
+        if encoded_devs:
+            self._finish(run, evaluator, encoded_devs, best)
+        self._plot(run, evaluator, encoded_devs[:1], best)
+        barrier(strategy)
+        log(f"finished: {run.path}, best checkpoint step {best}")
+        return run
+
+    def open_best(self, run: Run) -> RunCheckpoint:
+        """Open the best checkpoint, the same one in all workers, once each of them sees it."""
+        best = run.checkpoints.path(from_chief(self.strategy, run.checkpoints.best_or_latest_step))
+        wait_for_files(self.strategy, best, run_directory.CHECKPOINT_FILES, self.log_wait)
+        return RunCheckpoint.open(run.path, os.path.basename(best))
+
+    def encode(self, model: TaskModel) -> list[EncodedExamples]:
+        """Return the encoded training and dev examples."""
+        train, *devs = self.examples
+        # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
+        return [
+            EncodedExamples.encode(
+                examples, model.serving.pipeline, self._layout, static_shape=self.is_compiled
+            )
+            for examples in (self.task.select_training_examples(train), *devs)
+        ]
+
+    def encode_unlabelled(self, model: TaskModel) -> list[EncodedExamples]:
+        """Return the encoded unlabelled examples."""
+        if not self.distillation:
+            return []
+        return self.distillation.encode(model.serving.pipeline, self._layout, self.is_compiled)
+
+    @property
+    def _layout(self):
+        if isinstance(self.strategy, tf.distribute.TPUStrategy):
+            return to_padded  # One shape, known before the first batch.
+        return to_packed if self.is_compiled else to_flat
+
+    def _create_run(self, model, encoded):
+        """Initialize the head from the training examples, and create the run directory."""
+        fitting.init_head(model, encoded)
+        entries = {"settings": self.recorded, "data": self.digests, **model.record}
+        if self.distillation:
+            entries["teacher"] = self.distillation.teacher.record
+        if is_chief(self.strategy):
+            task = self.task.to_dict()
+            Run.create(self.output_dir, model.config, model.vocabulary, entries, task)
+        return open_run(self.strategy, self.output_dir, self.log_wait)
+
+    def _is_finished(self, run, num_train_steps):
+        """Whether the run is trained and evaluated, and its task is tuned."""
+        has_dev = len(self.names) > 1
+        if not run.is_finished(num_train_steps, has_dev, self.settings.patience):
+            return False
+        best = run.checkpoints.best_or_latest_step()
+        return not has_dev or not task_at(run, best).untuned_fields
+
+    def _finish(self, run, evaluator, devs, best):
+        """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
+        task, name, log = self.task, self.names[1], self.log
+        if task.tunable_fields:
+            self._load(run, best, evaluator.model)
+            outputs = [evaluator.outputs(dev) for dev in devs]
+            warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
+            task = task.postprocessor.tune(devs[0], outputs[0])
+            metrics = _by_dev(
+                [
+                    task.postprocessor.metrics(dev, of_dev)
+                    for dev, of_dev in zip(devs, outputs, strict=True)
+                ]
+            )
+            values = {field: getattr(task, field) for field in task.tunable_fields}
+            run.checkpoints.set_tuned(
+                best,
+                {
+                    "values": values,
+                    "metrics": metrics,
+                    "file": name,
+                    "sha256": run.train["data"][name],
+                    "warnings": warnings,
+                },
+            )
+            tuned = ", ".join(f"{field} {value}" for field, value in values.items())
+            scores = "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
+            log(f"tuned on dev: {tuned}; {scores}")
+            for line in warnings:
+                log(f"warning: {name}: {line}")
+            run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})
+        elif is_chief(self.strategy):
+            metrics = run.checkpoints.info(best)["metrics"]
+        else:
+            return  # The others log nothing, and may see the file as it was before its evaluation.
+        warning = task.postprocessor.warning(
+            {metric.removeprefix("dev_"): value for metric, value in metrics.items()}
+        )
+        if warning:
+            log(f"warning: {warning}")
+
+    def _plot(self, run, evaluator, devs, best):
+        """Write the plots of the best checkpoint on the first dev file, if there is one."""
+        # All workers take part in an evaluation, or none.
+        if from_chief(self.strategy, lambda: plots.are_complete(run)):
+            return
+        if not from_chief(self.strategy, plotting.is_installed):
+            self.log("plots skipped: matplotlib is not installed (pip install 'bert_tf[plots]')")
+            return
+        found = {}
+        for dev in devs:
+            self._load(run, best, evaluator.model)
+            outputs = evaluator.outputs(dev)
+            if is_chief(self.strategy):
+                found = task_at(run, best).postprocessor.plots(dev, outputs)
+        if is_chief(self.strategy):
+            self.log(f"plots: {plots.write(run, found)}")
+
+    def _load(self, run, step, model):
+        """Load a checkpoint; after training, the model holds the weights of the last step."""
+        directory, names = run.checkpoints.path(step), run_directory.CHECKPOINT_FILES
+        wait_for_files(self.strategy, directory, names, self.log_wait)
+        checkpoints.assign(
+            checkpoints.model_variables(model),
+            checkpoints.read(directory),
+            directory,
+            ignore=checkpoints.OPTIMIZER_STATE,
+        )
+
+
+def _by_dev(results):
+    return {
+        f"dev{number if number > 1 else ''}_{name}": value
+        for number, result in enumerate(results, start=1)
+        for name, value in result.items()
+    }
+
+
+def _summary(task, train, devs, num_unused):
+    """Return a log line with the task type and the numbers of rows and windows."""
+    counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
+    windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
+    unused = f", {num_unused} more {task.unused}" if num_unused else ""
+    rows = f"{len(train.examples)} rows{windows}{unused}"
+    return f"{task.kind}: {rows}, {counts}{task.description()}"

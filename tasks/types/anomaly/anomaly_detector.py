@@ -1,0 +1,303 @@
+"""Anomaly detection: training sees normal texts only.
+
+The score of a text is the reconstruction error of an autoencoder on features of the frozen encoder
+(tasks.types.anomaly.autoencoder); a text is an anomaly if its score reaches a threshold.
+
+Shape suffixes: B texts, N examples, S samples, H hidden size.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.train.losses import identity_loss
+from tasks.base.plots import Histogram, Plot
+from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.task import described
+from tasks.base.text_task import TextReader, TextTask
+from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.data.readers.rows import BadRow, as_label, raise_bad_rows
+from tasks.data.readers.tables import Row, read_rows
+from tasks.data.windows import Windows
+from tasks.graph.evaluation import FeatureExamples
+from tasks.metrics.classification import pr_auc, roc_auc
+from tasks.metrics.thresholds import threshold_for_false_alarms
+from tasks.model.task_model import TaskModel
+from tasks.types.anomaly.autoencoder import AutoencoderModel
+
+
+class AnomalyReader(TextReader["AnomalyTask"]):
+    """Reader of texts; a label is 1 for an anomaly, else 0."""
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
+        if not labelled:
+            for row in read_rows(path, self.task.text_columns, self.task.unescape_html):
+                yield row if isinstance(row, BadRow) else self.example(row, None)
+            return
+        for item in self.labelled_rows(path):
+            if isinstance(item, BadRow):
+                yield item
+                continue
+            row, label = item
+            if label is not None and not self.task.normal_labels:
+                yield BadRow(
+                    row.location,
+                    f"label {label!r}, but the training rows had no labels; train with "
+                    "--normal_labels",
+                )
+                continue
+            # Stripped again, because earlier versions saved labels with surrounding spaces.
+            is_unusual = label is not None and label not in map(as_label, self.task.normal_labels)
+            yield self.example(row, int(is_unusual))
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
+        if value not in (0, 1):
+            raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
+        return int(value)
+
+    def default_labels(self, count: int) -> list:
+        """Return 0 for each row: all are normal."""
+        return [0] * count
+
+    def labelled_rows(self, path: str) -> Iterator[tuple[Row, str | None] | BadRow]:
+        """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""
+        column = self.task.label_column or "label"
+        required, optional = ((column,), ()) if self.task.label_column else ((), (column,))
+        columns = (*self.task.text_columns, *required)
+        has_labels = None
+        for row in read_rows(
+            path, columns, unescape_html=self.task.unescape_html, optional=optional
+        ):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            label = row.values.get(column)
+            assert not isinstance(label, list)  # Only columns that `lists` names may hold lists.
+            if has_labels is None:
+                has_labels = label is not None
+            if (label is not None) != has_labels:
+                which = "no label, unlike the rows" if has_labels else "a label, unlike the rows"
+                yield BadRow(row.location, f"{which} before it in column {column!r}")
+            elif label is not None and not as_label(label):
+                yield BadRow(row.location, f"column {column!r} is empty; expected a label")
+            else:
+                yield row, label if label is None else as_label(label)
+
+
+class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
+    """Postprocessor of reconstruction errors."""
+
+    description = "Detects texts that differ from the normal texts of the training data."
+    outputs = {
+        "score": OutputSpec("anomaly score: the reconstruction error of the text"),
+        "is_anomaly": OutputSpec("whether the score reaches the threshold"),
+    }
+
+    best_metric = "roc_auc"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return areas under the curves, those of two baselines, and rates at the threshold."""
+        is_unusual_N = data.labels["score"] == 1
+        result = {
+            "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
+            "pr_auc": pr_auc(is_unusual_N, outputs["score"]),
+            **{
+                f"{name}_roc_auc": roc_auc(is_unusual_N, outputs[name])
+                for name in ("mean_distance", "pca")
+            },
+        }
+        if self.task.threshold is None:
+            return result
+        is_anomaly_N = self.is_anomaly(outputs["score"])
+        return {
+            **result,
+            **{
+                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
+                for name, which_N in (
+                    ("false_alarm_rate", ~is_unusual_N),
+                    ("detection_rate", is_unusual_N),
+                )
+            },
+        }
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return the distribution of the scores of normal texts and of anomalies."""
+        is_unusual_N = data.labels["score"] == 1
+        scores = {
+            "normal": outputs["score"][~is_unusual_N],
+            "anomaly": outputs["score"][is_unusual_N],
+        }
+        return {"scores": Histogram(scores, "anomaly score", self.task.threshold)}
+
+    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
+        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
+        if self.task.threshold is None:
+            raise UserError(
+                "threshold not tuned yet: call tune, or fit with validation_data; tasks.finetune "
+                "tunes it at the end of training, rerun the same command"
+            )
+        return scores >= self.task.threshold
+
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
+        if all(examples.labels):
+            raise UserError(
+                "--dev: the first file has no normal row to tune the threshold on; choose another "
+                "file and a new --output_dir"
+            )
+        if not any(examples.labels):
+            return ["no anomalies among the rows: detection cannot be evaluated"]
+        return []
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "AnomalyTask":
+        """Return the task with the threshold tuned on the normal dev rows."""
+        is_normal_N = data.labels["score"] == 0
+        threshold = threshold_for_false_alarms(
+            outputs["score"][is_normal_N], self.task.false_alarm_rate
+        )
+        return dataclasses.replace(self.task, threshold=threshold)
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the score and the decision per text."""
+        return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the distance of each score to the threshold, relative to the threshold."""
+        return tf.abs(predictions["score"] / self.task.threshold - 1.0)
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a warning if a baseline ranks as well as the autoencoder."""
+        if metrics["pr_auc"] == 0:
+            return "no anomalies in the dev rows: detection cannot be evaluated"
+        others = {
+            "the distance to the mean": metrics["mean_distance_roc_auc"],
+            "PCA of equal width": metrics["pca_roc_auc"],
+        }
+        better = [
+            f"{name} ({value:.4f})" for name, value in others.items() if value >= metrics["roc_auc"]
+        ]
+        if better:
+            return (
+                f"the autoencoder's ROC-AUC ({metrics['roc_auc']:.4f}) does not beat "
+                f"{' and '.join(better)}; use the simpler method"
+            )
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyTask(TextTask):
+    """Detection of rows whose label is not in `normal_labels`.
+
+    In a file without labels, every row is normal.
+
+    Attributes:
+        label_column: Column of the labels; None means "label" in files that have it.
+        normal_labels: Labels of normal rows; empty if the training file has no labels.
+        latent_dim: Size of the autoencoder's code.
+        false_alarm_rate: Largest fraction of the normal dev rows that the threshold may flag.
+        threshold: Smallest score of an anomaly, tuned on dev; None until then.
+    """
+
+    normal_labels: tuple[str, ...] = ()
+    latent_dim: int = 32
+    false_alarm_rate: float = described(
+        "maximum fraction of normal dev texts above the threshold", 0.05
+    )
+    threshold: float | None = described("minimum score of an anomaly", None)
+
+    kind = "anomaly"
+    reader_class = AnomalyReader
+    postprocessor_class = AnomalyPostprocessor
+    losses = {"score": identity_loss}
+    tunable_fields = ("threshold",)
+    predicts_untuned = False
+    trains_on_vectors = True
+
+    @classmethod
+    def from_data(cls, path: str, **options: Any) -> Self:
+        """Create the task from a training file.
+
+        Args:
+            path: The training file.
+            **options: Fields of the task; `normal_labels` defaults to the file's only label.
+
+        Raises:
+            UserError: A normal label does not occur in the file, or the file has several labels
+                and none is declared normal.
+        """
+        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
+        task = cls(normal_labels=normal_labels, **options)
+        rows = raise_bad_rows(AnomalyReader(task).labelled_rows(path))
+        labels = {label for _, label in rows if label is not None}
+        if not labels:
+            return task
+        found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
+        if not task.normal_labels:
+            if len(labels) > 1:
+                raise UserError(
+                    f"{path}: several labels: {found}. Set --normal_labels to those of normal rows"
+                )
+            return dataclasses.replace(task, normal_labels=tuple(labels))
+        for label in task.normal_labels:
+            if label not in labels:
+                raise UserError(
+                    f"--normal_labels: no row of {path} has label {label!r}. Found: {found}"
+                )
+        return task
+
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the normal examples."""
+        return examples.filter(lambda number: not examples.labels[number])
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels, int32 `(N,)`, 1 for anomalies, and weights: the loss is of normal rows."""
+        is_unusual_N = np.array(examples.labels, np.int32)
+        return {"score": is_unusual_N}, {"score": (1 - is_unusual_N).astype(np.float32)}
+
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> AutoencoderModel:
+        """Return a built model; raises UserError unless latent_dim < hidden_size."""
+        if self.latent_dim >= config.hidden_size:
+            raise UserError(
+                f"--latent_dim={self.latent_dim}: expected less than {config.hidden_size}, the "
+                "encoder's hidden size"
+            )
+        model = AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
+        model.build()
+        return model
+
+    def init_head(self, model: AutoencoderModel, encoded: EncodedExamples) -> None:
+        """Fit mean, spread and principal components to the training features."""
+        assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
+        model.adapt(encoded.vectors_SH)
+
+    def description(self) -> str:
+        """Return the normal labels for the log."""
+        if not self.normal_labels:
+            return "; no labels in --train: all rows are normal"
+        return f"; normal labels {', '.join(self.normal_labels)}"
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class AnomalyDetector(TaskModel):
+    """Detector of texts unlike those of training, by an autoencoder on a frozen encoder.
+
+    Options of `from_pretrained`:
+        latent_dim: Size of the autoencoder's code.
+        false_alarm_rate: Largest fraction of normal validation texts that the threshold flags.
+
+    Labels of `fit` are True for anomalies, which training ignores; without labels all texts are
+    normal. The threshold is tuned on validation data, or by `tune`.
+    """
+
+    task_class = AnomalyTask
+    options = ("latent_dim", "false_alarm_rate")

@@ -1,0 +1,270 @@
+"""Task of a pretrained run: masked language model and next-sentence prediction.
+
+Shape suffixes: B texts, N texts of a chunk, T tokens of a chunk, L tokens of its longest text, H
+hidden size, V vocabulary size, K predictions, M masks of a chunk.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NoReturn, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
+from bert_tf.pretraining.model import LOSSES, PretrainingModel
+from bert_tf.text.byte_limit import truncate_utf8
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.masked_text import MASK, tokenize_masked
+from bert_tf.text.packing import pack, token_budget
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights.sources import PretrainedWeights
+from tasks.base.decisions import top2_gap
+from tasks.base.postprocessor import OutputSpec, Postprocessor, SignatureSpec
+from tasks.base.reader import Reader
+from tasks.base.task import Task
+from tasks.data.examples import Example, Tensors
+from tasks.data.readers.memory import columns_of
+from tasks.data.readers.rows import BadRow
+from tasks.data.readers.tables import read_rows
+from tasks.data.windows import Windows, one_window_each
+from tasks.graph.pipeline import Pipeline
+from tasks.model.task_model import TaskModel
+
+NUM_PREDICTIONS = 5  # Entries returned per text.
+
+
+class MaskedLmReader(Reader["MaskedLmTask"]):
+    """Reader of texts without labels."""
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
+        if labelled:
+            raise UserError(
+                f"{path}: the run is only pretrained and cannot be evaluated on labelled rows; use "
+                "bert_tf.pretrain --eval_shards"
+            )
+        for row in read_rows(path, ("text",)):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield Example({"text": row.values["text"]}, None, row.location)
+
+    def default_labels(self, count: int) -> NoReturn:
+        """Raise UserError, since texts are not masked here."""
+        raise UserError(
+            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
+        )
+
+
+class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
+    """Postprocessor of the most probable tokens, which `MaskedLmPipeline` computes."""
+
+    description = "Predicts the token at the first [MASK] of a text."
+    outputs = {
+        # A near tie is one of the best token; the order of the next ones may differ, too.
+        "token": OutputSpec(
+            "most probable tokens at the first [MASK], best first", compared="first"
+        ),
+        "score": OutputSpec("probabilities of these tokens"),
+    }
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the pipeline's outputs unchanged."""
+        return dict(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
+        margin_N = top2_gap(predictions["score"])
+        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLmTask(Task):
+    """Masked language model: the most probable entries at the first [MASK] of a text."""
+
+    kind = "pretrained"
+    reader_class = MaskedLmReader
+    postprocessor_class = MaskedLmPostprocessor
+    input_names = ("text",)
+    losses = LOSSES
+    accuracies = tuple(LOSSES)
+
+    def encode(
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
+    ) -> Windows:
+        """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
+
+        def with_masks(texts):
+            return tokenize_masked(texts, tokenize, vocabulary)
+
+        tokens = tokenize_ends(with_masks, texts["text"], token_budget(1, self.max_seq_length))
+        return one_window_each(pack([tokens], vocabulary, self.max_seq_length))
+
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> PretrainingModel:
+        """Return the pretraining model."""
+        return PretrainingModel(config, dtype=dtype)
+
+
+class MaskedLmPipeline(Pipeline):
+    """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
+
+    def _make_signatures(self):
+        signatures = super()._make_signatures()
+        signatures["masked_lm"] = signatures["serving_default"]
+        if "next_sentence" in self.token_functions:
+            names = ("text_a", "text_b")
+            signatures["next_sentence"] = self._served(self.next_sentence, names)
+        return signatures
+
+    def _make_token_functions(self):
+        return {
+            "serving_default": self._at_first_mask,
+            "embed": self._vectors,
+            "next_sentence": self._is_next,
+        }
+
+    def signature_specs(self) -> dict[str, SignatureSpec]:
+        """Return the specification of each signature."""
+        specs = super().signature_specs()
+        masked_lm = dataclasses.replace(
+            specs["serving_default"],
+            description="Predictions for the token at the first [MASK] of a text.",
+        )
+        next_sentence = SignatureSpec(
+            "The probability that the second text follows the first.",
+            self.task.input_descriptions,
+            {"is_next": OutputSpec("probability that the second text follows the first")},
+        )
+        return {**specs, "masked_lm": masked_lm, "next_sentence": next_sentence}
+
+    def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Predict whether one text continues another.
+
+        Args:
+            text_a: string `(B,)`.
+            text_b: string `(B,)`.
+
+        Returns:
+            Dict of `is_next`, float32 `(B,)`, the probability that text_b follows text_a.
+        """
+        budget = token_budget(2, self.task.max_seq_length)
+        segments = [
+            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
+            for text in (text_a, text_b)
+        ]
+        packed = pack(segments, self.vocabulary, self.task.max_seq_length)
+        return self._run_in_chunks("next_sentence", packed)
+
+    def _is_next(self, inputs):
+        pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]
+        return {"is_next": tf.nn.softmax(self.model.next_sentence(pooled_NH))[:, 0]}
+
+    def _outputs(self, windows, texts):
+        """Return token, string (B, K), and score, float32 (B, K); "" and 0 without [MASK]."""
+        outputs = self._run_in_chunks("serving_default", windows.packed)
+        entries_V = tf.constant(self.vocabulary.entries)
+        has_mask_B1 = outputs["score"][:, :1] > 0
+        return {
+            "token": tf.where(has_mask_B1, tf.gather(entries_V, outputs["id"]), ""),
+            "score": outputs["score"],
+        }
+
+    def _at_first_mask(self, inputs):
+        """Return id, int32 (N, K), and score, float32 (N, K); 0 without [MASK]."""
+        # Texts without a mask are read at [CLS], to keep the shape; their scores are set to 0.
+        find = self._first_mask_of_flat if "row_splits" in inputs else self._first_mask_of_padded
+        position_N, has_mask_N1 = find(inputs)
+        logits_NV = self.model({**inputs, "masked_lm_positions": tf.expand_dims(position_N, 1)})
+        probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
+        score_NK, id_NK = tf.math.top_k(probabilities_NV, NUM_PREDICTIONS)
+        return {"id": id_NK, "score": tf.where(has_mask_N1, score_NK, 0.0)}
+
+    def _first_mask_of_flat(self, inputs):
+        """Return the index of each text's first mask, int32 (N,), and whether there is one."""
+        splits, ids_T = inputs["row_splits"], inputs["input_ids"]
+        count = tf.size(splits) - 1
+        (mask_M,) = tf.unstack(tf.where(ids_T[: splits[-1]] == self.vocabulary[MASK]), axis=1)
+        text_M = tf.searchsorted(splits, tf.cast(mask_M, tf.int32), side="right") - 1
+        first_N = tf.math.unsorted_segment_min(mask_M, text_M, count)
+        has_mask_N = first_N < tf.size(ids_T, tf.int64)
+        position_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])
+        return position_N, has_mask_N[:, tf.newaxis]
+
+    def _first_mask_of_padded(self, inputs):
+        """Return the position of each text's first mask, int32 (N,), and whether there is one."""
+        # Padding has another id.
+        is_mask_NL = tf.cast(inputs["input_ids"] == self.vocabulary[MASK], tf.int32)
+        has_mask_N1 = tf.reduce_max(is_mask_NL, axis=1, keepdims=True) > 0
+        return tf.argmax(is_mask_NL, axis=1, output_type=tf.int32), has_mask_N1
+
+
+class MaskedLmOnlyPipeline(MaskedLmPipeline):
+    """Pipeline of weights without a next sentence head, such as BertForMaskedLM."""
+
+    def _make_token_functions(self):
+        functions = super()._make_token_functions()
+        del functions["next_sentence"]
+        return functions
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class MaskedLanguageModel(TaskModel):
+    """Masked language model: the most probable tokens at the first [MASK] of a text.
+
+    `fit` and `evaluate` take datasets of `bert_tf.pretraining.model.to_batch`, for both pretraining
+    heads. A run directory records no `max_seq_length`: `load_model` takes all positions.
+    """
+
+    task_class = MaskedLmTask
+    has_head = False
+    max_seq_length_default = 512
+    pipeline_class = MaskedLmPipeline
+
+    @classmethod
+    def from_weights(
+        cls, pretrained: PretrainedWeights, task: Task, *, seed: int = 0, **kwargs: Any
+    ) -> Self:
+        """Create a model with pretrained weights; see `TaskModel.from_weights`.
+
+        Raises:
+            UserError: If they have no masked language model head.
+        """
+        check_head(pretrained)
+        return super().from_weights(pretrained, task, seed=seed, **kwargs)
+
+    def adapt_to(self, names: Collection[str]) -> None:
+        """Serve no next sentence prediction if a run, as of BertForMaskedLM, has no such head."""
+        if not any(name.startswith("next_sentence/") for name in names):
+            self.pipeline_class = MaskedLmOnlyPipeline
+
+    def fill_masks(self, text: str, top_k: int = 5) -> list[Candidates]:
+        """Return the `top_k` most probable tokens at each "[MASK]" of a text, best first.
+
+        Raises:
+            UserError: If the text has no mask or too many tokens, or `top_k` is out of range.
+        """
+        return fill_masks(self.network, self.serving.pipeline.tokenizer, text, top_k)
+
+    def predict_next_sentence(self, text_a: Any, text_b: Any) -> np.ndarray:
+        """Return the probability that each text_b follows its text_a, float32 `(N,)`.
+
+        Without a next sentence head in the pretrained weights, it is random before `fit`.
+
+        Args:
+            text_a: N strings.
+            text_b: N strings.
+
+        Raises:
+            UserError: If the model was loaded from a run without this head.
+        """
+        if self.pipeline_class is MaskedLmOnlyPipeline:
+            raise UserError("predict_next_sentence: the run has no next sentence head")
+        columns = columns_of((text_a, text_b), ("text_a", "text_b"))
+        return self.serving.call("next_sentence", columns)["is_next"]

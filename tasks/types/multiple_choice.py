@@ -1,0 +1,193 @@
+"""Multiple choice: select the text that continues a prompt (SWAG; Devlin et al. 2019, 4.4).
+
+Each choice is encoded as [CLS] prompt [SEP] choice [SEP] and gets one score; a softmax normalizes
+the scores of a question. Questions may have different numbers of choices.
+
+Shape suffixes: B questions, C choices of the question that has most, W choices of all questions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import pack, token_budget
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
+from tasks.base.decisions import top2_gap
+from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.reader import Reader
+from tasks.base.task import Task
+from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.data.readers.choices import read_choices
+from tasks.data.readers.rows import BadRow
+from tasks.data.windows import Windows
+from tasks.graph.heads import ChoiceModel
+from tasks.metrics.classification import accuracy
+from tasks.model.task_model import TaskModel
+
+MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
+TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
+EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not decide.
+
+
+class ChoiceReader(Reader["MultipleChoiceTask"]):
+    """Reader of questions."""
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return the index of the correct choice."""
+        choices = texts["choices"]
+        if not any(choices):
+            raise ValueError("choices: expected at least one that is not empty, received none")
+        if type(value) is not int or not 0 <= value < len(choices):
+            raise ValueError(
+                f"choice {value!r:.80}: expected an integer from 0 to {len(choices) - 1}"
+            )
+        if not choices[value]:
+            raise ValueError(f"choice {value}: expected one that is not empty")
+        return value
+
+    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield one `Example` or `BadRow` per question."""
+        for row in read_choices(path, self.task.file_format, labelled):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield Example(
+                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
+                )
+
+
+class ChoicePostprocessor(Postprocessor["MultipleChoiceTask"]):
+    """Postprocessor of one score per choice."""
+
+    description = "Predicts which of several choices fits a prompt best."
+    outputs = {
+        "choice": OutputSpec("index of the best choice, from 0; -1 if there are no choices"),
+        "probabilities": OutputSpec("probability of each choice", in_near_ties=True),
+    }
+
+    best_metric = "accuracy"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the accuracy."""
+        choices_B = _predictions(outputs)["choice"].numpy()
+        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
+        return _predictions(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two most probable choices, `(B,)`."""
+        # top2_gap needs two values; questions may have fewer choices.
+        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultipleChoiceTask(Task):
+    """Questions with any number of choices.
+
+    An empty string is a missing choice: it is never selected and its probability is 0. The
+    prediction for a question without choices is -1.
+
+    Attributes:
+        file_format: Format of the files, see tasks.data.readers.choices.
+    """
+
+    file_format: str = "rows"
+
+    kind = "multiple_choice"
+    reader_class = ChoiceReader
+    postprocessor_class = ChoicePostprocessor
+    input_descriptions = {
+        "prompt": 'text that the choices continue or answer; "" for none',
+        "choices": 'choices; rows with fewer choices than others are padded with ""',
+    }
+    input_names = ("prompt", "choices")
+    INPUT_RANKS = {"choices": 2}
+    accuracies = ("choice",)
+    losses = {"choice": softmax_cross_entropy}
+    soft_losses = {"choice": softmax_divergence}
+
+    @classmethod
+    def from_data(cls, path: str, **options: Any) -> Self:
+        """Create the task from options; it does not depend on the training file."""
+        return cls(**options)
+
+    def encode(
+        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
+    ) -> Windows:
+        """Tokenize and pack each choice with its prompt, one window per choice.
+
+        Args:
+            texts: `prompt`, string `(B,)`, and `choices`, string `(B, C)`, padded with "".
+            tokenize: Method of `Tokenizer`.
+            vocabulary: Vocabulary of the ids.
+        """
+        prompt_B, choices_BC = texts["prompt"], texts["choices"]
+        tf.debugging.assert_equal(
+            tf.size(prompt_B), tf.shape(choices_BC)[0], "choices: expected one row per prompt"
+        )
+        tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
+        indices_W2 = tf.where(choices_BC != "")
+        example_W, choice_W = tf.unstack(indices_W2, axis=1)
+        budget = token_budget(2, self.max_seq_length)
+        prompts = Tokens(
+            *(
+                None if ragged is None else tf.gather(ragged, example_W)
+                for ragged in tokenize_ends(tokenize, prompt_B, budget)
+            )
+        )
+        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
+        return Windows(
+            pack([prompts, choices], vocabulary, self.max_seq_length),
+            tf.cast(example_W, tf.int32),
+            choice_W=tf.cast(choice_W, tf.int32),
+        )
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return indices of the correct choices, int32 `(B,)`, and weights of 1."""
+        labels = np.array(examples.labels, np.int32)
+        return {"choice": labels}, {"choice": np.ones(len(labels), np.float32)}
+
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
+        """Return a built model."""
+        model = ChoiceModel(config, name=self.kind, dtype=dtype)
+        model.build()
+        return model
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class MultipleChoice(TaskModel):
+    """Selection of one of several texts that continue a prompt.
+
+    Rows have the columns prompt, a string, and choices, a list of strings. Labels of `fit` are the
+    indices of the correct choices.
+    """
+
+    task_class = MultipleChoiceTask
+
+
+def _predictions(outputs):
+    scores_BC = outputs["choice"]
+    # Compared like this, a score that is NaN is not taken for a missing choice.
+    probabilities_BC = tf.where(scores_BC <= MASKED_SCORE, 0.0, tf.nn.softmax(scores_BC))
+    # Ties go to the first choice; -1 if there is none.
+    best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
+    is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
+    count = tf.shape(scores_BC)[1]
+    first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
+    return {
+        "choice": tf.where(first_B < count, first_B, -1),
+        "probabilities": probabilities_BC,
+    }

@@ -1,0 +1,1 @@
+"""Question answering by a span of a context."""
