@@ -138,9 +138,9 @@ def pretraining(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
-    from bert_tf.model.layout import PackedShape
     from bert_tf.planning.training import flops_per_token
     from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+    from bert_tf.text.encoder_inputs import PackedShape
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.optimizer import AdamW
@@ -183,8 +183,8 @@ def finetuning(name, toy, seconds):
     import tensorflow as tf
     from pretraining_step_tensorflow import config_of
 
-    from bert_tf.model.layout import PackedShape, padded_to_flat, padded_to_packed
     from bert_tf.planning.training import flops_per_token
+    from bert_tf.text.encoder_inputs import PackedShape, padded_to_flat, padded_to_packed
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.losses import softmax_cross_entropy
@@ -285,8 +285,8 @@ def equality(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples
-    from bert_tf.model.layout import PackedShape
     from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
+    from bert_tf.text.encoder_inputs import PackedShape
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.optimizer import AdamW
@@ -370,8 +370,8 @@ def losses(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import pack_examples
-    from bert_tf.model.layout import PackedShape
     from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
+    from bert_tf.text.encoder_inputs import PackedShape
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.optimizer import AdamW
     from bert_tf.train.step import TrainStep

@@ -27,7 +27,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf import MODEL_SIZES, AdamW, Tokenizer, read_pretrained
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples

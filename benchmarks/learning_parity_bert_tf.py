@@ -12,7 +12,7 @@ from learning_parity import dropout_seed_of, first_head, metrics_of
 from own_process import append
 
 from bert_tf.model import fused_kernels
-from bert_tf.model.layout import to_flat
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay

@@ -32,7 +32,7 @@ from bert_tf.system.command import import_tensorflow
 
 import_tensorflow()  # As in the commands.
 
-from bert_tf.model.layout import to_flat
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
 from tasks.data.examples import EncodedExamples

@@ -17,7 +17,7 @@ __all__, __getattr__, __dir__ = lazy_names(
     {
         "AdamW": "bert_tf.train.optimizer",
         "BertConfig": "bert_tf.config",
-        "Encoder": "bert_tf.model.encoder",
+        "Encoder": "bert_tf.weights.pretrained_encoder",
         "FitSchedule": "bert_tf.train.optimizer",
         "Lamb": "bert_tf.train.optimizer",
         "MODEL_SIZES": "bert_tf.config",
@@ -28,7 +28,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "WeightedMean": "bert_tf.train.losses",
         "pack": "bert_tf.text.packing",
         "read_pretrained": "bert_tf.weights.sources",
-        "to_flat": "bert_tf.model.layout",
-        "to_padded": "bert_tf.model.layout",
+        "to_flat": "bert_tf.text.encoder_inputs",
+        "to_padded": "bert_tf.text.encoder_inputs",
     },
 )

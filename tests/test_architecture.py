@@ -12,44 +12,40 @@ from tests.conftest import COMMANDS, ROOT
 
 PACKAGES = ("bert_tf", "tasks", "export")
 COMMAND_MODULES = {*COMMANDS, "bert_tf.__main__", "bert_tf.text.make_tables"}
-# Inside bert_tf, a module may import from its own layer and from the layers listed before it.
-LAYERS = (
-    {
-        "bert_tf",
-        "bert_tf.errors",
-        "bert_tf.config_keys",
-        "bert_tf.storage.files",
-        "bert_tf.storage.format_versions",
-        "bert_tf.system.lazy_names",
-        "bert_tf.system.plotting",
-        "bert_tf.system.cpus",
-        "bert_tf.system.processes",
-        "bert_tf.system.progress",
-        "bert_tf.system.scalars",
-        "bert_tf.storage.strict_json",
-        "bert_tf.system.versions",
-    },
-    {"bert_tf.storage.ownership", "bert_tf.storage.paths", "bert_tf.runs.run_directory"},
-    {
-        "bert_tf.model.bucketing",
-        "bert_tf.system.command",
-        "bert_tf.config",
-        "bert_tf.model.custom_gradient",
-        "bert_tf.runs.former_names",
-        "bert_tf.planning",
-        "bert_tf.model.random_bits",
-    },
-    {"bert_tf.text"},
-    {"bert_tf.model.layout"},
-    {"bert_tf.data"},
-    {"bert_tf.runs.checkpoints", "bert_tf.runs.event_files"},
-    {"bert_tf.runs.run"},
-    {"bert_tf.weights"},
-    {"bert_tf.model"},
-    {"bert_tf.train"},
-    {"bert_tf.pretraining"},
-)
-FIRST_DRAWN = LAYERS.index({"bert_tf.text"})  # The layers before are "basics" in the drawing.
+# Rooms from the bottom to the top. A module may import from its own room and from those before it;
+# rooms on one floor do not know each other. Modules that are not listed are commands.
+FLOORS = {
+    "bert_tf": (
+        {"errors", "config_keys"},
+        {"system", "storage"},
+        {"__init__", "config"},
+        {"model", "planning"},
+        {"text"},
+        {"runs"},
+        {"data", "weights"},
+        {"train", "attention_maps"},
+        {"pretraining"},
+        {"conversion"},
+    ),
+    "tasks": (
+        {"__init__", "metrics"},
+        {"data"},
+        {"base"},
+        {"graph"},
+        {"training"},
+        {"model"},
+        {"types"},
+        {"finetuning", "prediction"},
+    ),
+    "export": (
+        {"__init__", "clients", "graph"},
+        {"checks"},
+        {"package"},
+        {"publishing", "staging"},
+        {"litert"},
+    ),
+}
+BASICS = {"errors", "config_keys", "system", "storage", "config"}  # One node of the drawing.
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -72,9 +68,16 @@ def imports(path):
     return {name for name in found if name.split(".")[0] in PACKAGES}
 
 
-def layer(module):
-    owner = ".".join(module.split(".")[:2])
-    return next((number for number, names in enumerate(LAYERS) if owner in names), len(LAYERS))
+def room(module):
+    """Return the package and the room of a module; the room of a package itself is "__init__"."""
+    package, *rest = module.split(".")
+    return package, rest[0] if rest else "__init__"
+
+
+def floor(module):
+    package, name = room(module)
+    floors = FLOORS[package]
+    return next((number for number, names in enumerate(floors) if name in names), len(floors))
 
 
 def test_imports_go_from_export_to_tasks_to_bert_tf():
@@ -84,23 +87,40 @@ def test_imports_go_from_export_to_tasks_to_bert_tf():
             assert PACKAGES.index(name.split(".")[0]) <= package, f"{path} imports {name}: upwards"
 
 
-def test_imports_inside_bert_tf_go_to_lower_layers():
+def test_imports_go_to_rooms_below():
     for path in SOURCES:
         module = module_name(path)
-        if module.startswith("bert_tf"):
-            for name in imports(path):
-                assert layer(name) <= layer(module), f"{path} imports {name}: upwards"
+        for name in imports(path):
+            if room(name)[0] == room(module)[0] and room(name) != room(module):
+                assert floor(name) < floor(module), f"{path} imports {name}: upwards"
 
 
-def part(module):
+def test_no_modules_import_each_other():
+    """Not even for type annotations."""
+    below = {module_name(path): imports(path) - {module_name(path)} for path in SOURCES}
+    above = {module: {name for name in below if module in below[name]} for module in below}
+    for neighbours in (dict(below), above):  # What has none on one side is in no circle.
+        while ends := {name for name in below if not neighbours[name] & below.keys()}:
+            below = {name: below[name] for name in below.keys() - ends}
+    assert not below, f"circles: {sorted(below)}"
+
+
+def test_a_folder_is_seen_at_a_glance():
+    """The root of a package also has its commands, which people start by name."""
+    for directory in {path.parent for path in SOURCES}:
+        entries = [entry for entry in directory.iterdir() if not entry.name.startswith("_")]
+        commands = [entry for entry in entries if module_name(entry) in COMMAND_MODULES]
+        assert len(entries) - len(commands) <= 14, f"{directory}: {sorted(entries)}"
+
+
+def node(module):
     """Return the node of docs/design.md that a module belongs to."""
-    package, *rest = module.split(".")
-    if package != "bert_tf":
-        return rest[0] if rest and (ROOT / package / rest[0]).is_dir() else package
-    number = layer(module)
-    if number == len(LAYERS):
-        return "commands"
-    return "basics" if number < FIRST_DRAWN else min(LAYERS[number]).split(".")[1]
+    package, name = room(module)
+    if floor(module) == len(FLOORS[package]):
+        return f"{package}_commands"
+    if name == "__init__" or (package == "bert_tf" and name in BASICS):
+        return "basics"
+    return f"{package}_{name}"
 
 
 def reachable(start, arrows):
@@ -116,7 +136,7 @@ def reachable(start, arrows):
 def test_the_drawing_shows_the_imports():
     drawing = re.search(r"```mermaid\n(.*?)```", (ROOT / "docs/design.md").read_text(), re.DOTALL)
     drawn = set(re.findall(r"^ *(\w+) --> (\w+)$", drawing[1], re.MULTILINE))
-    arrows = {(part(module_name(path)), part(name)) for path in SOURCES for name in imports(path)}
+    arrows = {(node(module_name(path)), node(name)) for path in SOURCES for name in imports(path)}
     arrows = {(begin, end) for begin, end in arrows if begin != end}
     # An arrow is drawn if no other arrows lead there.
     assert drawn == {
@@ -124,6 +144,18 @@ def test_the_drawing_shows_the_imports():
         for begin, end in arrows
         if end not in reachable(begin, arrows - {(begin, end)})
     }
+
+
+def test_the_model_is_a_leaf():
+    """The encoder loads the model and its configuration, and no reader of weights or text."""
+    code = (
+        "import sys, bert_tf.model.encoder; print(sorted({name.split('.')[1] for name in "
+        "sys.modules if name.startswith('bert_tf.')}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(ast.literal_eval(done.stdout)) <= {"model", *BASICS}
 
 
 def test_nothing_imports_a_command_and_only_commands_have_a_main():
@@ -172,9 +204,9 @@ def test_one_place_opens_text():
     opens = re.compile(r"(?<!files)\.read_text\(|utf-8-sig|\bopen\([^)]*encoding=")
     assert [path.name for path in SOURCES if opens.search(path.read_text())] == [
         "__main__.py",
-        "attention_plots.py",
-        "dry_run.py",
+        "plots.py",
         "transformers_runner.py",
+        "dry_run.py",
         "hub.py",
         "isolated_runner.py",
     ]

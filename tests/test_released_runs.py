@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bert_tf.data.manifest import Manifest
-from bert_tf.model.layout import to_flat
 from bert_tf.pretraining.recipe import pretrain
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.system import command
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune

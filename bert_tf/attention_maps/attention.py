@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.encoder import Encoder
-from bert_tf.model.layout import to_padded
+from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.packing import pack
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.weights.pretrained_encoder import Encoder
 from bert_tf.weights.sources import PretrainedWeights
 
 

@@ -20,12 +20,12 @@ import tensorflow as tf
 from bert_tf.conversion import google_export, huggingface_export, keras_export
 from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.errors import UserError
-from bert_tf.model.encoder import Encoder
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.runs import checkpoints
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.weights import name_map
+from bert_tf.weights.pretrained_encoder import Encoder
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 
 REPORT = "conversion.json"

@@ -20,8 +20,13 @@ from bert_tf.config import BertConfig
 from bert_tf.data import masking, pieces, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.model.layout import PackedShape, padded_to_flat, padded_to_packed, place_sequences
 from bert_tf.storage import files
+from bert_tf.text.encoder_inputs import (
+    PackedShape,
+    padded_to_flat,
+    padded_to_packed,
+    place_sequences,
+)
 from bert_tf.text.vocabulary import Vocabulary
 
 ToLayout = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]

@@ -5,9 +5,8 @@ attention heads.
 """
 
 import functools
-import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,10 +17,8 @@ from bert_tf.model import layers
 from bert_tf.model.custom_gradient import recompute_grad
 from bert_tf.model.dense import dense, linear
 from bert_tf.model.layout import infer_layout, with_defaults
-from bert_tf.weights.sources import read_pretrained
 
 
-@keras.saving.register_keras_serializable("bert_tf")
 class Encoder(keras.layers.Layer):
     """BERT encoder: embeddings, post-norm Transformer layers and pooler (Devlin et al. 2019).
 
@@ -83,35 +80,6 @@ class Encoder(keras.layers.Layer):
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
         self.frozen_layers: int | None = None
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        do_lower_case: bool | None = None,
-        dtype: str = "float32",
-        name: str = "bert",
-    ) -> Self:
-        """Create an encoder with pretrained weights.
-
-        Args:
-            path: Run, Hugging Face directory, Google release or keras-nlp preset.
-            do_lower_case: Overrides the setting of the source in `config`.
-            dtype: Keras policy, "float32" or "mixed_bfloat16".
-            name: Layer name.
-
-        Returns:
-            The encoder, built. Heads of the source are not used.
-
-        Raises:
-            UserError: There is no model, or a tensor is missing, unknown or of the wrong shape.
-        """
-        pretrained = read_pretrained(path, do_lower_case)
-        encoder = cls(pretrained.config, name=name, dtype=dtype)
-        encoder.build()
-        pretrained.assign_to(encoder)
-        return encoder
 
     def build(self, inputs_shape: Any = None) -> None:
         """Create all weights; their shapes depend on the config only."""

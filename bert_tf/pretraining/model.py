@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import activation, dense, initializer, linear, tied_embeddings
-from bert_tf.model.encoder import Encoder
 from bert_tf.model.layers import LayerNorm
 from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
+from bert_tf.weights.pretrained_encoder import Encoder
 
 LOSSES = {"masked_lm": vocab_cross_entropy, "next_sentence": softmax_cross_entropy}
 METRICS = {

@@ -14,7 +14,7 @@ from tensorflow.python.distribute import distribute_lib
 
 from bert_tf.model import fused_kernels
 from bert_tf.model.custom_gradient import own_gradients
-from bert_tf.model.layout import PackedShape
+from bert_tf.text.encoder_inputs import PackedShape
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
 

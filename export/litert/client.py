@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.layout import flat_to_padded
+from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from export.clients.client import ModelClient
 from export.clients.signatures import Signature, Tensor

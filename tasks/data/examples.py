@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.model.layout import PackedShape, to_packed
+from bert_tf.text.encoder_inputs import PackedShape, to_packed
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.batches import BatchBuilder, Inputs, Layout, WindowInputs
 from tasks.data.windows import Windows, concat

@@ -16,9 +16,9 @@ import bert_tf.train.losses
 import bert_tf.train.optimizer  # noqa: F401  Registers losses and AdamW for compiled models.
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
-from bert_tf.model.encoder import Encoder
 from bert_tf.model.fused_ops import dropout
 from bert_tf.model.layout import MASKED_SCORE, by_sequence
+from bert_tf.weights.pretrained_encoder import Encoder
 
 HEAD_DROPOUT_ID = 2**15  # Larger than all dropout ids of the encoder.
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
 
 from bert_tf.errors import UserError
-from bert_tf.model.layout import to_padded
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
+from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.packing import Packed
 from tasks.base.registry import task_from_dict
 from tasks.base.task import Task

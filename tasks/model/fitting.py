@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.layout import to_flat, to_packed, to_padded
 from bert_tf.system.scalars import to_python
+from bert_tf.text.encoder_inputs import to_flat, to_packed, to_padded
 from bert_tf.train.optimizer import FitSchedule
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import FeatureExamples

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import named, without_axis
 from tasks.model.compiling import needs_padding

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.layout import to_flat, to_packed, to_padded
 from bert_tf.runs import checkpoints, run_directory
 from bert_tf.runs.run import Run
 from bert_tf.system import plotting
 from bert_tf.system.command import defaults
+from bert_tf.text.encoder_inputs import to_flat, to_packed, to_padded
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
     barrier,

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.model.encoder import Encoder
-from bert_tf.model.layout import to_padded
+from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.base.postprocessor import OutputSpec, Postprocessor
 from tasks.base.text_task import TextReader, TextTask
 from tasks.data.examples import Example, Examples, Tensors

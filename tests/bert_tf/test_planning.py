@@ -9,7 +9,6 @@ from bert_tf import plan
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data import tf_examples
 from bert_tf.errors import UserError
-from bert_tf.model.encoder import Encoder
 from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.devices import (
     DEVICES,
@@ -37,6 +36,7 @@ from bert_tf.planning.training import (
     flops_per_token,
 )
 from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.weights.pretrained_encoder import Encoder
 
 TINY = BertConfig(
     vocab_size=50,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary, pack
-from bert_tf.model.layout import to_padded
+from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens
 from tests.conftest import WORDS
 from tests.rows import as_others_write

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.model.layout import to_flat
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.runs.run import Run
+from bert_tf.text.encoder_inputs import to_flat
 from export.clients.local_client import LocalClient
 from export.graph.saved_model import served_pipeline, write_saved_model
 from export.publishing import publish

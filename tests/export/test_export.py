@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import fused_kernels
-from bert_tf.model.layout import to_flat
+from bert_tf.text.encoder_inputs import to_flat
 from export.checks import parity_cases
 from export.clients.local_client import LocalClient
 from export.graph import served_encoder

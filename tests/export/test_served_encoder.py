@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.encoder import Encoder
-from bert_tf.model.layout import one_sequence, to_flat
+from bert_tf.text.encoder_inputs import one_sequence, to_flat
+from bert_tf.weights.pretrained_encoder import Encoder
 from export.graph import served_encoder, served_products
 from export.graph.served_encoder import SHORT_TOKENS, ServedEncoder
 from export.graph.served_products import dense_weights, has_packed_products, product

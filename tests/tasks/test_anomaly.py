@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.model.layout import to_flat
 from bert_tf.runs.checkpoints import read
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained

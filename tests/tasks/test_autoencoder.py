@@ -8,7 +8,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained

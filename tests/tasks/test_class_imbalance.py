@@ -11,7 +11,7 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.model.layout import to_flat
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.text.packing import Packed
 from bert_tf.train import losses
 from tasks.base.registry import task_from_dict

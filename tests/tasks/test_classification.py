@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
-from bert_tf.model.layout import to_padded
+from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks.base.registry import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples

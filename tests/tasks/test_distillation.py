@@ -10,9 +10,9 @@ import pytest
 import export
 import tasks
 from bert_tf import UserError, Vocabulary
-from bert_tf.model.layout import to_flat
 from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
+from bert_tf.text.encoder_inputs import to_flat
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.model.layout import MASKED_SCORE, to_flat, to_padded
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.base.registry import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune

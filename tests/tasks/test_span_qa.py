@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.base.registry import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.rows import RowError

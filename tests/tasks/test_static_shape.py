@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, Tokenizer
-from bert_tf.model.layout import to_packed, to_padded
+from bert_tf.text.encoder_inputs import to_packed, to_padded
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator

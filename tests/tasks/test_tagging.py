@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, UserError
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
 from tasks.base.registry import task_from_dict

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.layout import to_flat, to_padded
+from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.graph.evaluation import Evaluator
 from tasks.types.tagging.token_classifier import TaggingPostprocessor
 from tests.tasks import test_tagging

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tasks
-from bert_tf.model.encoder import Encoder
+from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.graph.pipeline import Pipeline
 from tests import small
 from tests.conftest import ROOT

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.layout import to_flat
 from bert_tf.runs.checkpoints import model_variables
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.model.layout import to_flat
 from bert_tf.runs import checkpoints
 from bert_tf.runs.checkpoints import model_variables
+from bert_tf.text.encoder_inputs import to_flat
 from tasks import TextClassifier, load_model, read_examples
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune

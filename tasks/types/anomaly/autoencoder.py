@@ -12,7 +12,7 @@ import tensorflow as tf
 import bert_tf.train.optimizer  # noqa: F401  Registers AdamW for loading compiled models.
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
-from bert_tf.model.encoder import Encoder
+from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.graph.pooling import mean_of_tokens
 
 INNER_SIZE = 256

@@ -1,0 +1,310 @@
+"""Encoder inputs of packed sequences: padded, in packed rows, or flat.
+
+Padded inputs have one sequence per row, packed ones one or several; both have static shapes, as XLA
+requires. Flat inputs are sequences stored back to back. bert_tf.model.layout reads them.
+
+Shape suffixes: B sequences, R rows, L tokens of a row, S tokens of the longest sequence, (L) of
+each sequence (ragged), T flattened tokens.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.model.bucketing import round_up_to_bucket
+from bert_tf.text.packing import Packed
+from bert_tf.text.vocabulary import Vocabulary
+
+
+def to_padded(
+    packed: Packed, vocabulary: Vocabulary, length: int | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the padded layout.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        length: L. Defaults to the length of the longest sequence.
+
+    Returns:
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+    """
+    shape = [None, length]
+    return {
+        "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
+        "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
+        "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
+    }
+
+
+ROW_LENGTHS = (64, 128, 256, 384, 512)  # Multiples of 128 above.
+SAMPLED_BATCHES = 64  # From which the numbers of rows are chosen.
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedShape:
+    """Static shapes of packed batches, of which XLA compiles one program each.
+
+    Attributes:
+        max_seq_length: S, maximum tokens per sequence.
+        row_counts: Numbers of rows, ascending. A batch has the smallest that holds its sequences;
+            the last one always does.
+    """
+
+    max_seq_length: int
+    row_counts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """L, tokens per row: one of `ROW_LENGTHS`, or a multiple of 128 above them."""
+        fitting = [length for length in ROW_LENGTHS if length >= self.max_seq_length]
+        return fitting[0] if fitting else -(-self.max_seq_length // 128) * 128
+
+    def rows_for(self, needed: int) -> int:
+        """Return the smallest of the numbers of rows that is enough."""
+        return next(count for count in self.row_counts if count >= needed)
+
+    @classmethod
+    def of_lengths(cls, lengths: np.ndarray, batch_size: int, max_seq_length: int) -> Self:
+        """Choose the shapes of batches drawn from sequences of these lengths.
+
+        Args:
+            lengths: int `(N,)`, tokens of all sequences, or of a sample of them.
+            batch_size: B, sequences per batch.
+            max_seq_length: Maximum tokens per sequence.
+
+        Returns:
+            Shapes with at most three numbers of rows: one that is enough for most batches, one for
+            all that were tried, and B.
+        """
+        rng = np.random.default_rng(0)
+        length = cls(max_seq_length, ()).length
+        tried = [
+            int(assign_rows(rng.choice(lengths, batch_size), length)[0].max()) + 1
+            for _ in range(SAMPLED_BATCHES)
+        ]
+        most = int(np.quantile(tried, 0.75, method="higher"))
+        return cls(max_seq_length, tuple(sorted({most, max(tried), batch_size})))
+
+
+def assign_rows(lengths_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Put sequences into as few rows as first-fit decreasing finds.
+
+    Args:
+        lengths_B: int `(B,)`, tokens per sequence; at most `length`.
+        length: Tokens per row.
+
+    Returns:
+        The row of each sequence and the index of its first token in the row, int32 `(B,)` each.
+    """
+    row_B, offset_B = np.zeros(len(lengths_B), np.int32), np.zeros(len(lengths_B), np.int32)
+    free = np.full(max(len(lengths_B), 1), length)  # Tokens left per row.
+    for number in np.argsort(-lengths_B, kind="stable"):
+        row = int(np.argmax(free >= lengths_B[number]))
+        row_B[number], offset_B[number] = row, length - free[row]
+        free[row] -= lengths_B[number]
+    return row_B, offset_B
+
+
+def to_packed(
+    packed: Packed, vocabulary: Vocabulary, shape: PackedShape, num_sequences: int | None = None
+) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the packed layout, several of them per row.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        shape: Tokens per row and numbers of rows.
+        num_sequences: B; sequences without tokens are appended. Defaults to those of `packed`.
+
+    Returns:
+        Dict of int32 `(R, L)`: "input_ids", "segment_ids", "position_ids" and "sequence_ids", the
+        number of each token's sequence from 1, 0 for padding; and "token_indices" `(B, S)`, the
+        index of each token of a sequence among the R * L tokens, -1 for padding.
+    """
+    lengths_B = tf.cast(packed.input_ids.row_lengths(), tf.int32)
+    if num_sequences is not None:
+        lengths_B = tf.pad(lengths_B, [[0, num_sequences - tf.size(lengths_B)]])
+        lengths_B.set_shape([num_sequences])
+    tokens = (packed.input_ids.flat_values, packed.segment_ids.flat_values)
+    return _in_rows(
+        *tokens, lengths_B, shape, place_sequences(lengths_B, shape), vocabulary["[PAD]"]
+    )
+
+
+def padded_to_packed(
+    inputs: Mapping[str, tf.Tensor],
+    shape: PackedShape,
+    places: tuple[tf.Tensor, tf.Tensor] | None = None,
+) -> dict[str, tf.Tensor]:
+    """Convert a padded batch to the packed layout.
+
+    Args:
+        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+        shape: Tokens per row and numbers of rows.
+        places: Result of `place_sequences`. Defaults to that of this batch.
+
+    Returns:
+        Dict as of `to_packed`, with 0 instead of [PAD].
+    """
+    is_token_BL = inputs["input_mask"] > 0
+    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
+    return _in_rows(
+        tf.boolean_mask(inputs["input_ids"], is_token_BL),
+        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
+        lengths_B,
+        shape,
+        place_sequences(lengths_B, shape) if places is None else places,
+        pad_id=0,
+    )
+
+
+def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, places, pad_id):
+    """Return the packed layout of tokens without padding."""
+    num_rows, starts_B = places
+    static_rows = shape.row_counts[0] if len(shape.row_counts) == 1 else None
+    position_of = tf.ragged.range(lengths_B)
+    position_T, sequence_T = position_of.flat_values, tf.cast(position_of.value_rowids(), tf.int32)
+    index_T = tf.gather(starts_B, sequence_T) + position_T
+
+    def in_rows(values_T, padding=0):
+        rows = tf.fill([num_rows * shape.length], padding)
+        rows = tf.tensor_scatter_nd_update(rows, index_T[:, tf.newaxis], values_T)
+        rows = tf.reshape(rows, [num_rows, shape.length])
+        return tf.ensure_shape(rows, [static_rows, shape.length])
+
+    position_S = tf.range(shape.max_seq_length)
+    is_token_BS = position_S < lengths_B[:, tf.newaxis]
+    return {
+        "input_ids": in_rows(input_ids_T, pad_id),
+        "segment_ids": in_rows(segment_ids_T),
+        "position_ids": in_rows(position_T),
+        "sequence_ids": in_rows(sequence_T + 1),
+        "token_indices": tf.where(is_token_BS, starts_B[:, tf.newaxis] + position_S, -1),
+    }
+
+
+def place_sequences(lengths: tf.Tensor, shape: PackedShape) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the number of rows of a batch, and where its sequences begin.
+
+    Args:
+        lengths: int32 `(B,)`, tokens per sequence; or `(parts, B)` of several batches, which get
+            the same number of rows.
+        shape: Tokens per row and numbers of rows.
+
+    Returns:
+        int32 scalar, and the index of each sequence's first token among all tokens of its batch,
+        int32, shaped like `lengths`.
+
+    Raises:
+        ValueError: A sequence is longer than a row; an InvalidArgumentError when a graph runs.
+    """
+
+    def place(lengths):
+        if lengths.max(initial=0) > shape.length:
+            raise ValueError(
+                f"a sequence has {lengths.max()} tokens; expected at most {shape.length}, a row; "
+                "truncate it with pack(..., max_seq_length)"
+            )
+        rows = [assign_rows(of, shape.length) for of in lengths.reshape(-1, lengths.shape[-1])]
+        needed = max(int(row_B.max(initial=0)) + 1 for row_B, _ in rows)
+        starts = [row_B * np.int32(shape.length) + offset_B for row_B, offset_B in rows]
+        return np.int32(shape.rows_for(needed)), np.reshape(starts, lengths.shape)
+
+    num_rows, starts = tf.numpy_function(place, [lengths], [tf.int32, tf.int32], stateful=False)
+    num_rows.set_shape([])
+    return num_rows, tf.ensure_shape(starts, lengths.shape)
+
+
+def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> dict[str, tf.Tensor]:
+    """Convert packed sequences to the flat layout.
+
+    T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
+
+    Args:
+        packed: Packed sequences.
+        vocabulary: Provides the id of [PAD].
+        exact_tokens: Up to this many tokens, T is not rounded up.
+
+    Returns:
+        Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
+    """
+    return _flat(
+        packed.input_ids.flat_values,
+        packed.segment_ids.flat_values,
+        tf.cast(packed.input_ids.row_splits, tf.int32),
+        vocabulary["[PAD]"],
+        exact_tokens,
+    )
+
+
+def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
+    """Convert a single sequence to the flat layout, without padding.
+
+    The static shape of row_splits is `(2,)`, so that a graph can be made for one sequence.
+
+    Args:
+        packed: One packed sequence.
+
+    Returns:
+        Dict as of `to_flat`; T is the number of tokens.
+    """
+    input_ids = packed.input_ids.flat_values
+    return {
+        "input_ids": input_ids,
+        "segment_ids": packed.segment_ids.flat_values,
+        "row_splits": tf.stack([0, tf.size(input_ids)]),
+    }
+
+
+def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Convert the padded layout to the flat one.
+
+    Args:
+        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
+
+    Returns:
+        Dict as of `to_flat`, with 0 instead of [PAD] in the tail.
+    """
+    is_token_BL = inputs["input_mask"] > 0
+    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
+    return _flat(
+        tf.boolean_mask(inputs["input_ids"], is_token_BL),
+        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
+        tf.concat([[0], tf.cumsum(lengths_B)], axis=0),
+        pad_id=0,
+    )
+
+
+def flat_to_padded(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Convert the flat layout to the padded one.
+
+    Args:
+        inputs: Dict as of `to_flat`.
+
+    Returns:
+        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids". L is the longest
+        sequence; padding is 0 instead of [PAD].
+    """
+    splits = inputs["row_splits"]
+    tokens = {name: inputs[name][: splits[-1]] for name in ("input_ids", "segment_ids")}
+    tokens["input_mask"] = tf.ones_like(tokens["input_ids"])
+    return {
+        name: tf.RaggedTensor.from_row_splits(values, splits, validate=False).to_tensor(0)
+        for name, values in tokens.items()
+    }
+
+
+def _flat(input_ids, segment_ids, row_splits, pad_id, exact_tokens=0):
+    """Return the flat layout of tokens without padding, completed to a bucket size."""
+    count = tf.size(input_ids)
+    rounded = tf.where(count <= exact_tokens, count, round_up_to_bucket(count))
+    tail = [[0, rounded - count]]
+    return {
+        "input_ids": tf.pad(input_ids, tail, constant_values=pad_id),
+        "segment_ids": tf.pad(segment_ids, tail),
+        "row_splits": row_splits,
+    }
