@@ -175,7 +175,7 @@ def test_one_place_opens_text():
         "attention_plots.py",
         "dry_run.py",
         "transformers_runner.py",
-        "huggingface.py",
+        "hub.py",
         "isolated_runner.py",
     ]
 
