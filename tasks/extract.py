@@ -13,13 +13,12 @@ import dataclasses
 from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.prediction import input_checks, output_settings
-from tasks.prediction.output_jobs import VectorJob
-from tasks.prediction.output_shards import write_output_shards
+from tasks.prediction import input_checks
+from tasks.prediction.output_shards import OutputSettings, VectorJob, write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtractSettings(output_settings.OutputSettings):
+class ExtractSettings(OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag("run, Hugging Face directory, Google release or keras-nlp preset")

@@ -20,13 +20,18 @@ from bert_tf.storage import strict_json
 from bert_tf.system import command
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
-from tasks.prediction import input_checks, output_settings
-from tasks.prediction.output_jobs import PublishedJob, RunJob
-from tasks.prediction.output_shards import OutputJob, write_output_shards
+from tasks.prediction import input_checks
+from tasks.prediction.output_shards import (
+    OutputJob,
+    OutputSettings,
+    PublishedJob,
+    RunJob,
+    write_output_shards,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictSettings(output_settings.OutputSettings):
+class PredictSettings(OutputSettings):
     """Settings of tasks.predict."""
 
     run: str = command.flag("run directory; with --output_dir also a published model")

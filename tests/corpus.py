@@ -1,13 +1,15 @@
 """Small corpora, their vocabulary and their shards, written in the process of the test."""
 
+import contextlib
 import os
 import pathlib
 import random
 
 from bert_tf import BertConfig, Vocabulary
-from bert_tf.data import documents, sharding, writing
+from bert_tf.data import documents, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.sharded_output import save_entry, shard_names
 from bert_tf.data.shards import ShardWriter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -44,10 +46,24 @@ def write_here(settings, plan_sha256=""):
     os.makedirs(settings.output_dir, exist_ok=True)
     vocabulary = Vocabulary.load(settings.vocab)
     tokenizer = {"do_lower_case": True, "strip_accents": None}
-    writer = ShardWriter(settings, vocabulary, tokenizer, plan_sha256)
-    for number in range(settings.num_shards):
-        writer.write(number, sharding.spans(index, number, settings.num_shards))
+    writer = ShardWriter(settings, vocabulary, tokenizer)
+    for number, name in enumerate(shard_names("examples", settings.num_shards, "tfrecord")):
+        spans = writing.spans(index, number, settings.num_shards)
+        entry = writer.write(number, os.path.join(settings.output_dir, name), spans)
+        save_entry(settings.output_dir, entry, plan_sha256)
     return contents(settings.output_dir)
+
+
+@contextlib.contextmanager
+def run_here(settings, open_writer, directory, num_tasks):
+    """Stand in for `jobs.run`: write the shards in this process."""
+    write = open_writer()
+
+    def make(tasks, on_entry):
+        for task in tasks:
+            on_entry(write(*task))
+
+    yield make
 
 
 def contents(directory):
@@ -68,11 +84,11 @@ def write_shards(directory, masking="static", seed=0, **changes):
     corpus = {"input": str(text), "vocab": str(directory / "vocab.txt")}
     settings = settings_of(corpus, directory / "shards", masking=masking, **changes)
     tokenizer = {"do_lower_case": True, "strip_accents": None}
-    manifest = Manifest.plan(settings.output_dir, settings, vocabulary, tokenizer, {})
+    manifest = Manifest.planned(settings.output_dir, settings, vocabulary, tokenizer, {})
     (directory / "shards").mkdir()
-    manifest.begin(vocabulary, {})
+    manifest.save({})
     write_here(settings, manifest.plan_sha256)
-    manifest.complete(writing.finished_entries(manifest))
+    manifest.save(manifest.finished())
     return directory / "shards"
 
 

@@ -16,7 +16,7 @@ from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map
 from bert_tf.weights.sources import PretrainedWeights
 
-# Fields of task.json that change predictions, with their defaults.
+# Fields of task.json that change predictions, with the values of what other libraries do.
 _PREDICTION_FIELDS = {
     "max_seq_length": None,
     "doc_stride": None,
@@ -106,8 +106,8 @@ class ExportedModel:
         detector = ["the anomaly detector"] if task.get("kind") == "anomaly" else []
         return detector + [
             f"{name}={task[name]}"
-            for name, default in _PREDICTION_FIELDS.items()
-            if task.get(name, default) != default and task[name] is not None
+            for name, usual in _PREDICTION_FIELDS.items()
+            if task.get(name, usual) != usual and task[name] is not None
         ]
 
     def config_values(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _head(task, weights):
     return Head(task["kind"], kernel, bias, labels, multi_label)
 
 
-def refuse(pretrained: PretrainedWeights, library: str, **required: Any) -> None:
+def check_fixed_values(pretrained: PretrainedWeights, library: str, **required: Any) -> None:
     """Check values of the configuration that another library cannot change.
 
     Args:

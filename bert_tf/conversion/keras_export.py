@@ -39,7 +39,9 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
     """
     pretrained = model.pretrained
     config = pretrained.config
-    exported_model.refuse(pretrained, LIBRARY, hidden_act="gelu_new", layer_norm_eps=1e-12)
+    exported_model.check_fixed_values(
+        pretrained, LIBRARY, hidden_act="gelu_new", layer_norm_eps=1e-12
+    )
     tensors = {WEIGHTS: model.tensors("keras", ("bert",))}
     backbone = _described(
         "bert_backbone",

@@ -9,7 +9,9 @@ Shape suffixes: N examples of a block, B batch size, L sequence length, P maximu
 sequence, T tokens of a batch.
 """
 
+import os
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.data import masking, pieces, tf_examples
+from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.storage import files
@@ -34,6 +36,11 @@ BLOCK_EXAMPLES = 1 << 16
 SAMPLED_EXAMPLES = 1024  # Whose lengths stand for those of all.
 READ_BYTES = 1 << 18  # As `tf.data.TFRecordDataset`.
 PIECES_PER_BLOCK = 16  # Of large shards, so that a block mixes examples of many parts of a file.
+BUFFER_BYTES = 1 << 20
+# A TFRecord is its length as uint64, a checksum of the length, the content and a checksum of the
+# content. TensorFlow verifies the checksums.
+_LENGTH = struct.Struct("<Q")
+_FRAME_BYTES = 16
 _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
@@ -49,6 +56,75 @@ class DataPosition(NamedTuple):
     seed: int
     epoch: int
     next_example: int
+
+
+class Pieces(NamedTuple):
+    """The pieces of all shards, in order. A piece is a shard, or a part of one with many records.
+
+    All arrays have the shape `(N,)`.
+
+    Attributes:
+        shards: int64, indices of the shards.
+        firsts: int64, index in the shard of the first record.
+        records: int64, numbers of records.
+        is_part: bool, whether the piece is a part of a shard.
+    """
+
+    shards: np.ndarray
+    firsts: np.ndarray
+    records: np.ndarray
+    is_part: np.ndarray
+
+
+def split_shards(counts: np.ndarray, max_records: int, piece_records: int) -> Pieces:
+    """Split shards of more than `max_records` records.
+
+    Args:
+        counts: int64, numbers of records of the shards.
+        max_records: Maximum number of records of a shard that is one piece.
+        piece_records: Number of records of each piece of the others; the last one may have fewer.
+    """
+    is_large = counts > max_records
+    sizes = np.where(is_large, piece_records, np.maximum(counts, 1))
+    num_pieces = np.maximum(-(-counts // sizes), 1)
+    shards = np.repeat(np.arange(len(counts)), num_pieces)
+    numbers = np.arange(len(shards)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    firsts = numbers * sizes[shards]
+    records = np.minimum(counts[shards] - firsts, sizes[shards])
+    return Pieces(shards, firsts, records, is_large[shards])
+
+
+def record_offsets(path: str | os.PathLike, every: int) -> tuple[int, np.ndarray]:
+    """Count the records of a TFRecord file and find some of them, by their lengths alone.
+
+    A TFRecord file has no index.
+
+    Args:
+        path: The file.
+        every: Distance in records between two offsets.
+
+    Returns:
+        Number of complete records, and int64 offsets in bytes of records 0, `every`, 2 * `every`
+        and so on.
+    """
+    size, unpack = files.stamp(path)[0], _LENGTH.unpack_from
+    number, position, offsets = 0, 0, [0]
+    with files.open_file(path) as stream:
+        while position < size:
+            stream.seek(position)
+            data = stream.read(BUFFER_BYTES)
+            at, last = 0, len(data) - _LENGTH.size
+            while at <= last:
+                at += _FRAME_BYTES + unpack(data, at)[0]
+                if position + at > size:  # The record is truncated, or its length is damaged.
+                    return number, np.array(offsets)
+                number += 1
+                if number % every == 0:
+                    offsets.append(position + at)
+            if at == 0:  # Too few bytes for a length.
+                break
+            position += at
+    return number, np.array(offsets)
 
 
 class PretrainingDataset:
@@ -102,7 +178,7 @@ class PretrainingDataset:
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array([entry["records"] for entry in self.manifest.shards], np.int64)
         self._piece_records = max(1, BLOCK_EXAMPLES // PIECES_PER_BLOCK)
-        self._pieces = pieces.split(self._counts, BLOCK_EXAMPLES, self._piece_records)
+        self._pieces = split_shards(self._counts, BLOCK_EXAMPLES, self._piece_records)
         self._offsets: dict[int, np.ndarray] = {}  # Of the pieces of large shards, once used.
         # Masking keys use the index of an example among all shards.
         self._first_of_shard = np.cumsum(self._counts) - self._counts
@@ -282,7 +358,7 @@ class PretrainingDataset:
             shard = shards[row]
             if shard not in self._offsets:
                 path = self._paths[shard]
-                count, found = pieces.record_offsets(path, self._piece_records)
+                count, found = record_offsets(path, self._piece_records)
                 if count != self._counts[shard]:
                     raise ValueError(
                         f"<<{path}: {count} records; the manifest has {self._counts[shard]}>>"
@@ -300,7 +376,7 @@ class PretrainingDataset:
             path, entry = self._paths[shard], self.manifest.shards[shard]
             if not missing and files.stamp(path)[0] == entry["bytes"]:
                 continue
-            count, _ = pieces.record_offsets(path, self._piece_records)
+            count, _ = record_offsets(path, self._piece_records)
             if count != entry["records"]:
                 raise ValueError(
                     f"<<{path}: {count} records; the manifest has {entry['records']}>>"

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.data import tf_examples
-from bert_tf.data.entries import ShardEntry
-from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest, ShardEntry
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
@@ -292,7 +291,7 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
         )
     manifest = Manifest.describe(directory, vocabulary, max_seq_length, max_predictions, entries)
     manifest.save_vocabulary(vocabulary)
-    manifest.save()
+    manifest.save_values()
     return manifest
 
 

@@ -1,31 +1,28 @@
-"""Manifest of a directory of shards: settings, versions, and size and SHA-256 of each shard.
+"""Manifest of pretraining shards: settings, versions, and size and SHA-256 of each shard.
 
-SHARDS/manifest.json    the manifest
-SHARDS/vocab.txt        the vocabulary of the shards
-SHARDS/*                the shards, see bert_tf.data.entries
+SHARDS/manifest.json                         the manifest
+SHARDS/vocab.txt                             the vocabulary of the shards
+SHARDS/examples-00007-of-00064.tfrecord      a shard; see `bert_tf.data.sharded_output`
 """
 
 import concurrent.futures
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, NotRequired, Self, TypedDict
 
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
-from bert_tf.data import entries, plans
-from bert_tf.data.entries import ShardEntry
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.sharded_output import NAME, ShardManifest, check_size, shard_names
 from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
 from bert_tf.storage.strict_json import field
+from bert_tf.system import command
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.text.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from bert_tf.data.settings import WriteShardsSettings
-
-NAME = "manifest.json"
+MAX_NAME_LENGTH = 255
 MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
 # Settings of the tokenizer that earlier versions did not record, with their values then.
@@ -38,23 +35,47 @@ _FIELDS = (
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
-class Manifest:
-    """A manifest.json and its directory.
-
-    It is built by `plan`, `describe` or `load`.
+class ShardEntry(TypedDict):
+    """Entry of a shard in manifest.json.
 
     Attributes:
-        directory: The directory of the shards.
+        file: File name.
+        records: Number of TFRecord records, one per example.
+        bytes: Size of the file.
+        sha256: SHA-256 of the file.
+        documents: Number of documents. Absent for shards of other programs.
+        tokens: Number of tokens without padding.
+        random_next: Number of examples with a random next segment.
     """
 
-    def __init__(self, directory: str | os.PathLike, values: dict[str, Any]) -> None:
-        self.directory, self._values = str(directory), values
+    file: str
+    records: int
+    bytes: int
+    sha256: str
+    documents: NotRequired[int]
+    tokens: int
+    random_next: int
+
+
+class Manifest(ShardManifest[ShardEntry]):
+    """Manifest of pretraining shards, built by `planned`, `describe` or `load`."""
+
+    CONTENT: ClassVar[str] = "text"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        values: dict[str, Any],
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        super().__init__(directory, values)
+        self._vocabulary = vocabulary  # Saved with a planned manifest.
 
     @classmethod
-    def plan(
+    def planned(
         cls,
         directory: str | os.PathLike,
-        settings: "WriteShardsSettings",
+        settings: WriteShardsSettings,
         vocabulary: Vocabulary,
         tokenizer: dict[str, Any],
         corpus: dict[str, Any],
@@ -79,6 +100,7 @@ class Manifest:
                 "versions": versions(_PACKAGES),
                 "input": list(settings.input),
             },
+            vocabulary,
         )
 
     @classmethod
@@ -134,45 +156,29 @@ class Manifest:
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
         return cls(directory, format_versions.without_version(values, path, _FIELDS))
 
-    def begin(self, vocabulary: Vocabulary, finished: Mapping[int, ShardEntry]) -> None:
-        """Save the incomplete manifest and the vocabulary, by which the command can be resumed.
-
-        Args:
-            vocabulary: The vocabulary of the shards.
-            finished: Entries of the complete shards by shard number.
-        """
-        self._values |= {"complete": False, "shards": list(finished.values())}
-        self.save()
-        self.save_vocabulary(vocabulary)
-
-    def complete(self, finished: Mapping[int, ShardEntry]) -> None:
-        """Save the complete manifest unless it is on disk, then delete the entry files.
-
-        Args:
-            finished: Entries of all shards by shard number.
-        """
-        names = self.shard_names
-        shards = [finished[number] for number in range(len(names))]
-        self._values |= {"complete": True, "shards": shards}
-        if not Manifest.load(self.directory).is_complete:
-            self.save()
-        entries.remove_all(self.directory, names)
-
-    def save(self) -> None:
-        """Write manifest.json atomically."""
-        values = format_versions.with_version(self._values)
-        text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
-        files.atomic_write_text(self.path(NAME), text)
-
-    def path(self, name: str) -> str:
-        """Return the path of a file in the directory."""
-        return os.path.join(self.directory, name)
+    def save(self, finished: Mapping[int, ShardEntry]) -> None:
+        """Save the manifest and the vocabulary of the shards; see `ShardManifest.save`."""
+        super().save(finished)
+        if self._vocabulary and (
+            not self.is_complete or VOCABULARY_NAME not in files.listdir(self.directory)
+        ):
+            self.save_vocabulary(self._vocabulary)
 
     @property
     def shard_names(self) -> list[str]:
         """File names of all shards."""
-        num_shards = self.settings["num_shards"]
-        return [entries.shard_name(number, num_shards) for number in range(num_shards)]
+        return shard_names("examples", self.settings["num_shards"], "tfrecord")
+
+    @property
+    def plan(self) -> list[Any]:
+        """All that determines the content of the shards."""
+        names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
+        return [self._values[name] for name in names]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that determine the content of the shards."""
+        return self._values["versions"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -184,11 +190,6 @@ class Manifest:
         """Tokenizer settings, or `None` for shards of other programs."""
         settings = self._values.get("tokenizer")
         return settings and {**_TOKENIZER_BEFORE, **settings}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no shard is missing."""
-        return self._values["complete"]
 
     @property
     def vocab_size(self) -> int:
@@ -220,11 +221,6 @@ class Manifest:
                 f"({self.vocab_size} entries)"
             )
         return vocabulary
-
-    @property
-    def shards(self) -> list[ShardEntry]:
-        """Entries of the shards; of the complete ones if some are missing."""
-        return self._values.get("shards", [])
 
     @property
     def num_examples(self) -> int:
@@ -267,24 +263,17 @@ class Manifest:
             "".join(entry["sha256"] for entry in self.shards).encode()
         ).hexdigest()
 
-    @property
-    def plan_sha256(self) -> str:
-        """SHA-256 of all that determines the shards' content. It identifies entry files."""
-        names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
-        return plans.digest([self._values[name] for name in names])
-
-    def check_same_plan(self, planned: "Manifest", defaults: Mapping[str, Any]) -> None:
+    def check_same_plan(self, planned: Self) -> None:
         """Check that this manifest, from disk, has the settings and the text of a planned one.
-
-        Args:
-            planned: The manifest.
-            defaults: Defaults of the flags, for those that this manifest does not have.
 
         Raises:
             UserError: If they differ. The message names the first difference.
         """
         format_versions.check_same_settings(
-            self.directory, self.settings, planned.settings, defaults
+            self.directory,
+            self.settings,
+            planned.settings,
+            command.defaults(WriteShardsSettings),
         )
         tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
         for what, before, now in (
@@ -302,14 +291,18 @@ class Manifest:
                     f"Received: {now}. Name a new --output_dir."
                 )
 
-    def check_same_versions(self, planned: "Manifest") -> None:
-        """Check that the missing shards will be written with the versions of the others.
-
-        Raises:
-            UserError: If they differ. The message names the first package.
-        """
-        before, now = self._values["versions"], planned._values["versions"]
-        plans.check_same_versions(self.directory, before, now)
+    @staticmethod
+    def check_entry(entry: Any, location: str) -> ShardEntry:
+        """Check and return the entry of a shard; see `ShardManifest.check_entry`."""
+        name = field(entry, "file", str, location)
+        if name != os.path.basename(name) or "tfrecord" not in name or len(name) > MAX_NAME_LENGTH:
+            raise UserError(
+                f"{location}: file is {name!r:.40}; expected the name of a TFRecord file"
+            )
+        field(entry, "sha256", str, location)
+        for size in ("records", "bytes", "tokens", "random_next"):
+            check_size(entry, size, location)
+        return entry
 
     def check_complete(self) -> None:
         """Raise `UserError` if shards are missing."""
@@ -390,8 +383,8 @@ def _check(values, path):
     vocabulary = field(values, "vocabulary", dict, path)
     # Only settings that are read later are checked: those of `describe` have no others.
     for name, minimum in (("max_seq_length", 1), ("max_predictions_per_seq", 0)):
-        entries.check_size(settings, name, f"{path}: settings", minimum, MAX_SEQ_LENGTH)
-    entries.check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
+        check_size(settings, name, f"{path}: settings", minimum, MAX_SEQ_LENGTH)
+    check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")
     masking = field(settings, "masking", str, f"{path}: settings")
     if masking not in ("static", "dynamic"):
@@ -415,4 +408,4 @@ def _check(values, path):
     if is_complete and not shards:
         raise UserError(f"{path}: shards is empty")
     for number, entry in enumerate(shards):
-        entries.check_entry(entry, f"{path}: shards[{number}]")
+        Manifest.check_entry(entry, f"{path}: shards[{number}]")

@@ -1,16 +1,13 @@
 """Settings of write_shards, one field per flag. TensorFlow is not imported."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_tf.config import MAX_WORD_CHARACTERS
 from bert_tf.data.documents import FORMATS
-from bert_tf.data.entries import ShardEntry
-from bert_tf.data.shard_jobs import RunnerSettings
+from bert_tf.data.jobs import RunnerSettings
 from bert_tf.errors import UserError
-from bert_tf.system.command import flag, import_tensorflow
-from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.system.command import flag
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
@@ -94,31 +91,3 @@ class WriteShardsSettings(RunnerSettings):
         """Return the settings that determine the content of the shards, by name."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in FREE}
-
-
-class WriterArguments(NamedTuple):
-    """Arguments of the `ShardWriter` of each worker, as a `ShardJob`.
-
-    Attributes:
-        settings: The settings of write_shards.
-        vocabulary: The vocabulary.
-        tokenizer: Keyword arguments of the `Tokenizer`.
-        plan_sha256: Digest of the plan in the manifest, written to the entry files.
-    """
-
-    settings: WriteShardsSettings
-    vocabulary: Vocabulary
-    tokenizer: dict[str, Any]
-    plan_sha256: str
-
-    @property
-    def directory(self) -> str:
-        """Directory of the shards."""
-        return self.settings.output_dir
-
-    def open(self) -> Callable[..., ShardEntry]:
-        """Return the function that writes a shard from its number and its spans."""
-        import_tensorflow()
-        from bert_tf.data.shards import ShardWriter
-
-        return ShardWriter(*self).write

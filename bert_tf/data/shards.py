@@ -6,16 +6,17 @@ any machine writes the same bytes.
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.data import entries, masking, tf_examples
-from bert_tf.data.instances import make_instances, to_examples
-from bert_tf.data.sentences import tokenize_documents
+from bert_tf.data import masking, tf_examples
+from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
+from bert_tf.data.manifest import ShardEntry
 from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.sharded_output import Span
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
@@ -31,17 +32,12 @@ class ShardWriter:
         settings: The settings of write_shards.
         vocabulary: The vocabulary.
         tokenizer: Keyword arguments of the `Tokenizer`.
-        plan_sha256: Digest of the plan in the manifest, written to the entry files.
     """
 
     def __init__(
-        self,
-        settings: WriteShardsSettings,
-        vocabulary: Vocabulary,
-        tokenizer: dict[str, Any],
-        plan_sha256: str = "",
+        self, settings: WriteShardsSettings, vocabulary: Vocabulary, tokenizer: dict[str, Any]
     ) -> None:
-        self.settings, self.vocabulary, self.plan_sha256 = settings, vocabulary, plan_sha256
+        self.settings, self.vocabulary = settings, vocabulary
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
@@ -68,11 +64,12 @@ class ShardWriter:
                 autograph=False,
             )
 
-    def write(self, number: int, spans: Iterable[tuple[str, int, int]]) -> entries.ShardEntry:
-        """Write a shard atomically, then its entry file.
+    def write(self, number: int, path: str, spans: Sequence[Span]) -> ShardEntry:
+        """Write a shard atomically.
 
         Args:
             number: The number of the shard, from 0.
+            path: The file.
             spans: Path, offset and length in bytes of its documents.
 
         Returns:
@@ -80,10 +77,9 @@ class ShardWriter:
 
         Raises:
             UserError: If the documents cannot be read or give no instances.
-            OSError: If the files cannot be written.
+            OSError: If the file cannot be written.
         """
-        settings = self.settings
-        name = entries.shard_name(number, settings.num_shards)
+        settings, name = self.settings, os.path.basename(path)
         documents = tokenize_documents(
             spans, settings.input_format, settings.text_field, self._tokenizer
         )
@@ -98,7 +94,6 @@ class ShardWriter:
             )
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        path = os.path.join(settings.output_dir, name)
         temporary = files.temporary_name(path)
         try:
             with tf.io.TFRecordWriter(temporary) as writer:
@@ -109,7 +104,7 @@ class ShardWriter:
                         self._examples(batch, documents.ids, number, begin)
                     ):
                         writer.write(record)
-            entry: entries.ShardEntry = {
+            entry: ShardEntry = {
                 "file": name,
                 "records": len(instances),
                 "bytes": files.stamp(temporary)[0],
@@ -126,7 +121,6 @@ class ShardWriter:
         finally:
             if files.exists(temporary):
                 files.remove(temporary)
-        entries.save(settings.output_dir, entry, self.plan_sha256)
         return entry
 
     def _examples(self, instances, ids, number, begin):

@@ -1,6 +1,7 @@
 """Write pretraining shards: index the documents, assign them to shards and run the workers.
 
-For local paths, this process does not import TensorFlow: only its workers do.
+Shard i gets documents i, i + num_shards, ... of the index. For local paths, this process does not
+import TensorFlow: only its workers do.
 """
 
 import contextlib
@@ -8,18 +9,45 @@ import os
 import re
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from bert_tf.data import documents, entries, shard_jobs, sharding
-from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
-from bert_tf.data.settings import WriterArguments, WriteShardsSettings
+import numpy as np
+
+from bert_tf.data import documents
+from bert_tf.data.documents import DocumentIndex
+from bert_tf.data.manifest import Manifest
+from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.sharded_output import Span, WriteShard, check_directory
 from bert_tf.errors import UserError
 from bert_tf.storage import files, ownership
-from bert_tf.system import command
-from bert_tf.system.progress import Progress
+from bert_tf.system.command import import_tensorflow
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
 SPILL = ".unpacked"
+MIN_DOCUMENTS = 5  # Per shard: random next segments come from other documents of the shard.
+MAX_BYTES = 144 << 20  # Maximum `_cost` of a shard, which is about 0.4 GB of memory.
+
+
+class WriterJob(NamedTuple):
+    """Arguments of the `ShardWriter` of each worker, as a `ShardJob`.
+
+    Attributes:
+        settings: The settings of write_shards.
+        vocabulary: The vocabulary.
+        tokenizer: Keyword arguments of the `Tokenizer`.
+    """
+
+    settings: WriteShardsSettings
+    vocabulary: Vocabulary
+    tokenizer: dict[str, Any]
+
+    def open(self) -> WriteShard:
+        """Return the function that writes a shard."""
+        import_tensorflow()
+        from bert_tf.data.shards import ShardWriter
+
+        return ShardWriter(*self).write
 
 
 def write_shards(
@@ -49,7 +77,7 @@ def write_shards(
     directory = settings.output_dir
     is_here = not files.is_remote(directory)
     paths = documents.find_files(settings.input, os.path.realpath(directory) if is_here else None)
-    _check_directory(directory)
+    check_directory(directory)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ownership.sole_writer(directory))
         spill_dir = os.path.join(directory, SPILL)
@@ -57,103 +85,110 @@ def write_shards(
 
         log(f"indexing: {len(paths)} files, {'uncased' if lower else 'cased'}")
         # Workers read the documents again by offset, so files must not change until the end.
-        began, stamps = time.monotonic(), [files.stamp(path) for path in paths]
+        began, stamps = time.monotonic(), {path: files.stamp(path) for path in paths}
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
         num_bytes = int(index.lengths.sum())
         log(
             f"{len(index):,} documents, {num_bytes / 1e6:.1f} MB of text "
             f"({num_bytes / 1e6 / max(time.monotonic() - began, 1e-3):.0f} MB/s)"
         )
-        sharding.check(index, settings)
-        manifest = Manifest.plan(
+        check_index(index, settings)
+        manifest = Manifest.planned(
             directory,
             settings,
             vocabulary,
             {**tokenizer, "tables_sha256": unicode_tables.sha256()},
             {"documents": len(index), "sha256": index.sha256},
         )
-        finished = finished_entries(manifest)
-        missing = [number for number in range(settings.num_shards) if number not in finished]
-        if not missing:
-            if VOCABULARY_NAME not in files.listdir(directory):
-                manifest.save_vocabulary(vocabulary)
-            manifest.complete(finished)
-            log(f"{directory}: already complete, nothing to do")
-            _warn(manifest, log)
-            return manifest
-        manifest.begin(vocabulary, finished)
-        if finished:
-            log(f"{directory}: resuming: {len(finished)}/{settings.num_shards} shards complete")
-        arguments = WriterArguments(settings, vocabulary, tokenizer, manifest.plan_sha256)
-        _make(arguments, index, missing, log)
-        for path, stamp in zip(paths, stamps, strict=True):
-            if files.stamp(path) != stamp:
-                raise UserError(
-                    f"{path}: was changed while it was read; name a new --output_dir, since shards "
-                    f"in {directory} may contain the old or the new text"
-                )
-        finished = finished_entries(manifest)
-        entries.check_all(directory, finished, settings.num_shards)
-        manifest.complete(finished)
-    log(_summary(manifest))
-    _warn(manifest, log)
+        were_missing = manifest.write_missing(
+            WriterJob(settings, vocabulary, tokenizer),
+            lambda number: spans(index, number, settings.num_shards),
+            stamps,
+            settings,
+            log,
+        )
+    if were_missing:
+        log(_summary(manifest))
+    if warning := manifest.next_sentence_warning():
+        log(f"warning: {warning}")
     return manifest
 
 
-def _warn(manifest, log):
-    if warning := manifest.next_sentence_warning():
-        log(f"warning: {warning}")
-
-
-def _make(arguments, index, missing, log):
-    """Run the workers that write the missing shards, and log their progress."""
-    settings = arguments.settings
-    tasks = ((number, sharding.spans(index, number, settings.num_shards)) for number in missing)
-    began = time.monotonic()
-    try:
-        with shard_jobs.run(settings, arguments, len(missing)) as make:
-            log(f"workers ready after {time.monotonic() - began:.1f} s")
-            done = settings.num_shards - len(missing)
-            with Progress(log, "shards", settings.num_shards, done) as progress:
-                make(tasks, lambda entry: progress.update(progress.done + 1))
-    except (KeyboardInterrupt, SystemExit):
-        log(
-            f"stopped: complete shards remain in {settings.output_dir}; rerun the command to resume"
-        )
-        raise
-
-
-def _check_directory(directory):
-    names = files.listdir(directory)
-    if NAME not in names and any(not name.startswith(".") for name in names):
-        raise UserError(f"{directory}: contains other files; name a new --output_dir")
-
-
-def finished_entries(manifest: Manifest) -> dict[int, entries.ShardEntry]:
-    """Return the entries of complete shards, and remove temporary files of killed processes.
+def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
+    """Check that each shard gets enough documents and fits in memory.
 
     Args:
-        manifest: The planned manifest.
-
-    Returns:
-        Manifest entries by shard number.
+        index: The documents.
+        settings: The settings.
 
     Raises:
-        UserError: If the directory contains shards of other settings, text or versions.
+        UserError: If there are too many shards for the documents, or too few for the text. The
+            message suggests a number.
     """
-    directory, shards = manifest.directory, manifest.shard_names
-    entries.remove_temporary(directory)
-    if not files.exists(manifest.path(NAME)):
-        return {}
-    on_disk = Manifest.load(directory)
-    on_disk.check_same_plan(manifest, command.defaults(WriteShardsSettings))
-    finished = entries.finished(
-        directory, shards, on_disk.shards, on_disk.plan_sha256, entries.check_entry
+    min_documents = 1 if settings.same_document_next else MIN_DOCUMENTS
+    max_shards = len(index) // min_documents
+    if settings.num_shards > max_shards:
+        advice = (
+            f"use --num_shards={max_shards} or less"
+            if max_shards
+            else "separate documents by blank lines (or see --input_format)"
+        )
+        raise UserError(
+            f"--num_shards={settings.num_shards}: {len(index)} documents, expected at least "
+            f"{min_documents} per shard, since random next segments come from other documents "
+            f"of the shard; {advice}"
+        )
+    if _cost(index, settings, settings.num_shards) <= MAX_BYTES:
+        return
+    text = _largest(index, settings.num_shards) / 1e6
+    number = settings.num_shards
+    # More shards are smaller, but never smaller than the largest document.
+    while number < max_shards and _cost(index, settings, number) > MAX_BYTES:
+        number = min(max_shards, number * 5 // 4 + 1)
+    if _cost(index, settings, number) <= MAX_BYTES:
+        advice = f"use --num_shards={number}"
+    else:
+        largest = index.lengths.argmax()
+        advice = (
+            f"split the largest document ({index.lengths[largest] / 1e6:.0f} MB at byte "
+            f"{index.offsets[largest]} of {index.paths[index.files[largest]]}), or lower "
+            "--dupe_factor"
+        )
+    raise UserError(
+        f"--num_shards={settings.num_shards}: up to {text:.0f} MB of text per shard with "
+        f"--dupe_factor={settings.dupe_factor} does not fit in memory; {advice}"
     )
-    # Complete shards remain usable with other package versions, but cannot be mixed with new ones.
-    if len(finished) < len(shards):
-        on_disk.check_same_versions(manifest)
-    return finished
+
+
+def spans(index: DocumentIndex, number: int, num_shards: int) -> list[Span]:
+    """Return path, offset and length in bytes of each document of a shard.
+
+    Args:
+        index: All documents.
+        number: The number of the shard, from 0.
+        num_shards: The number of shards.
+    """
+    assigned = slice(number, None, num_shards)
+    return [
+        (index.paths[file], offset, length)
+        for file, offset, length in zip(
+            index.files[assigned].tolist(),
+            index.offsets[assigned].tolist(),
+            index.lengths[assigned].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _largest(index, num_shards):
+    """Return the bytes of text of the largest shard."""
+    owners = np.arange(len(index)) % num_shards
+    return np.bincount(owners, weights=index.lengths, minlength=num_shards).max()
+
+
+def _cost(index, settings, num_shards):
+    """Estimate memory in bytes: that of the text, and an eighth of it per pass."""
+    return _largest(index, num_shards) * (1 + settings.dupe_factor / 8)
 
 
 def _summary(manifest):

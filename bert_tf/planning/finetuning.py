@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_tf.config import BertConfig
+from bert_tf.model.bucketing import EVALUATION_BATCH_SIZE, bucket_of
 from bert_tf.planning.devices import Device
 from bert_tf.planning.memory import StepSizes, inference_memory, largest_batch, step_memory
 from bert_tf.planning.training import (
@@ -22,7 +23,6 @@ from bert_tf.planning.training import (
     usable_memory,
 )
 
-EVALUATION_BATCH = 64  # Samples per forward pass, as in tasks/graph/evaluation.py.
 # On a processor, steps with batches of other shapes take longer than a repeated step, and as much
 # memory again as activations and temporary tensors. The factor is fitted to the recipes of
 # benchmarks/planner.py, --part=finetuning.
@@ -111,7 +111,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
     ]
     memory_of = step_memory if plan.device.is_accelerator else _memory_on_processor
     largest = max((sizes for step in batches for sizes in step), key=_tokens)
-    devs = [_sizes(plan, part) for part in _split(plan.dev_samples, EVALUATION_BATCH)]
+    devs = [_sizes(plan, part) for part in _split(plan.dev_samples, EVALUATION_BATCH_SIZE)]
     evaluation = sum(_forward(sizes, plan.device) for sizes in devs) / plan.devices
     if plan.is_frozen:
         memory = _frozen_memory(plan, [*devs, largest])
@@ -161,7 +161,7 @@ def _sizes(plan, samples):
     if plan.static_length:
         length, longest = plan.static_length, plan.static_length
     else:
-        length, longest = _bucket(sum(lengths)) / len(lengths), _bucket(max(lengths))
+        length, longest = bucket_of(sum(lengths)) / len(lengths), bucket_of(max(lengths))
     return StepSizes(
         plan.config,
         len(lengths),
@@ -171,12 +171,6 @@ def _sizes(plan, samples):
         longest=longest,
         frozen_layers=plan.frozen_layers,
     )
-
-
-def _bucket(number):
-    """Round up as bert_tf/model/bucketing.py, which needs TensorFlow: eight sizes per octave."""
-    step = max(8, 2 ** (int(number - 1).bit_length() - 4))
-    return -(-number // step) * step
 
 
 def _tokens(sizes):

@@ -3,14 +3,10 @@
 import dataclasses
 
 from bert_tf.config import BertConfig
+from bert_tf.model.bucketing import SHORT_TOKENS, TOKENS_PER_CHUNK
 from bert_tf.planning.devices import Device
 from bert_tf.planning.memory import StepSizes, inference_memory, served_bytes
 from bert_tf.planning.training import add_process, forward_seconds, usable_memory
-
-TOKENS_PER_CHUNK = 2**14  # Larger requests run in chunks (tasks/graph/chunking.py).
-SHORT_TOKENS = (
-    64  # In float32 only one text of so many tokens is packed (export/graph/served_encoder.py).
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,17 @@
 """Reader of TensorFlow checkpoints of google-research/bert, released or fine-tuned.
 
 Needed are the checkpoint, bert_config.json and vocab.txt. The checkpoint is in either format of
-TensorFlow: V2 (PREFIX.index and PREFIX.data-*) or V1 (one file PREFIX). Checkpoints of the Model
-Garden and SavedModels of TF-Hub have other names (bert_tf.weights.model_garden).
+TensorFlow: V2 (PREFIX.index and PREFIX.data-*) or V1 (one file PREFIX).
+
+Checkpoints of the TensorFlow Model Garden and TF-Hub SavedModels (version 2) have other names: the
+path of each variable in the tree of Python objects. The trees depend on the version of the Model
+Garden. A SavedModel of TF-Hub numbers its variables; their names are in the object graph.
 """
 
 import glob
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +21,6 @@ from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import read_bundle
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import model_garden
 from bert_tf.weights.name_map import StoredModel
 
 # Optimizer slots and step counters belong to the training of the checkpoint, position ids are a
@@ -34,6 +37,63 @@ _CLASSES = {
     "cls/squad/output_bias": "BertForQuestionAnswering",
 }
 _OF_HEAD = ("architectures", "id2label", "problem_type", "task_specific_params")
+
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_IGNORED_PATHS = re.compile(
+    r"save_counter|global_step|(.*/)?\.OPTIMIZER_SLOT/.*|(optimizer|_optimizer)/.*"
+)
+_ROOT = r"(?:.*/)?"
+_LEAF = r"(kernel|bias|gamma|beta)"
+_ATTENTION = {"query": "self/query", "key": "self/key", "value": "self/value"}
+# Layers of a block: Model Garden, Google.
+_BLOCK = {
+    **{f"_attention_layer/_{name}_dense": f"attention/{ours}" for name, ours in _ATTENTION.items()},
+    "_attention_layer/_output_dense": "attention/output/dense",
+    "_attention_output_dense": "attention/output/dense",
+    "_attention_layer_norm": "attention/output/LayerNorm",
+    "_intermediate_dense": "intermediate/dense",
+    "_output_dense": "output/dense",
+    "_output_layer_norm": "output/LayerNorm",
+}
+_TABLES = {
+    "_embedding_layer": "word_embeddings",
+    "_position_embedding_layer": "position_embeddings",
+    "_type_embedding_layer": "token_type_embeddings",
+}
+_OTHERS = {
+    "_embedding_norm_layer": "bert/embeddings/LayerNorm",
+    "_pooler_layer": "bert/pooler/dense",
+    "masked_lm/dense": "cls/predictions/transform/dense",
+    "masked_lm/layer_norm": "cls/predictions/transform/LayerNorm",
+}
+# Layers of a block in TF-Hub's names of variables.
+_HUB_BLOCK = {
+    **{f"self_attention/{name}": f"attention/{ours}" for name, ours in _ATTENTION.items()},
+    "self_attention/attention_output": "attention/output/dense",
+    "self_attention_output": "attention/output/dense",
+    "self_attention_layer_norm": "attention/output/LayerNorm",
+    "intermediate": "intermediate/dense",
+    "output": "output/dense",
+    "output_layer_norm": "output/LayerNorm",
+}
+_HUB = {
+    "word_embeddings/embeddings": "bert/embeddings/word_embeddings",
+    "position_embedding/embeddings": "bert/embeddings/position_embeddings",
+    "position_embedding/position_embeddings": "bert/embeddings/position_embeddings",
+    "type_embeddings/embeddings": "bert/embeddings/token_type_embeddings",
+    **{
+        f"embeddings/layer_norm/{kind}": f"bert/embeddings/LayerNorm/{kind}"
+        for kind in ("gamma", "beta")
+    },
+    **{f"pooler_transform/{kind}": f"bert/pooler/dense/{kind}" for kind in ("kernel", "bias")},
+}
+# Used for what the encoder does not have, since a shared variable has one path only.
+_FALLBACKS = {
+    "masked_lm/embedding_table": "bert/embeddings/word_embeddings",
+    "next_sentence..pooler_dense/kernel": "bert/pooler/dense/kernel",
+    "next_sentence..pooler_dense/bias": "bert/pooler/dense/bias",
+}
 
 
 class Location(NamedTuple):
@@ -108,8 +168,8 @@ def read(location: Location) -> StoredModel:
     """Read a model. Raise `UserError` if a file is invalid."""
     config, vocabulary = read_config(location)
     tensors = read_bundle(location.prefix)
-    if model_garden.OBJECT_GRAPH in tensors:
-        tensors = model_garden.to_google(tensors, str(location.prefix))
+    if _OBJECT_GRAPH in tensors:
+        tensors = _renamed(tensors, str(location.prefix))
     values = {}
     for bias, name in _CLASSES.items():
         if bias in tensors:
@@ -156,3 +216,81 @@ def _beside(prefix, name):
     """Return the path of a file beside a checkpoint or, if it is only there, one level up."""
     beside, above = prefix.parent / name, prefix.parent.parent / name
     return above if above.is_file() and not beside.is_file() else beside
+
+
+def _renamed(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    """Return the tensors of an object checkpoint by the names of google-research/bert.
+
+    Optimizer slots and counters are left out. Raise `UserError` if a tensor is unknown.
+    """
+    paths = {
+        name.removesuffix(_SUFFIX): array
+        for name, array in tensors.items()
+        if name != _OBJECT_GRAPH and not _IGNORED_PATHS.fullmatch(name.removesuffix(_SUFFIX))
+    }
+    if any(re.fullmatch(r"variables/\d+", path) for path in paths):
+        paths = _with_full_names(paths, tensors[_OBJECT_GRAPH])
+    result: dict[str, np.ndarray] = {}
+    fallbacks: dict[str, np.ndarray] = {}
+    for path, array in paths.items():
+        for theirs, name in _FALLBACKS.items():
+            if path == theirs or path.endswith(f"/{theirs}"):
+                fallbacks[name] = array
+                break
+        else:
+            google = _google_name(path)
+            if google is None or google in result:
+                raise UserError(
+                    f"{where}: unknown tensor {path:.200}; expected a BERT encoder of the "
+                    "TensorFlow Model Garden"
+                )
+            result[google] = array
+    return {**fallbacks, **result}
+
+
+def _google_name(path):
+    """Return Google's name of the variable at a path, or `None`."""
+    if path in _HUB:
+        return _HUB[path]
+    if match := re.fullmatch(rf"transformer/layer_(\d+)/(.+)/{_LEAF}", path):
+        layer = _HUB_BLOCK.get(match[2])
+        return layer and f"bert/encoder/layer_{match[1]}/{layer}/{match[3]}"
+    if match := re.fullmatch(rf"{_ROOT}layer_with_weights-(\d+)/(.+)", path):
+        return _numbered(int(match[1]), match[2])
+    if match := re.fullmatch(rf"{_ROOT}_transformer_layers/(\d+)/(.+)/{_LEAF}", path):
+        return _in_block(match[1], match[2], match[3])
+    if match := re.fullmatch(rf"{_ROOT}({'|'.join(_TABLES)})/\w*embeddings", path):
+        return f"bert/embeddings/{_TABLES[match[1]]}"
+    if match := re.fullmatch(rf"{_ROOT}({'|'.join(_OTHERS)})/{_LEAF}", path):
+        return f"{_OTHERS[match[1]]}/{match[2]}"
+    return "cls/predictions/output_bias" if re.fullmatch(rf"{_ROOT}masked_lm/bias", path) else None
+
+
+def _numbered(number, path):
+    """Return Google's name in a functional model: tables, norm, blocks, pooler are numbered."""
+    if number < len(_TABLES):
+        return f"bert/embeddings/{list(_TABLES.values())[number]}"
+    if number == len(_TABLES):
+        return f"bert/embeddings/LayerNorm/{path}"
+    # The pooler, the last one, has its variables directly.
+    if path in ("kernel", "bias"):
+        return f"bert/pooler/dense/{path}"
+    layer, _, kind = path.rpartition("/")
+    return _in_block(number - len(_TABLES) - 1, layer, kind)
+
+
+def _in_block(number, layer, kind):
+    return f"bert/encoder/layer_{number}/{_BLOCK[layer]}/{kind}" if layer in _BLOCK else None
+
+
+def _with_full_names(paths, graph):
+    """Replace numbered paths by the variables' names, which are in the object graph."""
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(bytes(graph)).nodes
+    names = {
+        attribute.checkpoint_key.removesuffix(_SUFFIX): attribute.full_name
+        for node in nodes
+        for attribute in node.attributes
+    }
+    return {names.get(path) or path: array for path, array in paths.items()}

@@ -14,7 +14,7 @@ from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import google, heads, hub, huggingface, keras_preset, name_map
+from bert_tf.weights import google, heads, huggingface, keras_preset, name_map
 from bert_tf.weights.name_map import StoredModel
 
 if TYPE_CHECKING:
@@ -330,12 +330,12 @@ def _reader_of(path, config_file=None, vocab_file=None):
             "vocab.txt, checkpoints/), a Hugging Face directory (model.safetensors), a Google "
             "release (bert_config.json) or a keras-nlp preset"
         )
-    if downloaded := hub.find(str(path)):
+    if downloaded := huggingface.find_cached(str(path)):
         snapshot, commit = downloaded
         try:
             reader, where, _ = _reader_of(snapshot)
         except UserError as error:
-            command = hub.download_command(str(path))
+            command = huggingface.download_command(str(path))
             raise UserError(f"{error}; to download it, run: {command}") from None
         return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
     return keras_preset, str(path), f"keras-nlp preset {path}"

@@ -14,16 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.model.bucketing import SHORT_TOKENS
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments, norm_of_inference
 from bert_tf.model.layout import MASKED_SCORE, FlatLayout, with_defaults
 from export.graph.internal_operations import checked_for_bfloat16, layer_norm, softmax
 from export.graph.served_products import DenseWeights, Form, dense_weights, product
 
-# In float32 the packed form pays for one text of up to this many tokens. In bfloat16 and int8 it
-# suits all texts; a branch for short ones would save them 3 to 8% of the time, but hold a second
-# packed copy of all weights (benchmarks/README.md).
-SHORT_TOKENS = 64
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
 # fewer than 8 rows: if a text of 5 tokens came first, all longer ones would pack weights in each
 # call, which doubles their time. So there are at least 8 rows.

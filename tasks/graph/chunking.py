@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.encoder_inputs import one_sequence, to_flat
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
-TOKENS_PER_CHUNK = 2**14  # Number of sequences times the length of the longest, in tokens.
 # A chunk of up to this many tokens gets no padding. In BERT-base a new number of tokens takes 1 to
 # 3 ms more once, for oneDNN's kernels, and two tokens of padding take 0.3 ms in each call.
 EXACT_TOKENS = 64

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.model.bucketing import EVALUATION_BATCH_SIZE
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.system.progress import Progress
 from bert_tf.train.compilation import compile_with_weights
@@ -29,7 +30,7 @@ class Evaluator:
         task: Task,
         model: keras.Model,
         strategy: tf.distribute.Strategy,
-        replica_batch_size: int = 64,
+        replica_batch_size: int = EVALUATION_BATCH_SIZE,
         log: Callable[[str], None] = lambda line: None,
         is_compiled: bool = False,
     ):

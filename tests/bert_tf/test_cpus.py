@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bert_tf.data.shard_jobs import RunnerSettings
+from bert_tf.data.jobs import RunnerSettings
 from bert_tf.planning.devices import typical_processor
 from bert_tf.system import command, cpus
 

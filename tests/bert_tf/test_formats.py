@@ -13,7 +13,7 @@ from bert_tf.storage import format_versions
 from bert_tf.system import command
 from bert_tf.weights import heads
 from tasks.base.registry import task_from_dict
-from tasks.prediction.output_manifest import OutputManifest
+from tasks.prediction.output_shards import OutputManifest
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests.corpus import settings_of
 
@@ -39,11 +39,11 @@ def run(tmp_path, config, vocabulary):
 def written(run, tmp_path):
     """Return the files that carry a version, and what reads them."""
     settings = settings_of({"input": "x", "vocab": "vocab.txt"}, tmp_path / "shards")
-    manifest = Manifest.plan(settings.output_dir, settings, run.vocabulary, {}, {})
+    manifest = Manifest.planned(settings.output_dir, settings, run.vocabulary, {}, {})
     (tmp_path / "shards").mkdir()
-    manifest.begin(run.vocabulary, {})
+    manifest.save({})
     output = {"settings": {}, "versions": {}, "model": [], "input": []}
-    outputs = OutputManifest(str(tmp_path / "outputs"), "predictions", "jsonl", 2, output)
+    outputs = OutputManifest.planned(str(tmp_path / "outputs"), "predictions", "jsonl", 2, output)
     (tmp_path / "outputs").mkdir()
     outputs.save({})
     return {

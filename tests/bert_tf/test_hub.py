@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from bert_tf import UserError, read_pretrained
-from bert_tf.weights import hub, sources
+from bert_tf.weights import huggingface, sources
 
 ID, COMMIT = "google-bert/bert-tiny", "0123456789abcdef" * 2 + "01234567"
 
@@ -67,7 +67,7 @@ def test_a_model_that_is_not_there_is_reported_with_the_command(cache, huggingfa
             read_pretrained(ID)
     directory = str(raised.value).split("such as ")[1].split(";")[0]
     assert read_pretrained(directory).config.hidden_size == 12
-    assert hub.find("no_such_preset") is None
+    assert huggingface.find_cached("no_such_preset") is None
 
 
 def test_the_only_revision_is_read_where_main_is_unknown(cache, huggingface_dir):

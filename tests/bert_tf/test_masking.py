@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
-from bert_tf.data.instances import make_instances, to_examples
+from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
 from bert_tf.data.masking import MaskGenerator, keys
-from bert_tf.data.sentences import tokenize_documents
 from bert_tf.model.random_bits import random_int63
 from tests.released_instances import masked_positions
 

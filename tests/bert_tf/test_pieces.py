@@ -10,8 +10,13 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.data import batches as module
-from bert_tf.data import pieces
-from bert_tf.data.batches import PretrainingDataset, bad_record, pad_examples
+from bert_tf.data.batches import (
+    PretrainingDataset,
+    bad_record,
+    pad_examples,
+    record_offsets,
+    split_shards,
+)
 from tests.bert_tf.test_batches import as_bytes, data_of, last_record_begins, rows
 from tests.corpus import write_shards
 
@@ -130,14 +135,14 @@ def test_offsets_of_records_are_found_in_buffers_of_any_size(tmp_path, monkeypat
             writer.write(content)
     expected = np.cumsum([0, *(16 + len(content) for content in contents)])
     for buffer_bytes in (8, 13, 64, 1 << 20):
-        monkeypatch.setattr(pieces, "BUFFER_BYTES", buffer_bytes)
+        monkeypatch.setattr(module, "BUFFER_BYTES", buffer_bytes)
         for every in (1, 7):
-            number, offsets = pieces.record_offsets(path, every)
+            number, offsets = record_offsets(path, every)
             assert number == 50 and offsets.tolist() == expected[::every].tolist()
 
 
 def test_shards_of_up_to_a_block_are_not_split():
-    found = pieces.split(np.array([0, 5, 8, 9, 16, 1]), max_records=8, piece_records=4)
+    found = split_shards(np.array([0, 5, 8, 9, 16, 1]), max_records=8, piece_records=4)
     assert found.shards.tolist() == [0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5]
     assert found.firsts.tolist() == [0, 0, 0, 0, 4, 8, 0, 4, 8, 12, 0]
     assert found.records.tolist() == [0, 5, 8, 4, 4, 1, 4, 4, 4, 4, 1]

@@ -254,11 +254,10 @@ def test_a_frozen_encoder_runs_once():
 
 
 def test_tokens_are_rounded_up_as_in_the_layout():
-    from bert_tf.model.bucketing import round_up_to_bucket
-    from bert_tf.planning import finetuning as module
+    from bert_tf.model.bucketing import bucket_of, round_up_to_bucket
 
     for number in (1, 8, 9, 63, 64, 65, 72, 73, 128, 129, 500, 513, 4097):
-        assert module._bucket(number) == int(round_up_to_bucket(number))
+        assert bucket_of(number) == int(round_up_to_bucket(number))
 
 
 def test_serving_by_hand():

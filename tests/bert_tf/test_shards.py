@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
-from bert_tf.data import documents, entries, masking, sharding, shards, tf_examples, writing
+from bert_tf.data import documents, jobs, masking, sharded_output, shards, tf_examples, writing
 from bert_tf.data.inspection import read_shard
-from bert_tf.data.instances import make_instances, to_examples
+from bert_tf.data.instances import make_instances, split_sentences, to_examples, tokenize_documents
 from bert_tf.data.manifest import Manifest
-from bert_tf.data.sentences import split_sentences, tokenize_documents
 from bert_tf.storage import files
 from tests.corpus import ENTRIES, SMALL, contents, settings_of, write_command, write_here
 
@@ -65,7 +64,7 @@ def test_a_shard_holds_its_instances_masked_by_their_numbers(
     )
     for number, name in enumerate(sorted(written)):
         tokenized = tokenize_documents(
-            sharding.spans(index, number, settings.num_shards),
+            writing.spans(index, number, settings.num_shards),
             "lines",
             "text",
             tokenizer,
@@ -236,6 +235,6 @@ def test_running_text_is_split_into_sentences():
 def test_entries_appear_once(tmp_path):
     for name in ("examples-00000-of-00002.tfrecord", "examples-00001-of-00002.tfrecord"):
         known = set(files.listdir(tmp_path))
-        entries.save(str(tmp_path), {"file": name, "records": 3}, "plan")
-        assert [entry["file"] for entry in entries.appeared(str(tmp_path), known)] == [name]
-        assert not list(entries.appeared(str(tmp_path), known))
+        sharded_output.save_entry(str(tmp_path), {"file": name, "records": 3}, "plan")
+        assert [entry["file"] for entry in jobs.appeared(str(tmp_path), known)] == [name]
+        assert not list(jobs.appeared(str(tmp_path), known))

@@ -18,19 +18,20 @@ import time
 import pytest
 
 from bert_tf import UserError, Vocabulary
-from bert_tf.data import documents, shard_jobs, sharding, workers, writing
+from bert_tf.data import documents, jobs, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
 from bert_tf.storage import files
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.system import progress
-from tests.bert_tf.import_job import ImportJob
+from tests.bert_tf.import_job import open_writer
 from tests.conftest import READS_PROC, ROOT
 from tests.corpus import (
     ENTRIES,
     arguments,
     config_of,
     contents,
+    run_here,
     settings_of,
     write_command,
     write_corpus,
@@ -41,7 +42,7 @@ from tests.corpus import (
 
 def test_a_worker_imports_keras_without_its_optional_packages():
     entries = []
-    with workers.run_local(ImportJob(), num_workers=1) as make:
+    with jobs.run_local(open_writer, "shards", num_workers=1) as make:
         make([()], entries.append)
     assert entries == [["keras"]]
 
@@ -82,9 +83,7 @@ def test_documents_of_one_sentence_are_reported_with_the_shards(tmp_path, monkey
     (tmp_path / "more.txt").write_text(text)
     corpus = {"input": str(tmp_path / "more.txt"), "vocab": str(tmp_path / "vocab.txt")}
     # No worker, which takes seconds to start.
-    monkeypatch.setattr(
-        writing, "_make", lambda job, *others: write_here(job.settings, job.plan_sha256)
-    )
+    monkeypatch.setattr(jobs, "run", run_here)
     writing.write_shards(settings_of(corpus, tmp_path / "more"), said.append)
     assert "100.0% random next" in said[-2]
     assert said[-1].startswith("warning: ") and "most documents have one sentence" in said[-1]
@@ -218,12 +217,12 @@ def test_a_vocabulary_of_special_tokens_only_is_rejected_by_a_worker(corpus, tmp
 
 def test_shards_that_exceed_memory_are_rejected_with_a_number(corpus, tmp_path, monkeypatch):
     text = pathlib.Path(corpus["input"])
-    monkeypatch.setattr(sharding, "MAX_BYTES", text.stat().st_size // 4)
+    monkeypatch.setattr(writing, "MAX_BYTES", text.stat().st_size // 4)
     with pytest.raises(UserError, match=r"fit in memory; use --num_shards=(\d+)") as caught:
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
     number = int(re.search(r"use --num_shards=(\d+)", str(caught.value))[1])
     index = documents.index([str(text)], "lines", "text", "")
-    sharding.check(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
+    writing.check_index(index, settings_of(corpus, tmp_path / "shards", num_shards=number))
     text.write_text(text.read_text() + "\n\n" + "a b. " * 2000)
     with pytest.raises(UserError, match="split the largest document"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
@@ -233,23 +232,23 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     """Check that the entry of a shard is valid only with the manifest that it was made for."""
     settings = settings_of(corpus, tmp_path / "shards")
     vocabulary = Vocabulary(ENTRIES)
-    plan = Manifest.plan(settings.output_dir, settings, vocabulary, {}, {})
+    plan = Manifest.planned(settings.output_dir, settings, vocabulary, {}, {})
     (tmp_path / "shards").mkdir()
-    plan.begin(vocabulary, {})
+    plan.save({})
     write_here(settings, "another plan")
     (tmp_path / "shards" / f".examples-00000.{'0' * 32}").write_text("left by a killed process")
-    assert writing.finished_entries(plan) == {}
+    assert plan.finished() == {}
     assert {path.name[:9] for path in (tmp_path / "shards").glob(".*")} == set()
     write_here(settings, plan.plan_sha256)
-    assert sorted(writing.finished_entries(plan)) == [0, 1, 2]
+    assert sorted(plan.finished()) == [0, 1, 2]
     shard = tmp_path / "shards" / "examples-00001-of-00003.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert sorted(writing.finished_entries(plan)) == [0, 2]
+    assert sorted(plan.finished()) == [0, 2]
     old = json.loads((tmp_path / "shards" / "manifest.json").read_text())
     old["versions"]["numpy"] = "0.0.1"
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(old))
     with pytest.raises(UserError, match="created with numpy 0.0.1, now"):
-        writing.finished_entries(plan)
+        plan.finished()
     (tmp_path / "shards" / "manifest.json").unlink()
     with pytest.raises(UserError, match="contains other files"):
         writing.write_shards(settings)
@@ -259,15 +258,11 @@ def test_the_length_of_words_is_part_of_the_plan(corpus, tmp_path, monkeypatch):
     """Shards of earlier versions, which do not record it, have 200."""
     received = []
 
-    @contextlib.contextmanager
-    def run(settings, arguments, num_tasks):
-        def make(tasks, on_entry):
-            received.append(arguments.tokenizer)
-            write_here(settings, arguments.plan_sha256)
+    def run(settings, open_writer, *others):
+        received.append(open_writer.args[0].tokenizer)
+        return run_here(settings, open_writer, *others)
 
-        yield make
-
-    monkeypatch.setattr(shard_jobs, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     directory = tmp_path / "shards"
     manifest = writing.write_shards(settings_of(corpus, directory, max_input_chars_per_word=100))
     assert received[0]["max_input_chars_per_word"] == 100
@@ -303,14 +298,12 @@ def test_verification_of_shards_shows_its_progress(tmp_path, monkeypatch):
 
 def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
     @contextlib.contextmanager
-    def run(settings, arguments, num_tasks):
-        def make(tasks, on_entry):
-            write_here(settings, arguments.plan_sha256)
-            pathlib.Path(corpus["input"]).write_text("other text")
+    def run(*arguments):
+        with run_here(*arguments) as make:
+            yield make
+        pathlib.Path(corpus["input"]).write_text("other text")
 
-        yield make
-
-    monkeypatch.setattr(shard_jobs, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     with pytest.raises(UserError, match="corpus.txt: was changed while it was read"):
         writing.write_shards(settings_of(corpus, tmp_path / "shards"))
     assert not Manifest.load(tmp_path / "shards").is_complete

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError
-from bert_tf.data import shard_jobs
+from bert_tf.data import jobs, sharded_output
 from bert_tf.system import progress
-from tasks.prediction.output_manifest import OutputManifest
-from tasks.prediction.output_settings import OutputSettings
-from tasks.prediction.output_shards import spans, write_output_shards
+from tasks.prediction.output_shards import OutputSettings, spans, write_output_shards
+from tests.corpus import run_here
 from tests.tasks import text_lengths
 from tests.tasks.text_lengths import LengthJob
 
@@ -44,17 +43,16 @@ def in_process(monkeypatch):
     numbers = []
 
     @contextlib.contextmanager
-    def run(settings, job, num_tasks):
-        write = job.open()
+    def run(*arguments):
+        with run_here(*arguments) as make:
+            yield lambda tasks, on_entry: make(counted(tasks), on_entry)
 
-        def make(tasks, on_entry):
-            for number, of_shard in tasks:
-                numbers.append(number)
-                on_entry(write(number, of_shard))
+    def counted(tasks):
+        for task in tasks:
+            numbers.append(task[0])
+            yield task
 
-        yield make
-
-    monkeypatch.setattr(shard_jobs, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     return numbers
 
 
@@ -196,21 +194,21 @@ def test_a_rerun_writes_missing_and_truncated_shards_only(texts, in_process):
 
 def test_an_interrupted_command_keeps_what_is_complete(texts, in_process, monkeypatch):
     write(texts, "expected")
-    save = OutputManifest.save_entry
+    save = sharded_output.save_entry
 
-    def fail_at_the_third(self, entry):
+    def fail_at_the_third(directory, entry, plan_sha256):
         if "00002-of" in entry["file"]:
             raise OSError("killed")
-        save(self, entry)
+        save(directory, entry, plan_sha256)
 
-    monkeypatch.setattr(OutputManifest, "save_entry", fail_at_the_third)
+    monkeypatch.setattr(sharded_output, "save_entry", fail_at_the_third)
     with pytest.raises(OSError, match="killed"):
         write(texts)
     left = contents(texts / "out")
     assert json.loads(left["manifest.json"])["complete"] is False
     entries = sorted(name for name in left if name[0] == "." and name.endswith(".json"))
     assert entries == [f".lengths-0000{number}-of-00003.json" for number in (0, 1)]
-    monkeypatch.setattr(OutputManifest, "save_entry", save)
+    monkeypatch.setattr(sharded_output, "save_entry", save)
     del in_process[:]
     write(texts)
     assert in_process == [2]
@@ -308,7 +306,7 @@ def test_a_runner_that_loses_its_workers_is_reported(texts, monkeypatch):
     def make(tasks, on_entry):
         pass
 
-    monkeypatch.setattr(shard_jobs, "run", lambda *arguments: contextlib.nullcontext(make))
+    monkeypatch.setattr(jobs, "run", lambda *arguments: contextlib.nullcontext(make))
     with pytest.raises(UserError, match="out: 0/3 shards complete, but the workers were lost"):
         write(texts)
 

@@ -12,8 +12,7 @@ from tasks.base.registry import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.output_jobs import PublishedJob, RunJob, VectorJob
-from tasks.prediction.output_manifest import OutputManifest
+from tasks.prediction.output_shards import PublishedJob, RunJob, VectorJob
 from tasks.prediction.prediction_files import predict
 from tasks.types.embedding import EmbeddingTask, TextEmbedder
 from tasks.types.tagging.token_classifier import TaggingTask
@@ -45,16 +44,14 @@ def models(tmp_path_factory, config, vocabulary):
 def rows_of(job, directory, path):
     """Write one shard of all rows in this process and return its rows."""
     directory.mkdir(exist_ok=True)
-    plan = {"settings": {}, "model": [], "input": [], "versions": {}}
-    manifest = OutputManifest(str(directory), job.name, job.file_format, 1, plan)
-    object.__setattr__(job, "manifest", manifest)
+    shard = directory / f"shard.{job.file_format}"
     count = sum(1 for _ in job.rows(str(path)))
-    entry = job.open()(0, [(str(path), 0, count)])
+    entry = job.open()(0, str(shard), [(str(path), 0, count)])
     assert entry["rows"] == count
     if job.file_format == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-        return parquet.read_table(manifest.shard_path(0)).to_pylist()
-    return [json.loads(line) for line in pathlib.Path(manifest.shard_path(0)).open()]
+        return parquet.read_table(shard).to_pylist()
+    return [json.loads(line) for line in shard.open()]
 
 
 def job_of(models, **changes):

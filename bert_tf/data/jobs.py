@@ -1,0 +1,331 @@
+"""Jobs that write one shard per task, in processes of this machine or on a cluster.
+
+Workers write a shard and then its entry file, .NAME.json. On a cluster they read the input and
+write the shards themselves, so all machines need access to the input and output paths.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import io
+import logging
+import multiprocessing
+import os
+import shlex
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from bert_tf.config import read_json_object
+from bert_tf.errors import UserError
+from bert_tf.storage import files
+from bert_tf.system import cpus
+from bert_tf.system.command import flag, import_tensorflow
+
+# Writes the shard of a task, and its entry file. It is called with the values of the task and
+# returns the entry.
+WriteTask = Callable[..., Any]
+# Imports TensorFlow and returns a `WriteTask`. It is pickled, and each worker calls it once.
+OpenWriter = Callable[[], WriteTask]
+OnEntry = Callable[[Mapping[str, Any]], None]
+Make = Callable[[Iterable[tuple], OnEntry], None]
+# Runs in this process. Beam's default runner would download a program first.
+_DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+_DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
+SECONDS_BETWEEN_LISTINGS = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """Flags of commands that write shards: where their workers run.
+
+    Raises:
+        UserError: If a value is invalid. The message names the flag.
+    """
+
+    num_workers: int | None = flag("number of processes; default: one per processor", None)
+    runner: str = flag(
+        "local: processes on this machine; beam: Apache Beam; dask: a Dask cluster, with Beam",
+        "local",
+        choices=("local", "beam", "dask"),
+    )
+    beam_args: str = flag("options of Apache Beam, as on its command line", "")
+    dask_address: str | None = flag(
+        "address of the Dask scheduler, such as tcp://10.0.0.1:8786", None
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_workers is not None and self.num_workers < 1:
+            raise UserError(f"--num_workers={self.num_workers}: expected an integer >= 1")
+        if self.beam_args and self.runner == "local":
+            raise UserError(f"--beam_args={self.beam_args}: requires --runner=beam")
+        if (self.dask_address is not None) != (self.runner == "dask"):
+            raise UserError("--runner=dask and --dask_address: expected both, received one")
+
+    @property
+    def workers(self) -> int:
+        """Maximum number of worker processes."""
+        return self.num_workers or cpus.count()
+
+    @property
+    def beam_options(self) -> str:
+        """Options of Apache Beam, with those of a Dask cluster."""
+        if self.runner != "dask":
+            return self.beam_args
+        # One shard per task of Dask; by default, a single one would get all shards.
+        address = f"--dask_client_address={self.dask_address}"
+        return f"--runner={_DASK_RUNNER} {address} --dask_partition_size=1 {self.beam_args}"
+
+
+def run(
+    settings: RunnerSettings, open_writer: OpenWriter, directory: str, num_tasks: int
+) -> contextlib.AbstractContextManager[Make]:
+    """Start workers for a block.
+
+    Args:
+        settings: Where they run.
+        open_writer: What each of them calls once.
+        directory: Directory of the shards.
+        num_tasks: Number of shards to write.
+
+    Returns:
+        Context manager of the function that writes the shards of an iterable of tasks. It passes
+        the entry of each to its second argument, in order of completion.
+
+    Raises:
+        UserError: If Apache Beam or Dask is not installed.
+    """
+    if settings.runner == "local":
+        return run_local(open_writer, directory, min(settings.workers, num_tasks))
+    try:
+        import apache_beam  # noqa: F401
+
+        if settings.runner == "dask":
+            import distributed  # noqa: F401  Beam's own message names no package.
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--runner={settings.runner}: {error.name} is not installed; "
+            f"pip install 'bert_tf[{settings.runner}]'"
+        ) from None
+    return run_on_beam(open_writer, directory, settings.beam_options, f"--runner={settings.runner}")
+
+
+@contextlib.contextmanager
+def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iterator[Make]:
+    """Start worker processes for the block. They end with this process, also if it is killed.
+
+    Only they import TensorFlow, not their parent.
+
+    Args:
+        open_writer: See `run`.
+        directory: Directory of the shards, for messages.
+        num_workers: Number of processes, which share the processors.
+
+    Yields:
+        Function that writes the shards of an iterable of tasks.
+
+    Raises:
+        UserError: If a worker was killed, or from a worker.
+    """
+    pool = concurrent.futures.ProcessPoolExecutor(
+        num_workers,
+        multiprocessing.get_context("spawn"),
+        _start,
+        (open_writer, max(1, cpus.count() // num_workers)),
+    )
+    try:
+        # Wait for all workers, so that an error in their setup is raised before any task.
+        for started in [pool.submit(_check_started) for _ in range(num_workers)]:
+            started.result()
+
+        def make(tasks, on_entry):
+            for entry in _made(pool, tasks, at_once=2 * num_workers):
+                on_entry(entry)
+
+        yield make
+    except concurrent.futures.BrokenExecutor:
+        raise UserError(
+            f"{directory}: a worker process was killed (if out of memory, use "
+            "more shards or fewer --num_workers); rerun the command to resume"
+        ) from None
+    finally:
+        # At this point all tasks are done or the command is being aborted.
+        for child in multiprocessing.active_children():
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _made(pool, tasks, at_once):
+    """Yield the entries of tasks. Few are queued, since each lists all its documents."""
+    waiting = set()
+    for task in tasks:
+        waiting.add(pool.submit(_work, *task))
+        if len(waiting) >= at_once:
+            done, waiting = concurrent.futures.wait(
+                waiting, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            yield from (future.result() for future in done)
+    for future in concurrent.futures.as_completed(waiting):
+        yield future.result()
+
+
+_write = _user_error = None  # State of a worker process.
+
+
+def _start(open_writer, num_threads):
+    """Open the writer in this worker, which uses some of the processors."""
+    global _write, _user_error
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Text is prepared on processors.
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+    try:
+        import_tensorflow()
+        _write = open_writer()
+    except UserError as error:  # The pool would only report that it is broken.
+        _user_error = error
+
+
+def _end_with_parent():
+    # A parent that is killed cannot stop its workers, so each of them watches the parent.
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _check_started():
+    if _user_error is not None:
+        raise _user_error
+
+
+def _work(*task):
+    return _write(*task)
+
+
+@contextlib.contextmanager
+def run_on_beam(
+    open_writer: OpenWriter, directory: str, beam_args: str, flag: str
+) -> Iterator[Make]:
+    """Configure a Beam runner for the block.
+
+    Args:
+        open_writer: See `run`.
+        directory: Directory of the shards, where the entry files appear.
+        beam_args: Options of Beam, such as "--runner=FlinkRunner".
+        flag: The flag that selects the runner, for error messages.
+
+    Yields:
+        Function that writes the shards of an iterable of tasks.
+
+    Raises:
+        UserError: If `beam_args` is invalid or a task fails.
+    """
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+    from apache_beam.runners.runner import create_runner
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as captured:
+            options = PipelineOptions(shlex.split(beam_args))
+            standard = options.view_as(StandardOptions)
+            standard.runner = standard.runner or _DEFAULT_RUNNER
+            runner = create_runner(standard.runner)
+    except (ValueError, ImportError, AttributeError, SystemExit) as error:
+        lines = (captured.getvalue() or str(error)).strip().splitlines()
+        raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
+    # They log every failure, Beam four times; it is raised as well.
+    for name in ("apache_beam", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def make(tasks, on_entry):
+        try:
+            with (
+                _entries_passed_to(on_entry, directory),
+                beam.Pipeline(runner=runner, options=options) as pipeline,
+            ):
+                (
+                    pipeline
+                    | "Tasks" >> beam.Create(list(tasks))
+                    | "Spread" >> beam.Reshuffle()
+                    | "Write" >> beam.FlatMap(_write_element, uuid.uuid4().hex, open_writer)
+                )
+        except Exception as error:
+            # Each runner wraps the exception of a worker, or of a signal, in its own way.
+            cause = _innermost(error)
+            if isinstance(cause, (KeyboardInterrupt, SystemExit)):
+                raise cause from None
+            raise UserError(f"{flag}: {_last_line(cause)}; rerun the command to resume") from error
+
+    yield make
+
+
+@contextlib.contextmanager
+def _entries_passed_to(on_entry, directory):
+    """Pass the entries of shards that appear in the directory during the block to `on_entry`.
+
+    Runners of Beam report no progress. The pipeline stays in the main thread, which receives the
+    signals.
+    """
+    known, ended = set(files.listdir(directory)), threading.Event()
+
+    def list_directory():
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(SECONDS_BETWEEN_LISTINGS)
+            # The shards are listed again at the end, where errors are raised.
+            with contextlib.suppress(UserError, OSError):
+                for entry in appeared(directory, known):
+                    on_entry(entry)
+
+    thread = threading.Thread(target=list_directory, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def appeared(directory: str, known: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the entries whose files are new in a directory.
+
+    Args:
+        directory: Directory of the shards.
+        known: Names of files that are not new. Those of the yielded entries are added.
+    """
+    for name in files.listdir(directory):
+        is_entry = name.startswith(".") and name.endswith(".json") and not files.is_temporary(name)
+        if is_entry and name not in known:
+            known.add(name)
+            yield read_json_object(os.path.join(directory, name))
+
+
+def _innermost(error):
+    """Return the innermost cause of an exception: the error of the worker."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _last_line(error):
+    """Return the last nonblank line of an error."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    return lines[-1].strip()
+
+
+_lock = threading.Lock()
+_opened: dict[str, WriteTask] = {}  # By command, the writer that is open in this process.
+
+
+def _write_element(task, command, open_writer):
+    """Write the shard of an element. The writer is opened once per process."""
+    with _lock:  # Some runners have several threads.
+        if command not in _opened:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Workers share a machine; a GPU does not.
+            _opened.clear()
+            _opened[command] = open_writer()
+    _opened[command](*task)
+    return ()

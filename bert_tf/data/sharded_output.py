@@ -1,0 +1,336 @@
+"""Sharded output: files that workers write into a directory, and that a rerun completes.
+
+DIR/NAME-00007-of-00064.EXT      one shard
+DIR/.NAME-00007-of-00064.json    its entry, until the manifest is complete
+DIR/manifest.json                what determines the shards, and the entries of all shards
+"""
+
+import abc
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from bert_tf.config import read_json_object
+from bert_tf.data import jobs
+from bert_tf.errors import UserError
+from bert_tf.storage import files, format_versions
+from bert_tf.storage.strict_json import field
+from bert_tf.system.progress import Progress
+
+NAME = "manifest.json"
+Span = tuple[str, int, int]  # A part of a file: path, and two numbers that say where.
+# Writes a shard atomically from its number (from 0), its path and what it is made from. It returns
+# the manifest entry, with "file", "bytes" and "sha256".
+WriteShard = Callable[[int, str, Sequence[Span]], Mapping[str, Any]]
+
+_Entry = TypeVar("_Entry", bound=Mapping[str, Any])
+
+
+class ShardJob(Protocol):
+    """Job of the workers. The object is pickled and sent to each of them."""
+
+    def open(self) -> WriteShard:
+        """Import TensorFlow and return the function that writes a shard. A worker calls it once."""
+
+
+class ShardManifest(abc.ABC, Generic[_Entry]):
+    """What determines the shards of a directory, and the entries of those that are complete.
+
+    Args:
+        directory: The directory.
+        values: Content of manifest.json.
+    """
+
+    CONTENT: ClassVar[str]  # What the shards are made from, such as "rows", for messages.
+    UNIT: ClassVar[str] = "shards"  # Of progress.
+
+    def __init__(self, directory: str | os.PathLike, values: dict[str, Any]) -> None:
+        self.directory, self._values = str(directory), values
+
+    @classmethod
+    @abc.abstractmethod
+    def load(cls, directory: str | os.PathLike) -> Self:
+        """Read the manifest of a directory.
+
+        Raises:
+            UserError: If it is missing or damaged.
+        """
+
+    @property
+    @abc.abstractmethod
+    def shard_names(self) -> list[str]:
+        """File names of all shards."""
+
+    @property
+    @abc.abstractmethod
+    def plan(self) -> Any:
+        """All that determines the content of the shards, as JSON values."""
+
+    @property
+    @abc.abstractmethod
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the packages that determine the content of the shards."""
+
+    @abc.abstractmethod
+    def check_same_plan(self, planned: Self) -> None:
+        """Check that this manifest, from disk, has the plan of another one, except for versions.
+
+        Raises:
+            UserError: If they differ. The message names the first difference.
+        """
+
+    @staticmethod
+    @abc.abstractmethod
+    def check_entry(entry: Any, location: str) -> _Entry:
+        """Check and return the entry of a shard.
+
+        Args:
+            entry: A parsed JSON value.
+            location: File and key, for the error message.
+
+        Raises:
+            UserError: If a value is missing or invalid.
+        """
+
+    @property
+    def plan_sha256(self) -> str:
+        """SHA-256 of the plan, which identifies entry files."""
+        return hashlib.sha256(json.dumps(self.plan, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no shard is missing."""
+        return self._values["complete"]
+
+    @property
+    def shards(self) -> list[_Entry]:
+        """Entries of the shards; of the complete ones if some are missing."""
+        return self._values.get("shards", [])
+
+    def path(self, name: str) -> str:
+        """Return the path of a file in the directory."""
+        return os.path.join(self.directory, name)
+
+    def finished(self) -> dict[int, _Entry]:
+        """Return the entries of complete shards by number, and remove what killed processes left.
+
+        Raises:
+            UserError: If the directory contains shards of another plan.
+        """
+        on_disk = self.load(self.directory) if files.exists(self.path(NAME)) else None
+        if on_disk:
+            on_disk.check_same_plan(self)
+        for name in filter(files.is_temporary, files.listdir(self.directory)):
+            files.remove(self.path(name))
+        if not on_disk:
+            return {}
+        found = on_disk._finished(self.shard_names)
+        # Complete shards remain usable with other versions, but cannot be mixed with new ones.
+        if len(found) < len(self.shard_names):
+            self._check_same_versions(on_disk.versions)
+        return found
+
+    def _finished(self, shard_names):
+        """Return the entries of complete shards by number, and remove unusable entry files."""
+        # The manifest is saved when a command starts. Workers write entry files after their shards.
+        known = {entry["file"]: entry for entry in self.shards}
+        names, plan_sha256, found = set(files.listdir(self.directory)), self.plan_sha256, {}
+        for number, name in enumerate(shard_names):
+            if _entry_name(name) in names:
+                entry = self._read_entry(self.path(_entry_name(name)), plan_sha256)
+                if entry is None:
+                    files.remove(self.path(_entry_name(name)))
+                else:
+                    known[name] = entry
+            # Comparing sizes is enough here: shards are renamed only when complete.
+            if name in known and files.size(self.path(name)) == known[name]["bytes"]:
+                found[number] = known[name]
+        return found
+
+    def _read_entry(self, path, plan_sha256):
+        """Return the entry in an entry file, or `None` if it is damaged or of another plan."""
+        try:
+            values = read_json_object(path)
+            entry = self.check_entry(values, path)
+            return entry if values.pop("plan", None) == plan_sha256 else None
+        except UserError:
+            return None
+
+    def _check_same_versions(self, before):
+        for name, now in self.versions.items():
+            if before.get(name) != now:
+                raise UserError(
+                    f"{self.directory}: created with {name} {before.get(name)}, now {now}, "
+                    "which may write other shards; install the former, or name a new --output_dir"
+                )
+
+    def save(self, finished: Mapping[int, _Entry]) -> None:
+        """Save the manifest with the entries of complete shards.
+
+        If all are complete, it replaces the entry files. A complete one is not written again.
+
+        Args:
+            finished: Entries by shard number.
+        """
+        names = self.shard_names
+        is_complete = len(finished) == len(names)
+        shards = [finished[number] for number in sorted(finished)]
+        self._values |= {"complete": is_complete, **self.totals(shards), "shards": shards}
+        if not (is_complete and self.load(self.directory).is_complete):
+            self.save_values()
+        if is_complete:
+            for name in {_entry_name(name) for name in names} & set(files.listdir(self.directory)):
+                files.remove(self.path(name))
+
+    def totals(self, shards: Iterable[_Entry]) -> dict[str, int]:
+        """Return the values of manifest.json that are sums over the entries of shards."""
+        return {}
+
+    @property
+    def total(self) -> int:
+        """Number of units of progress of all shards."""
+        return len(self.shard_names)
+
+    def size(self, entry: Mapping[str, Any]) -> int:
+        """Return the number of units of progress of a shard."""
+        return 1
+
+    def save_values(self) -> None:
+        """Write manifest.json atomically."""
+        values = format_versions.with_version(self._values)
+        text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+        files.atomic_write_text(self.path(NAME), text)
+
+    def write_missing(
+        self,
+        job: ShardJob,
+        spans_of: Callable[[int], Sequence[Span]],
+        stamps: Mapping[str, Any],
+        settings: jobs.RunnerSettings,
+        log: Callable[[str], None],
+    ) -> bool:
+        """Write the shards that are missing in the directory, and the complete manifest.
+
+        The caller holds the lock of the directory.
+
+        Args:
+            job: The job of the workers.
+            spans_of: Function from the number of a shard to what it is made from.
+            stamps: `files.stamp` of each input file by path, from before its content was planned.
+                Workers read the files again, so they must not change until the end.
+            settings: Where the workers run.
+            log: Receives lines of progress.
+
+        Returns:
+            Whether shards were missing.
+
+        Raises:
+            UserError: If the directory contains shards of another plan, or shards are missing.
+        """
+        finished, names = self.finished(), self.shard_names
+        missing = [number for number in range(len(names)) if number not in finished]
+        self.save(finished)
+        if not missing:
+            log(f"{self.directory}: already complete, nothing to do")
+            return False
+        if finished:
+            log(f"{self.directory}: resuming: {len(finished)}/{len(names)} shards complete")
+        tasks = ((number, self.path(names[number]), spans_of(number)) for number in missing)
+        open_writer = functools.partial(_open_writer, job, self.directory, self.plan_sha256)
+        began = time.monotonic()
+        try:
+            with jobs.run(settings, open_writer, self.directory, len(missing)) as make:
+                log(f"workers ready after {time.monotonic() - began:.1f} s")
+                done = sum(map(self.size, finished.values()))
+                with Progress(log, self.UNIT, self.total, done) as progress:
+                    make(tasks, lambda entry: progress.update(progress.done + self.size(entry)))
+        except (KeyboardInterrupt, SystemExit):
+            log(f"stopped: complete shards remain in {self.directory}; rerun the command to resume")
+            raise
+        for path, stamp in stamps.items():
+            if files.stamp(path) != stamp:
+                raise UserError(
+                    f"{path}: was changed while it was read; name a new --output_dir, since shards "
+                    f"in {self.directory} may contain the old or the new {self.CONTENT}"
+                )
+        finished = self.finished()
+        if len(finished) < len(names):  # A runner that lost its workers may end without an error.
+            raise UserError(
+                f"{self.directory}: {len(finished)}/{len(names)} shards complete, but the workers "
+                "were lost; rerun the command to resume"
+            )
+        self.save(finished)
+        return True
+
+
+def check_directory(directory: str) -> None:
+    """Raise `UserError` if a directory contains files, but no manifest."""
+    names = files.listdir(directory)
+    if NAME not in names and any(not name.startswith(".") for name in names):
+        raise UserError(f"{directory}: contains other files; name a new --output_dir")
+
+
+def shard_names(name: str, num_shards: int, suffix: str) -> list[str]:
+    """Return the file names of shards.
+
+    Args:
+        name: First part of the names, such as "examples".
+        num_shards: The number of shards.
+        suffix: Last part of the names, such as "tfrecord".
+    """
+    return [f"{name}-{number:05d}-of-{num_shards:05d}.{suffix}" for number in range(num_shards)]
+
+
+def save_entry(directory: str, entry: Mapping[str, Any], plan_sha256: str) -> None:
+    """Write the entry file of a complete shard atomically.
+
+    Args:
+        directory: Directory of the shard.
+        entry: The entry, with the name of the shard as "file".
+        plan_sha256: Digest of the plan in the manifest.
+    """
+    path = os.path.join(directory, _entry_name(entry["file"]))
+    files.atomic_write_text(path, json.dumps({**entry, "plan": plan_sha256}))
+
+
+def _entry_name(shard):
+    """Return the file name of the entry of a shard, from that of the shard."""
+    return f".{os.path.splitext(shard)[0]}.json"
+
+
+def _open_writer(job, directory, plan_sha256):
+    """Return the `jobs.WriteTask` of a job."""
+    write = job.open()
+
+    def write_task(number, path, spans):
+        entry = write(number, path, spans)
+        save_entry(directory, entry, plan_sha256)
+        return entry
+
+    return write_task
+
+
+def check_size(
+    node: Mapping[str, Any], name: str, location: str, minimum: int = 0, maximum: int = 1 << 62
+) -> None:
+    """Check an integer of a JSON object.
+
+    Args:
+        node: The object.
+        name: Key of the integer.
+        location: File and position of the object, for the error message.
+        minimum: Lowest valid value.
+        maximum: Highest valid value.
+
+    Raises:
+        UserError: If it is missing or not in the range.
+    """
+    size = field(node, name, int, location)
+    if not minimum <= size <= maximum:
+        raise UserError(
+            f"{location}: {name} is {size!r:.40}; expected an integer in [{minimum}, {maximum}]"
+        )
