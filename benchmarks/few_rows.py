@@ -4,7 +4,7 @@
 
 Each of the twelve layers has four products with their biases: queries, keys and values together,
 the attention output, and the two of the feed-forward network. They are those of the served graph,
-on two threads: on variables, packed (export/graph/served_products.py), in each precision. With
+on two threads: on variables, packed (export/graph/served_encoder.py), in each precision. With
 3,072 columns, the float32 export adds 16, since the rows of a weight would be a multiple of 4,096
 bytes apart. Prints a Markdown table of milliseconds for the twelve layers, the median of fifteen
 calls.
@@ -22,23 +22,22 @@ import serving_machine
 import serving_report
 import tensorflow as tf
 
-from export.graph.served_encoder import FILLER
-from export.graph.served_products import Form, dense_weights, product
+from export.graph.served_encoder import FILLER, dense_weights, product
 
 LAYERS, HIDDEN, INNER = 12, 768, 3072
 ROWS = (8, 16, 20, 26, 32, 48, 64, 128, 256)
-BACKENDS = {  # dtype of the kernels, columns added to the inner width, form of the products.
-    "float32, 3,072 columns": (tf.float32, 0, Form.PLAIN),
-    "float32": (tf.float32, FILLER, Form.PLAIN),
-    "float32, packed": (tf.float32, FILLER, Form.PACKED),
-    "bfloat16": (tf.bfloat16, 0, Form.PLAIN),
-    "bfloat16, packed": (tf.bfloat16, 0, Form.PACKED),
-    "int8": (tf.qint8, 0, Form.PACKED),
+BACKENDS = {  # dtype of the kernels, columns added to the inner width, whether weights are packed.
+    "float32, 3,072 columns": (tf.float32, 0, False),
+    "float32": (tf.float32, FILLER, False),
+    "float32, packed": (tf.float32, FILLER, True),
+    "bfloat16": (tf.bfloat16, 0, False),
+    "bfloat16, packed": (tf.bfloat16, 0, True),
+    "int8": (tf.qint8, 0, True),
 }
 WARMUP_STEPS, COUNTED = 3, 15
 
 
-def graph(dtype, filler, form):
+def graph(dtype, filler, is_packed):
     """Return a function from `(rows, HIDDEN)` to the same shape, with small random weights."""
     rng = np.random.default_rng(0)
 
@@ -64,9 +63,9 @@ def graph(dtype, filler, form):
     def products(x):
         x = tf.cast(x, tf.bfloat16 if dtype == tf.bfloat16 else tf.float32)
         for projected, output, inner, outer in layers:
-            context = product(x, projected, form)[:, :HIDDEN]
-            x = product(context, output, form, residual=x)
-            x = product(product(x, inner, form, "GeluExact"), outer, form, residual=x)
+            context = product(x, projected, is_packed)[:, :HIDDEN]
+            x = product(context, output, is_packed, residual=x)
+            x = product(product(x, inner, is_packed, "GeluExact"), outer, is_packed, residual=x)
         return tf.cast(x, tf.float32)
 
     return products

@@ -27,7 +27,6 @@ class InspectShardsSettings:
     write_manifest: bool = command.flag(
         "write the manifest of shards from google-research/bert or another program",
         False,
-        former_name="adopt",
     )
 
     def __post_init__(self) -> None:

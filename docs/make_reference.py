@@ -109,8 +109,6 @@ def flag_row(field: dataclasses.Field, hint: typing.Any) -> str:
     meaning = cell(metadata["help"])
     if "tasks" in metadata:
         meaning += f" ({', '.join(metadata['tasks'])})"
-    if metadata["former_name"]:
-        meaning += f"; formerly {metadata['former_name']}"
     return f"| `--{field.name.rstrip('_')}` | {expected} | {shown} | {meaning} |"
 
 

@@ -23,7 +23,7 @@ from bert_tf.train.distribution import exact_float32
 from export import staging
 from export.checks import metric_gate, parity
 from export.graph.saved_model import write_saved_model
-from export.graph.served_products import has_packed_products
+from export.graph.served_encoder import has_packed_products
 from export.package import version_files
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.published import MAX_VERSION, version_directories

@@ -32,12 +32,12 @@ def staging_directory(
     Raises:
         UserError: If another process exports to `output_dir`.
     """
-    is_ours = ownership.is_ours(output_dir)
+    is_marked = ownership.is_marked(output_dir)
     with ownership.sole_writer(output_dir) as made:
         for directory in made:
             os.chmod(directory, 0o755)  # The server may run as another user.
         path = output_dir / f"{PREFIX}{os.getpid()}"
-        if is_ours:
+        if is_marked:
             _remove_abandoned(output_dir, path, log)
         path.mkdir()
         try:

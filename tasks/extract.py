@@ -31,7 +31,6 @@ class ExtractSettings(OutputSettings):
     unescape_html: bool = command.flag(
         "conversion of HTML character references, such as &amp;, to characters",
         False,
-        former_name="html_entities",
     )
     layers: str = command.flag(
         "encoder layers that the vectors are taken from",
@@ -52,7 +51,7 @@ class ExtractSettings(OutputSettings):
     do_lower_case: bool | None = command.flag(
         "lowercasing of the text; by default as configured in the model", None
     )
-    batch_size: int = command.flag("rows per batch", 64, former_name="global_batch_size")
+    batch_size: int = command.flag("rows per batch", 64)
     overwrite: bool = command.flag("replacement of an existing --output file", False)
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ class PredictSettings(OutputSettings):
     checkpoint: str | None = command.flag(
         "directory in RUN/checkpoints; by default the best, else the latest", None
     )
-    batch_size: int = command.flag("rows per batch", 64, former_name="global_batch_size")
+    batch_size: int = command.flag("rows per batch", 64)
     overwrite: bool = command.flag("replacement of an existing output file", False)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ def write_here(settings, plan_sha256=""):
     )
     os.makedirs(settings.output_dir, exist_ok=True)
     vocabulary = Vocabulary.load(settings.vocab)
-    tokenizer = {"do_lower_case": True, "strip_accents": None}
+    tokenizer = {"do_lower_case": True, "strip_accents": None, "max_input_chars_per_word": 200}
     writer = ShardWriter(settings, vocabulary, tokenizer)
     for number, name in enumerate(shard_names("examples", settings.num_shards, "tfrecord")):
         spans = writing.spans(index, number, settings.num_shards)
@@ -83,7 +83,7 @@ def write_shards(directory, masking="static", seed=0, **changes):
     text = write_corpus(directory / "text.txt", seed=seed)
     corpus = {"input": str(text), "vocab": str(directory / "vocab.txt")}
     settings = settings_of(corpus, directory / "shards", masking=masking, **changes)
-    tokenizer = {"do_lower_case": True, "strip_accents": None}
+    tokenizer = {"do_lower_case": True, "strip_accents": None, "max_input_chars_per_word": 200}
     manifest = Manifest.planned(settings.output_dir, settings, vocabulary, tokenizer, {})
     (directory / "shards").mkdir()
     manifest.save({})

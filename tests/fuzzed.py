@@ -87,7 +87,7 @@ def jsonl_rows(directory):
 
 
 def conll(directory):
-    from tasks.data.readers.tagged import read_tagged, scheme_of
+    from tasks.data.readers.tagged import read_tagged
 
     words = [
         [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
@@ -100,7 +100,6 @@ def conll(directory):
     def read(path):
         items = list(read_tagged(path))
         list(read_tagged(path, labelled=False))
-        scheme_of(path)
         return items
 
     return path, read

@@ -25,8 +25,6 @@ from bert_tf.text.vocabulary import Vocabulary
 MAX_NAME_LENGTH = 255
 MAX_SEQ_LENGTH = 1 << 16
 VOCABULARY_NAME = "vocab.txt"
-# Settings of the tokenizer that earlier versions did not record, with their values then.
-_TOKENIZER_BEFORE = {"max_input_chars_per_word": 200}
 MAX_RANDOM_NEXT = 0.9  # About 0.5 in text of several sentences per document, 0.67 with two.
 _REMEDY = "delete it and rerun the write_shards command to write it again"
 _FIELDS = (
@@ -188,8 +186,7 @@ class Manifest(ShardManifest[ShardEntry]):
     @property
     def tokenizer(self) -> dict[str, Any] | None:
         """Tokenizer settings, or `None` for shards of other programs."""
-        settings = self._values.get("tokenizer")
-        return settings and {**_TOKENIZER_BEFORE, **settings}
+        return self._values.get("tokenizer")
 
     @property
     def vocab_size(self) -> int:
@@ -396,8 +393,7 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
-        if "max_input_chars_per_word" in tokenizer:
-            field(tokenizer, "max_input_chars_per_word", int, f"{path}: tokenizer")
+        field(tokenizer, "max_input_chars_per_word", int, f"{path}: tokenizer")
     if "corpus" in values:  # Then all inputs of `plan_sha256` are required.
         for name in ("corpus", "tokenizer", "versions"):
             field(values, name, dict, path)

@@ -100,15 +100,15 @@ def gelu_linear(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, approximate: b
 
 def linears(
     x: tf.Tensor,
-    kernels: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
     biases: Sequence[tf.Tensor],
     recompute_x: Recompute | None = None,
 ) -> list[tf.Tensor]:
-    """Return x @ kernel + bias for each kernel and bias.
+    """Return x @ weight + bias for each weight and bias.
 
     Args:
         x: `(T, H)`.
-        kernels: `(H, F)` each, of the dtype of `x`.
+        weights: `(H, F)` each, of the dtype of `x`.
         biases: `(F,)` each, of the same dtype.
         recompute_x: Computes `x` again in the backward pass, which does not keep it then. Defaults
             to keeping it.
@@ -116,15 +116,16 @@ def linears(
     Returns:
         `(T, F)` each.
     """
-    if is_compiled() and len(kernels) > 1:
+    if is_compiled() and len(weights) > 1:
         # One product of several times the width is faster on a GPU, and so are its gradients.
-        kernel, bias = tf.concat(kernels, 1), tf.concat(biases, 0)
-        (joined,) = linears(x, [kernel], [bias], recompute_x)
-        return tf.split(joined, [weight.shape[1] for weight in kernels], 1)
+        weight, bias = tf.concat(weights, 1), tf.concat(biases, 0)
+        (joined,) = linears(x, [weight], [bias], recompute_x)
+        return tf.split(joined, [weight.shape[1] for weight in weights], 1)
 
     @custom_gradient
-    def projected(x, *weights):
-        kernels, biases = weights[: len(weights) // 2], weights[len(weights) // 2 :]
+    def projected(x, *weights_and_biases):
+        number = len(weights_and_biases) // 2
+        weights, biases = weights_and_biases[:number], weights_and_biases[number:]
 
         def gradient(*upstream):
             again = x
@@ -132,17 +133,17 @@ def linears(
                 # Without the dependency it would be computed in the forward pass, and kept.
                 with tf.control_dependencies(upstream):
                     again = recompute_x()
-            products = zip(upstream, kernels, strict=True)
+            products = zip(upstream, weights, strict=True)
             return (
-                tf.add_n([tf.matmul(of, kernel, transpose_b=True) for of, kernel in products]),
+                tf.add_n([tf.matmul(of, weight, transpose_b=True) for of, weight in products]),
                 *(tf.matmul(again, of, transpose_a=True) for of in upstream),
                 *(_bias_gradient(of) for of in upstream),
             )
 
-        weights = zip(kernels, biases, strict=True)
-        return [tf.nn.bias_add(tf.matmul(x, kernel), bias) for kernel, bias in weights], gradient
+        pairs = zip(weights, biases, strict=True)
+        return [tf.nn.bias_add(tf.matmul(x, weight), bias) for weight, bias in pairs], gradient
 
-    return projected(x, *kernels, *biases)
+    return projected(x, *weights, *biases)
 
 
 def dropout_add_norm(

@@ -6,8 +6,10 @@ Shape suffixes: T flattened tokens, H hidden size, F feed-forward size, B sequen
 tokens per sequence, D head size, V vocabulary size, P positions.
 
 `seed` is an int64 pair, or `None` for inference without dropout. Each dropout adds its own
-dropout_id, so no two of them draw the same mask. Variables, LayerNorm statistics and softmax are
-float32 under every dtype policy; `compute_dtype` is the dtype of the matrix products.
+dropout_id, so no two of them draw the same mask. Embedding tables, LayerNorm and softmax are
+float32 under every dtype policy; `compute_dtype` is the dtype of the matrix products. Policies of
+training have all variables in float32. The policy "bfloat16" also stores the weights of products in
+it, for serving.
 """
 
 import functools
@@ -34,12 +36,9 @@ class LayerNorm(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Create gamma and beta, float32 `(H,)`."""
-        self.gamma = self.add_weight(
-            shape=input_shape[-1:], initializer="ones", name="gamma", autocast=False
-        )
-        self.beta = self.add_weight(
-            shape=input_shape[-1:], initializer="zeros", name="beta", autocast=False
-        )
+        options = {"shape": input_shape[-1:], "dtype": "float32", "autocast": False}
+        self.gamma = self.add_weight(initializer="ones", name="gamma", **options)
+        self.beta = self.add_weight(initializer="zeros", name="beta", **options)
 
     def call(self, x_TH: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
         """Return LayerNorm(x).
@@ -56,7 +55,7 @@ class LayerNorm(keras.layers.Layer):
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         return fused_ops.norm(x_TH, gamma, beta, self.epsilon)
 
-    def of_sum(
+    def dropout_add_norm(
         self,
         x_TH: tf.Tensor,
         residual_TH: tf.Tensor,
@@ -114,6 +113,7 @@ class Embeddings(keras.layers.Layer):
             return self.add_weight(
                 shape=(rows, self.config.hidden_size),
                 name=name,
+                dtype="float32",
                 autocast=False,
                 initializer=initializer(self.config),
             )
@@ -327,12 +327,12 @@ class TransformerLayer(keras.layers.Layer):
         # The residual connection has to match the attention output.
         if cls_only:
             hidden_TH = layout.cls_vectors(hidden_TH)
-        hidden_TH, recompute = self.attention_norm.of_sum(
+        hidden_TH, recompute = self.attention_norm.dropout_add_norm(
             attended_TH, hidden_TH, rate, seed, self.dropout_id + 1
         )
         inner_TF = linear(hidden_TH, self.intermediate, seed, recompute)
         output_TH = activation_linear(inner_TF, self.output_dense, self.config, seed)
-        hidden_TH, recompute = self.output_norm.of_sum(
+        hidden_TH, recompute = self.output_norm.dropout_add_norm(
             output_TH, hidden_TH, rate, seed, self.dropout_id + 2
         )
         return hidden_TH, probs_BNLL, recompute

@@ -108,7 +108,7 @@ def _pretrain(settings, log, strategy):
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = open_run(strategy, settings.output_dir, log_wait)
-        run.check_resumable(settings.recorded(), None, defaults=defaults(PretrainSettings))
+        run.check_resumable(settings.recorded(), None, defaults(PretrainSettings))
         if run.train.get("data") != digests:
             raise UserError(
                 f"--shards: differ from those {run.path} was started with; restore them or name a "

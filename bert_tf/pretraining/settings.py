@@ -26,9 +26,7 @@ class PretrainSettings:
 
     shards: tuple[str, ...] = flag("directories of shards, one per phase")
     output_dir: str = flag("run directory to create or resume")
-    model_size: str | None = flag(
-        "published model size", None, choices=tuple(MODEL_SIZES), former_name="preset"
-    )
+    model_size: str | None = flag("published model size", None, choices=tuple(MODEL_SIZES))
     config: str | None = flag("bert_config.json of a custom model size", None)
     init_from: str | None = flag("pretrained weights to start from", None)
     eval_shards: str | None = flag("directory of held-out shards", None)
@@ -62,7 +60,6 @@ class PretrainSettings:
     steps_per_execution: int | None = flag(
         "training steps per tf.function call; by default 20 if XLA compiles the step, otherwise 1",
         None,
-        former_name="steps_per_call",
     )
     precision: str = precision_flag()
     compile: str = compile_flag()

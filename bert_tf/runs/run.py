@@ -26,7 +26,6 @@ from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.runs import run_directory
 from bert_tf.runs.checkpoints import CheckpointManager
-from bert_tf.runs.former_names import with_new_names
 from bert_tf.storage import files, format_versions, ownership, strict_json
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
@@ -89,8 +88,8 @@ class Run:
     def writing(cls, path: str | os.PathLike, is_writer: bool = True) -> Iterator[None]:
         """Lock the directory of a new or existing run for the block.
 
-        Temporary files of killed processes are removed. A run of an earlier version, which has no
-        marker, gets one.
+        Temporary files of killed processes are removed. A run without a marker, such as a copy
+        without hidden files, gets one.
 
         If `is_writer` is False, do nothing: another process holds the lock.
 
@@ -176,13 +175,9 @@ class Run:
         for name, kind in _TRAIN_KINDS.items():
             if name in train:
                 strict_json.field(train, name, kind, train_path)
-        for name in {"settings", "changes"} & train.keys():
-            train[name] = with_new_names(train[name])
         task = None
         if files.exists(task_path):
-            task = with_new_names(
-                format_versions.without_version(read_json_object(task_path), task_path)
-            )
+            task = format_versions.without_version(read_json_object(task_path), task_path)
         return cls(str(path), config, vocabulary, train, task, is_writer)
 
     @classmethod
@@ -215,7 +210,7 @@ class Run:
         }
         now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
         run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
-        if ownership.is_ours(run.path):
+        if ownership.is_marked(run.path):
             files.remove_own(run.path, run_directory.OF_RUN)
         ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
         files.makedirs(run.file("checkpoints"))
@@ -230,7 +225,6 @@ class Run:
         self,
         settings: Mapping[str, Any],
         task: dict[str, Any] | None,
-        tunable_fields: tuple[str, ...] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Check that settings and task are those the run was started with.
@@ -238,15 +232,14 @@ class Run:
         Args:
             settings: See `check_settings`.
             task: The task as in task.json, or `None` for pretraining.
-            tunable_fields: Fields of task.json that earlier versions set after training.
             defaults: See `check_settings`.
 
         Raises:
             UserError: If they differ.
         """
         self.check_settings(settings, (task or {}).get("kind"), defaults)
-        before = self.task and {**self.task, **dict.fromkeys(tunable_fields)}
-        if json.loads(json.dumps(before)) != json.loads(json.dumps(task)):  # Tuples become lists.
+        before, now = json.loads(json.dumps([self.task, task]))  # Tuples become lists.
+        if before != now:
             raise UserError(
                 f"{self.path}: task.json does not match the data (labels or columns have "
                 "changed); name a new directory"
@@ -332,7 +325,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl in order, without a truncated last line."""
-        return [with_new_names(metrics) for _, metrics in self._metrics_lines()]
+        return [metrics for _, metrics in self._metrics_lines()]
 
     def _metrics_lines(self):
         path = self.file("metrics.jsonl")

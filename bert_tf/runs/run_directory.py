@@ -71,7 +71,7 @@ def check_free(path: str | os.PathLike) -> None:
             f"{directory}: contains weights but no {STATE}, as after an incomplete copy; copy the "
             "run again, or name a new directory"
         )
-    if ownership.is_ours(path) and not complete_steps(os.path.join(path, "checkpoints")):
+    if ownership.is_marked(path) and not complete_steps(os.path.join(path, "checkpoints")):
         found = [name for name in files.walk(path) if not OF_RUN.fullmatch(name)]
         if found == [ownership.MARKER]:
             return

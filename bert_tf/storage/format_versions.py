@@ -3,6 +3,8 @@
 task.json, train.json, checkpoint.json and manifest.json have the key "format_version". A field that
 a file does not have, because it is older, has the value that reproduces what was done then: its
 default. A field that nothing is known about is ignored, or refused by name if the file is newer.
+
+In files without the key, such as tasks that other formats hold, the version is the current one.
 """
 
 import json
@@ -12,7 +14,7 @@ from typing import Any
 from bert_tf.errors import UserError
 
 KEY = "format_version"
-VERSION = 1  # Raised when a field is added. Files of before 1 do not have the key.
+VERSION = 1  # Raised when a field is added.
 
 
 def with_version(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,9 +37,9 @@ def without_version(
             is none.
     """
     rest = dict(values)
-    version = rest.pop(KEY, 0)
-    if type(version) is not int or version < 0:
-        raise UserError(f'{location}: "{KEY}" is {version!r:.40}; expected an integer >= 0')
+    version = rest.pop(KEY, VERSION)
+    if type(version) is not int or version < 1:
+        raise UserError(f'{location}: "{KEY}" is {version!r:.40}; expected an integer >= 1')
     unknown = sorted(rest.keys() - set(fields)) if fields is not None else []
     if unknown and version > VERSION:
         raise UserError(

@@ -20,15 +20,15 @@ from bert_tf.storage import files
 MARKER = ".bert_tf.lock"
 
 
-def is_ours(directory: str | os.PathLike) -> bool:
-    """Return True if bert_tf created this directory."""
+def is_marked(directory: str | os.PathLike) -> bool:
+    """Return True if a directory has the marker of bert_tf, which created it."""
     return files.exists(os.path.join(directory, MARKER))
 
 
 def mark(directory: str | os.PathLike) -> list[str]:
     """Create a directory if it is missing and mark it. Return the created directories."""
     made = files.makedirs(directory)
-    if not is_ours(directory):
+    if not is_marked(directory):
         files.atomic_write_bytes(os.path.join(directory, MARKER), b"")
     return made
 
@@ -42,14 +42,14 @@ def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
     Raises:
         UserError: If another process holds the lock.
     """
-    was_ours, made = is_ours(directory), files.makedirs(directory)
+    was_marked, made = is_marked(directory), files.makedirs(directory)
     marker = os.path.join(directory, MARKER)
     try:
         with _held(marker, directory):
             try:
                 yield made
             except BaseException:
-                if not was_ours and files.listdir(directory) == [MARKER]:
+                if not was_marked and files.listdir(directory) == [MARKER]:
                     files.remove(marker)
                 raise
     except BaseException:

@@ -70,7 +70,6 @@ def flag(
     choices: Sequence[str] | None = None,
     bounds: Mapping[str, float] | None = None,
     repeated: bool = False,
-    former_name: str | None = None,
     **metadata: Any,
 ) -> Any:
     """Return a field of a settings dataclass. Without a default the flag is required.
@@ -81,7 +80,6 @@ def flag(
         choices: The accepted values; by default all of the field's type.
         bounds: Range of a number, such as `{">=": 0, "<": 1}`, for `check_bounds`.
         repeated: Whether the flag may be given several times.
-        former_name: The flag's name in earlier versions, accepted until 1.0.
         **metadata: Further metadata of the field, read by the settings class.
     """
     metadata |= {
@@ -89,7 +87,6 @@ def flag(
         "choices": choices,
         "bounds": bounds or {},
         "repeated": repeated,
-        "former_name": former_name,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -265,8 +262,6 @@ def _define(values, field, kind):
             tuple: flags.DEFINE_multi_string if field.metadata["repeated"] else flags.DEFINE_list,
         }[kind]
         define(name, default, help, flag_values=values)
-    if field.metadata["former_name"]:
-        flags.DEFINE_alias(field.metadata["former_name"], name, flag_values=values)
 
 
 def _help(settings_class, doc):

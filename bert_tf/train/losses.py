@@ -182,11 +182,6 @@ def squared_difference(
     return squared_error(tf.cast(teacher_B1, tf.float32)[:, 0], outputs_B1)
 
 
-# Models saved by earlier versions refer to these names in the config of WeightedMean.
-entry_cross_entropy = vocab_cross_entropy
-given_error = identity_loss
-
-
 def _margins(labels, logits):
     """Return the log-odds of the label: the logit if it is 1, the negated logit if it is 0."""
     return (2.0 * tf.cast(labels, tf.float32) - 1.0) * tf.cast(logits, tf.float32)

@@ -45,7 +45,7 @@ _REQUIRED_PARTS = {
 _MAX_INPUT_CHARS_PER_WORD = 100  # Of transformers and of old files that do not say it.
 
 
-class Tokenizer(NamedTuple):
+class TokenizerSettings(NamedTuple):
     """Vocabulary and settings of a tokenizer.
 
     Attributes:
@@ -61,7 +61,7 @@ class Tokenizer(NamedTuple):
     max_input_chars_per_word: int
 
 
-def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
+def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
     """Read the tokenizer of a model.
 
     Args:
@@ -94,7 +94,7 @@ def read(directory: pathlib.Path, vocab_size: int) -> Tokenizer:
     _check_added_tokens(directory, settings, values, vocabulary)
     limit = values.get("model", {}).get("max_input_chars_per_word", _MAX_INPUT_CHARS_PER_WORD)
     lower, strips = _case(directory, settings, values, vocabulary)
-    return Tokenizer(vocabulary, lower, strips, limit)
+    return TokenizerSettings(vocabulary, lower, strips, limit)
 
 
 def _settings(directory):

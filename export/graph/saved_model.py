@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from bert_tf.model.encoder import Encoder
 from bert_tf.storage import format_versions
 from bert_tf.text import unicode_tables
-from export.graph.served_encoder import ServedEncoder
-from export.graph.served_products import has_packed_products
+from export.graph.served_encoder import ServedEncoder, has_packed_products
 
 if TYPE_CHECKING:
     from tasks.graph.pipeline import Pipeline
@@ -41,8 +42,8 @@ def write_saved_model(
     Copies of vocab.txt, config.json, task.json and tokenizer.json are stored in assets.extra for
     inspection. The graph reads no file.
 
-    The weights are stored in variables/. The graph is that of `ServedEncoder`, with packed products
-    if this TensorFlow has them.
+    The weights are stored in variables/. The graph is that of `ServedEncoder` if this TensorFlow
+    has packed products, otherwise that of the trained encoder.
 
     Args:
         model: The trained model.
@@ -80,8 +81,39 @@ def write_saved_model(
     return pipeline
 
 
+class PortableEncoder:
+    """The trained encoder as it is, with float32 outputs, for graphs of standard operations.
+
+    Args:
+        encoder: The trained encoder.
+        precision: "float32"; or "bfloat16", in which the weights of products are stored too.
+
+    Attributes:
+        short_tokens: 0, since no form of the graph is for short texts; see `ServedEncoder`.
+    """
+
+    short_tokens = 0
+
+    def __init__(self, encoder: Encoder, precision: str) -> None:
+        self._encoder = encoder
+        if encoder.dtype_policy.name != precision:
+            self._encoder = Encoder(encoder.config, dtype=precision)
+            self._encoder.build()
+            for variable, trained in zip(self._encoder.weights, encoder.weights, strict=True):
+                variable.assign(tf.cast(trained, variable.dtype))
+        self.config, self.embeddings = encoder.config, self._encoder.embeddings
+        self.dropout_seed = self._encoder.dropout_seed
+
+    def __call__(
+        self, inputs: Mapping[str, tf.Tensor], **options: Any
+    ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
+        """Run the encoder; see `Encoder`."""
+        outputs = self._encoder(inputs, **options)
+        return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), outputs)
+
+
 def served_pipeline(model: TaskModel, precision: str, portable: bool = False) -> Pipeline:
-    """Return the pipeline with a `ServedEncoder` in its model, which shares all other layers.
+    """Return the pipeline with the served encoder in its model, which shares all other layers.
 
     Args:
         model: The trained model.
@@ -89,8 +121,8 @@ def served_pipeline(model: TaskModel, precision: str, portable: bool = False) ->
         portable: Uses standard operations only.
     """
     pipeline = model.serving.pipeline
-    is_portable = portable or not has_packed_products(precision)
-    encoder = ServedEncoder(model.encoder, precision, is_portable)
+    is_packed = not portable and has_packed_products(precision)
+    encoder = (ServedEncoder if is_packed else PortableEncoder)(model.encoder, precision)
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)

@@ -1,25 +1,36 @@
-"""Encoder of the served graph: the trained layers, with matrix products that suit a CPU.
+"""Encoder of the served graph: the trained weights, in operations that suit an x86-64 CPU.
 
-The trained Keras layers compute the same, but they serve training as well. Here the weights of
-matrix products are packed. In float32 a single short text, the most frequent request, has a graph
-of its own, since packed products are slow for many tokens.
+The trained Keras layers compute the same, but they serve training as well. Here there is one
+product for queries, keys and values, heads are gathered, and weights of products are packed. In
+float32 a single short text, the most frequent request, has a graph of its own, since packed
+products are slow for many tokens.
 
-Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden size, F outputs of
-a product, N heads, D head size.
+oneDNN computes products fastest from a packed copy of the weights. TensorFlow packs weights once
+only if they are constants of the graph, and a server copies constants about twenty times while it
+loads them. `_MklNativeFusedMatMul`, into which TensorFlow rewrites products on x86-64, packs
+variables as well if it is told that they do not change, and so does `_QuantizedMatMul`. Both are
+internal operations of TensorFlow, which have no Python function (tests run them in TensorFlow 2.12,
+2.20 and 2.21; the one for int8 is not in 2.12). In the graph itself they do not depend on what
+TensorFlow can prove. Where they are missing, the trained encoder is served as it is; see
+`export.graph.saved_model`.
+
+Shape suffixes: B sequences, L tokens per sequence, T flattened tokens, H hidden size or inputs of a
+product, F outputs of a product, N heads, D head size.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from bert_tf.model.bucketing import SHORT_TOKENS
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments, norm_of_inference
+from bert_tf.model.inference_norm import FEW_NUMBERS, norm_of_inference
 from bert_tf.model.layout import MASKED_SCORE, FlatLayout, with_defaults
-from export.graph.internal_operations import checked_for_bfloat16, layer_norm, softmax
-from export.graph.served_products import DenseWeights, Form, dense_weights, product
 
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
 # fewer than 8 rows: if a text of 5 tokens came first, all longer ones would pack weights in each
@@ -29,6 +40,27 @@ MIN_ROWS = 8
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
 # rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
 SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
+FUSED_PRODUCT = "_MklNativeFusedMatMul"
+INT8_PRODUCT = "_QuantizedMatMul"
+# Largest integer of a weight. Without VNNI oneDNN adds two products of inputs 0 to 255 and weights
+# in 16 bits: up to 2 * 255 * 64 fit, those of larger weights are cut off without an error.
+MAX_WEIGHT = 64
+# The label under which kernels are registered that TensorFlow uses in place of its own.
+ONEDNN_KERNEL = "MklNameChangeOp"
+
+
+def has_packed_products(precision: str) -> bool:
+    """Whether this TensorFlow has packed products, for this CPU, and there is no GPU.
+
+    Args:
+        precision: "float32", "bfloat16" or "int8".
+    """
+    if tf.config.list_logical_devices("GPU"):
+        return False
+    name = INT8_PRODUCT if precision == "int8" else FUSED_PRODUCT
+    registered = kernels.get_registered_kernels_for_op(name).kernel
+    has_kernel = any(kernel.device_type == "CPU" for kernel in registered)
+    return has_kernel and (precision != "bfloat16" or has_bfloat16())
 
 
 class ServedEncoder:
@@ -37,20 +69,18 @@ class ServedEncoder:
     Args:
         encoder: The trained encoder, whose variables are used.
         precision: "float32"; "bfloat16" for matrix products in bfloat16; or "int8" for products of
-            8-bit integers, with a scale per column of the weights and per call of the inputs.
-        is_portable: Uses standard operations only, which int8 cannot. Otherwise internal ones of
-            TensorFlow for x86-64; see `has_packed_products`.
+            8-bit integers, with a scale per column of the weights and per call of the inputs. All
+            require `has_packed_products`.
 
     Attributes:
         short_tokens: Up to this many tokens, a single sequence should be passed as `one_sequence`,
             whose static shape chooses another form of the graph. 0 if there is no such form.
     """
 
-    def __init__(self, encoder: Encoder, precision: str, is_portable: bool) -> None:
+    def __init__(self, encoder: Encoder, precision: str) -> None:
         self.config, self.embeddings = encoder.config, encoder.embeddings
-        self.precision, self.is_portable = precision, is_portable
-        has_short_branch = precision == "float32" and not is_portable
-        self.short_tokens = SHORT_TOKENS if has_short_branch else 0
+        self.precision = precision
+        self.short_tokens = SHORT_TOKENS if precision == "float32" else 0
         self.dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
         self._layers = [_layer_weights(layer, precision) for layer in encoder.transformer]
         # The pooler takes 1% of the time, and all classifiers depend on it.
@@ -97,7 +127,6 @@ class ServedEncoder:
     def _encoded(self, inputs, layout, is_short, output_hidden_states, pooled_only, look_up):
         # In bfloat16 and int8 the packed form suits any number of rows.
         is_packed = is_short or self.precision != "float32"
-        form = Form.STANDARD if self.is_portable else Form.PACKED if is_packed else Form.PLAIN
         input_ids = layout.flatten(inputs["input_ids"])
         # For the form of all LayerNorms. Beside a branch for a short text, other requests with few
         # tokens are rare: a condition in each LayerNorm would save them 1 to 2% of their time, but
@@ -105,8 +134,8 @@ class ServedEncoder:
         is_few = is_short or (
             not self.short_tokens and tf.size(input_ids) * self.config.hidden_size < FEW_NUMBERS
         )
-        branch = _Branch(layout, is_few, form, self.config, self.dtype)
-        if self.dtype == tf.bfloat16 and not self.is_portable:
+        branch = _Branch(layout, is_few, is_packed, self.config, self.dtype)
+        if self.dtype == tf.bfloat16:
             input_ids = checked_for_bfloat16(input_ids)
         embedded_TH = self.embeddings(
             input_ids,
@@ -153,6 +182,48 @@ class _OneTextLayout:
 
     def positions(self, table_PH):
         return table_PH[: self.length]
+
+
+class DenseWeights(NamedTuple):
+    """Weights of dense layers side by side, to be passed to a tf.function.
+
+    Biases are constants of the graph, since each variable costs several operations in each loop and
+    condition that it enters.
+
+    Attributes:
+        kernel: Variable `(H, F)`, in the dtype of the products.
+        bias: `(F,)`, in the dtype of the result.
+        range: float32 `(F,)`, the weight per column that 127 stands for; `None` if not in int8.
+    """
+
+    kernel: tf.Variable
+    bias: np.ndarray
+    range: np.ndarray | None = None
+
+
+def dense_weights(
+    layers: Sequence[keras.layers.Dense], dtype: tf.DType, rows: int = 0, columns: int = 0
+) -> DenseWeights:
+    """Return the weights of Keras layers with the same input.
+
+    Args:
+        layers: The layers.
+        dtype: dtype of the kernel; tf.qint8 for integers up to MAX_WEIGHT, scaled per column.
+        rows: Number of rows of zeros below the kernel.
+        columns: Number of columns of zeros to the right of kernel and bias.
+    """
+    kernel, bias = (
+        np.concatenate([np.asarray(values) for values in of_layers], axis=-1)
+        for of_layers in zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
+    )
+    kernel, bias = np.pad(kernel, [(0, rows), (0, columns)]), np.pad(bias, (0, columns))
+    if dtype != tf.qint8:
+        kernel = tf.Variable(tf.cast(kernel, dtype), trainable=False)
+        return DenseWeights(kernel, bias.astype(dtype.as_numpy_dtype))
+    largest = np.maximum(np.abs(kernel).max(axis=0), np.finfo(np.float32).tiny)
+    range_F = largest * (127 / MAX_WEIGHT)
+    integers = np.round(kernel / range_F * 127).astype(np.int8)
+    return DenseWeights(tf.Variable(tf.bitcast(integers, dtype), trainable=False), bias, range_F)
 
 
 class _NormWeights(NamedTuple):
@@ -204,15 +275,13 @@ class _Branch:
     Args:
         layout: Layout of the tokens.
         is_few: Whether there are few tokens: a bool, or a tensor if that depends on the request.
-        form: Form of the products. Attention and LayerNorm have standard operations with STANDARD,
-            otherwise internal ones.
+        is_packed: Whether products have packed weights.
         config: Configuration of the encoder.
         dtype: dtype of the products.
     """
 
-    def __init__(self, layout, is_few, form, config, dtype):
-        self.layout, self.is_few, self.form = layout, is_few, form
-        self.is_portable = form is Form.STANDARD
+    def __init__(self, layout, is_few, is_packed, config, dtype):
+        self.layout, self.is_few, self.is_packed = layout, is_few, is_packed
         self.config, self.dtype = config, dtype
         self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
         num_heads = config.num_attention_heads
@@ -246,9 +315,6 @@ class _Branch:
             # The parts of one gather share its memory.
             q_BNLD, k_BNLD, v_BNLD = tf.unstack(tf.gather(vectors, self.vectors_3BNL))
         context_BNLD = tf.matmul(self.attention_probs(q_BNLD, k_BNLD), v_BNLD)
-        if self.is_portable and not cls_only:
-            # TensorFlow has to prove that there are as many rows as in the residual to fuse both.
-            return self.layout.merge_heads(context_BNLD)
         if not cls_only:
             vectors = tf.reshape(context_BNLD, [-1, self.head_size])
             context_BNLD = tf.gather(vectors, self.grid_TN)
@@ -257,29 +323,153 @@ class _Branch:
     def attention_probs(self, q_BNLD, k_BNLD):
         """Return the attention probabilities, `(B, N, L, L)`, in the dtype of the products."""
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
-        if self.is_portable:
-            # TensorFlow's own softmax would add up in bfloat16.
-            scores_BNLL = tf.cast(scores_BNLL, tf.float32)
         bias_B11L = tf.cast(self.layout.key_bias, scores_BNLL.dtype)
-        scores_BNLL = scores_BNLL * self.head_size**-0.5 + bias_B11L
-        if self.is_portable:
-            return tf.cast(tf.nn.softmax(scores_BNLL), self.dtype)
-        return softmax(scores_BNLL)
+        return softmax(scores_BNLL * self.head_size**-0.5 + bias_B11L)
 
     def product(self, x_TH, dense, activation=None, residual=None):
-        """Apply a dense layer, see `served_products.product`."""
-        return product(x_TH, dense, self.form, activation, residual)
+        """Apply a dense layer, see `product`."""
+        return product(x_TH, dense, self.is_packed, activation, residual)
 
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""
         x_TH = tf.cast(x_TH, tf.float32)
-        arguments = (x_TH, norm.gamma, norm.beta, norm.epsilon)
-        if self.is_portable:
-            normed_TH = norm_of_inference(*arguments)
-        elif isinstance(self.is_few, bool):
-            normed_TH = (norm_by_moments if self.is_few else layer_norm)(*arguments)
-        else:
-            normed_TH = tf.cond(
-                self.is_few, lambda: norm_by_moments(*arguments), lambda: layer_norm(*arguments)
-            )
+        normed_TH = norm_of_inference(x_TH, norm.gamma, norm.beta, norm.epsilon, self.is_few)
         return tf.cast(normed_TH, self.dtype)
+
+
+def product(
+    x_TH: tf.Tensor,
+    dense: DenseWeights,
+    is_packed: bool,
+    activation: str | None = None,
+    residual: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Multiply with a kernel, add the bias and a residual, and apply an activation.
+
+    Args:
+        x_TH: `(T, H)`, in the dtype of the result.
+        dense: The weights.
+        is_packed: Whether TensorFlow packs the weights; those of 8-bit integers always are.
+        activation: "GeluExact", "GeluApproximate" or "Tanh".
+        residual: `(T, F)`.
+
+    Returns:
+        `(T, F)`.
+    """
+    bias = tf.convert_to_tensor(dense.bias)
+    if dense.kernel.dtype == tf.qint8:
+        return _int8_product(x_TH, dense, bias, activation, residual)
+    addends = [bias] if residual is None else [bias, residual]
+    return operation(
+        FUSED_PRODUCT,
+        [x_TH, tf.convert_to_tensor(dense.kernel), *addends],
+        x_TH.dtype,
+        T=x_TH.dtype,
+        num_args=len(addends),
+        fused_ops=_fused(activation, residual),
+        is_filter_const=is_packed,
+        _kernel=ONEDNN_KERNEL,
+    )
+
+
+def _int8_product(x_TH, dense, bias, activation, residual):
+    """Return `product` with x rounded to integers, 127 of which are its largest number."""
+    # At least 0, since the maximum of no rows is -inf, which is no range.
+    largest = tf.maximum(tf.reduce_max(tf.abs(x_TH)), 0.0)
+    rounded_TH, low, high = tf.raw_ops.QuantizeV2(
+        input=x_TH,
+        min_range=-largest,
+        max_range=largest,
+        T=tf.qint8,
+        mode="SCALED",
+        round_mode="HALF_TO_EVEN",
+        narrow_range=True,
+    )
+    tensors = [rounded_TH, tf.convert_to_tensor(dense.kernel), bias]
+    if residual is not None:
+        tensors.append(residual)
+    ranges = [low, high, -tf.convert_to_tensor(dense.range), tf.convert_to_tensor(dense.range)]
+    return operation(
+        INT8_PRODUCT,
+        [*tensors, *ranges],
+        tf.float32,
+        Tdevice_inputs=[tensor.dtype for tensor in tensors],
+        Thost_inputs=[tensor.dtype for tensor in ranges],
+        Tdevice_outputs=[tf.float32],
+        Thost_outputs=[],
+        T1=tf.qint8,
+        T2=tf.qint8,
+        Tbias=tf.float32,
+        U=tf.float32,
+        Tout=tf.float32,
+        fused_ops=[*_fused(activation, residual), "Dequantize"],
+        input_quant_mode="SCALED",
+        output_quant_mode="SCALED",
+        is_weight_const=True,
+        is_bias_const=True,
+    )
+
+
+def _fused(activation, residual):
+    added = [] if residual is None else ["Add"]
+    return ["BiasAdd", *([activation] if activation else []), *added]
+
+
+def softmax(scores: tf.Tensor) -> tf.Tensor:
+    """Return the softmax over the last axis, computed in float32, in the dtype of the scores."""
+    return operation("_MklSoftmax", [scores], scores.dtype, T=scores.dtype, _kernel=ONEDNN_KERNEL)
+
+
+def checked_for_bfloat16(values: tf.Tensor) -> tf.Tensor:
+    """Return the values, or fail when the graph runs on a processor without bfloat16.
+
+    oneDNN has it with AVX-512. Without, a product in bfloat16 would end the process: TensorFlow
+    does not catch its exception, but that of softmax.
+    """
+    with tf.name_scope("bfloat16_needs_AVX512_or_an_export_with_portable"):
+        check = softmax(tf.zeros([1, 1], tf.bfloat16))
+    # Always 1, but TensorFlow does not know that. It would remove a control dependency.
+    return values * tf.cast(check[0, 0] > 0, values.dtype)
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether this processor can run internal operations in bfloat16."""
+    function = tf.function(lambda: checked_for_bfloat16(tf.constant(1)), autograph=False)
+    try:
+        function()
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def operation(
+    name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType, **attributes: Any
+) -> tf.Tensor:
+    """Add an operation with one output to the graph.
+
+    Args:
+        name: Name of the operation.
+        tensors: Its inputs.
+        dtype: dtype of its output.
+        **attributes: Bools, ints, floats, strings, dtypes, or lists of strings or dtypes.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    values = {key: _attribute(value) for key, value in attributes.items()}
+    return graph.create_op(name, tensors, [dtype], name="internal", attrs=values).outputs[0]
+
+
+def _attribute(value):
+    """Return the AttrValue of a value."""
+    attribute = tf.compat.v1.AttrValue
+    if isinstance(value, list):
+        strings = [text.encode() for text in value if isinstance(text, str)]
+        dtypes = [dtype.as_datatype_enum for dtype in value if isinstance(dtype, tf.DType)]
+        return attribute(list=attribute.ListValue(s=strings, type=dtypes))
+    if isinstance(value, tf.DType):
+        return attribute(type=value.as_datatype_enum)
+    if isinstance(value, str):
+        return attribute(s=value.encode())
+    if isinstance(value, float):
+        return attribute(f=value)
+    return attribute(b=value) if isinstance(value, bool) else attribute(i=value)

@@ -42,7 +42,7 @@ def model_card(
         name: Name of the published model.
         model: The exported model, loaded from a run.
         precision: "float32", "bfloat16" or "int8".
-        is_packed: Whether the graph has packed products; see `export.graph.served_products`.
+        is_packed: Whether the graph has packed products; see `export.graph.served_encoder`.
         change: What int8 has changed.
     """
     source, config = model.source, model.config

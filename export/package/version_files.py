@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import fingerprint_pb2
 
 from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
-from export.graph.served_products import FUSED_PRODUCT
+from export.graph.served_encoder import FUSED_PRODUCT
 from export.package import warmup
 from export.package.model_card import model_card
 from export.package.signature_page import signature_page

@@ -6,7 +6,7 @@ written in one atomic write:
     "tuned": {"values": {field of the task: value}, "metrics": {name: value with the tuned values},
               "file": path of the dev file, "sha256": hash of that file, "warnings": [line]}
 
-Earlier versions wrote the values to task.json; those belong to the best checkpoint.
+Weights converted from another program have one checkpoint; task.json has their values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
     """Return what was tuned for the checkpoint at a step, or `None`."""
     tuned = run.checkpoints.info(step).get("tuned")
-    if tuned is None and step == run.checkpoints.best_or_latest_step():
-        return _of_earlier_versions(run, step)
+    if tuned is None and "settings" not in run.train:
+        return _of_converted_weights(run)
     return tuned
 
 
@@ -34,19 +34,7 @@ def task_at(run: Run, step: int) -> Task:
     return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))
 
 
-def _of_earlier_versions(run, step):
+def _of_converted_weights(run):
     task = task_from_dict(run.task)
-    values = {name: run.task[name] for name in task.tunable_fields}
-    if not values or None in values.values():
-        return None
-    file, *_ = run.train.get("settings", {}).get("dev") or [None]
-    # Earlier versions wrote the metrics of tuning to metrics.jsonl, with the prefix tuned_.
-    metrics = {
-        name.removeprefix("tuned_"): value
-        for line in run.metrics()
-        if line["step"] == step
-        for name, value in line.items()
-        if name.startswith("tuned_")
-    }
-    sha256 = (run.train.get("data") or {}).get(file)
-    return {"values": values, "metrics": metrics, "file": file, "sha256": sha256, "warnings": []}
+    values = {name: getattr(task, name) for name in task.tunable_fields}
+    return {"values": values, "metrics": {}} if values and not task.untuned_fields else None

@@ -73,7 +73,6 @@ class DataSettings:
     unescape_html: bool = flag(
         "conversion of HTML entities such as &amp; to characters",
         False,
-        former_name="html_entities",
         tasks=_TEXT,
     )
     max_seq_length: int = flag_by_task(
@@ -92,7 +91,6 @@ class DataSettings:
         "tokens between the starts of two windows of a long text (span_qa: default 128)",
         None,
         bounds={">=": 1},
-        former_name="stride",
         tasks=("span_qa", "tagging"),
     )
     max_query_length: int = flag(
@@ -128,16 +126,13 @@ class DataSettings:
     threshold_objective: str | None = flag(
         "objective of tuning thresholds on the first dev file: f1, precision=P or recall=R",
         None,
-        former_name="aim",
         tasks=("classification",),
     )
     calibrate: bool = flag(
         "temperature scaling, fitted on the first dev file", False, tasks=("classification",)
     )
     # Anomaly detection.
-    normal_labels: tuple[str, ...] = flag(
-        "labels of normal rows", (), former_name="ordinary_labels", tasks=("anomaly",)
-    )
+    normal_labels: tuple[str, ...] = flag("labels of normal rows", (), tasks=("anomaly",))
     false_alarm_rate: float = flag(
         "maximum fraction of normal dev rows that are flagged as anomalies",
         0.05,
@@ -148,7 +143,6 @@ class DataSettings:
         "latent dimension of the autoencoder",
         32,
         bounds={">=": 1},
-        former_name="code_size",
         tasks=("anomaly",),
     )
 

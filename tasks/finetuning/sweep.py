@@ -72,7 +72,7 @@ def _check_free(settings):
     if files.exists(directory) and not files.isdir(directory):
         raise UserError(f"--output_dir={directory}: expected a directory, received a file")
     found = files.listdir(directory)
-    if found and not ownership.is_ours(directory):  # Sweeps of earlier versions have no marker.
+    if found and not ownership.is_marked(directory):  # A copy may lack hidden files.
         if not any(Run.exists(run.output_dir) for run in settings.runs().values()):
             raise UserError(
                 f"--output_dir={directory}: expected a sweep or no directory, received "

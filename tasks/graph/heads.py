@@ -58,7 +58,7 @@ class _Model(keras.Model):
         return {**super().get_config(), "config": self.config.to_dict(), "units": self.units}
 
 
-@keras.saving.register_keras_serializable("bert_tf", name="TextModel")
+@keras.saving.register_keras_serializable("bert_tf")
 class SequenceClassifier(_Model):
     """Classifier or regressor of a text or pair, on the pooled [CLS] vector."""
 
@@ -157,8 +157,8 @@ class _TokenWise(_Model):
         return by_sequence(self.scores(sequence, seed), inputs)
 
 
-@keras.saving.register_keras_serializable("bert_tf", name="TokenModel")
-class TokenClassifier(_TokenWise):
+@keras.saving.register_keras_serializable("bert_tf")
+class TokenModel(_TokenWise):
     """Token classification, such as named entities (Devlin et al. 2019, 5.3)."""
 
     def call(

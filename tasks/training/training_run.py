@@ -105,12 +105,7 @@ class TrainingRun:
         run = open_run(self.strategy, self.output_dir, self.log_wait)
         if run.task:  # With the fields that were added since it was written.
             run.task = task_from_dict(run.task).to_dict()
-        run.check_resumable(
-            self.recorded,
-            self.task.to_dict(),
-            self.task.tunable_fields,
-            defaults(type(self.settings)),
-        )
+        run.check_resumable(self.recorded, self.task.to_dict(), defaults(type(self.settings)))
         if run.train.get("data") != self.digests:
             raise UserError(
                 f"{self.rows} differ from those that {run.path} was started with; "

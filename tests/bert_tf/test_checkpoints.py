@@ -287,6 +287,12 @@ def test_a_run_without_marker_resumes_and_gets_one(tmp_path, config, vocabulary)
                 pass
 
 
+def test_malformed_change_records_are_reported(tmp_path, config, vocabulary):
+    Run.create(tmp_path / "run", config, vocabulary, {"settings": {}, "changes": {"step": 2}})
+    with pytest.raises(UserError, match=r'train.json: "changes" is'):
+        Run.open(tmp_path / "run")
+
+
 def test_an_incomplete_new_run_is_replaced(tmp_path, config, vocabulary):
     path = tmp_path / "run"
     with pytest.raises(OSError, match="No space left"), Run.writing(path):

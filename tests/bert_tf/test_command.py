@@ -87,7 +87,7 @@ def test_flags_are_checked_before_tensorflow_is_imported(
     [
         (
             "tasks.predict",
-            ["--run=r", "--input=setup.py", "--output=o.jsonl", "--global_batch_size=0"],
+            ["--run=r", "--input=setup.py", "--output=o.jsonl", "--batch_size=0"],
             "--batch_size=0",
         ),
         (

@@ -156,8 +156,8 @@ def test_a_file_that_is_no_configuration_is_reported(tmp_path, content, message)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
 
 
-def test_a_configuration_of_earlier_versions_splits_words_of_200_characters():
-    """They had no key for it; Hugging Face directories are read in test_tokenizer_files.py."""
+def test_a_configuration_of_google_splits_words_of_200_characters():
+    """It has no key for that; Hugging Face directories are read in test_tokenizer_files.py."""
     values = BertConfig(vocab_size=11).to_dict()
     del values["max_input_chars_per_word"]
     assert BertConfig.from_dict(values).max_input_chars_per_word == 200

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zipfile
 
 import pytest
 
@@ -12,7 +13,9 @@ from bert_tf.runs.run import Run
 from bert_tf.storage import format_versions
 from bert_tf.system import command
 from bert_tf.weights import heads
+from export.litert import archive
 from tasks.base.registry import task_from_dict
+from tasks.graph.published import TASK_OF_VERSION, published_task
 from tasks.prediction.output_shards import OutputManifest
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests.corpus import settings_of
@@ -46,12 +49,16 @@ def written(run, tmp_path):
     outputs = OutputManifest.planned(str(tmp_path / "outputs"), "predictions", "jsonl", 2, output)
     (tmp_path / "outputs").mkdir()
     outputs.save({})
+    published = tmp_path / "version" / TASK_OF_VERSION
+    published.parent.mkdir(parents=True)
+    published.write_text((tmp_path / "run" / "task.json").read_text())
     return {
         tmp_path / "run" / "train.json": lambda: Run.open(run.path),
         tmp_path / "run" / "task.json": lambda: task_from_dict(Run.open(run.path).task),
         pathlib.Path(run.checkpoints.path(3)) / "checkpoint.json": lambda: run.checkpoints.info(3),
         tmp_path / "shards" / "manifest.json": lambda: Manifest.load(tmp_path / "shards"),
         tmp_path / "outputs" / "manifest.json": lambda: outputs.finished(),
+        published: lambda: task_from_dict(published_task(str(tmp_path / "version"))),
     }
 
 
@@ -65,13 +72,26 @@ def test_every_file_carries_its_version_and_is_read_without(written):
         read()
 
 
+def test_a_litert_file_carries_its_version(tmp_path, config, vocabulary):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"\0\0\0\0" + archive.IDENTIFIER)
+    archive.Contents(config, TASK.to_dict(), vocabulary).append_to(path)
+    with zipfile.ZipFile(path) as contents:
+        version = json.loads(contents.read("task.json"))["format_version"]
+    assert version == format_versions.VERSION
+    assert task_from_dict(archive.Contents.read(path).task) == TASK
+
+
 def test_an_unknown_field_of_a_newer_version_is_named(written):
     for path, read in written.items():
         edit(path, format_version=99, invented=1)
         with pytest.raises(UserError, match="unknown field invented.*; .*update bert_tf") as raised:
             read()
         assert "\n" not in str(raised.value), path
-        edit(path, format_version="9", invented=...)
+        edit(path, format_version=0, invented=...)
+        with pytest.raises(UserError, match='"format_version" is 0; expected an integer >= 1'):
+            read()
+        edit(path, format_version="9")
         with pytest.raises(UserError, match="\"format_version\" is '9'; expected an integer"):
             read()
         edit(path, format_version=1)
@@ -93,6 +113,14 @@ def test_a_task_of_an_earlier_version_has_the_defaults_of_newer_fields():
         task_from_dict({name: values[name] for name in values if name != "max_seq_length"})
     with pytest.raises(UserError, match="task.json: unknown field newer; expected balanced_samp"):
         task_from_dict({**values, "newer": 1})
+
+
+def test_a_flag_that_was_added_since_a_run_had_its_default(run):
+    run = Run.open(run.path)
+    defaults = {"layer_decay": 1.0}
+    run.check_resumable({"seed": 1, "layer_decay": 1.0}, TASK.to_dict(), defaults)
+    with pytest.raises(UserError, match="--layer_decay: was 1.0 when .* is now 0.9"):
+        run.check_resumable({"seed": 1, "layer_decay": 0.9}, TASK.to_dict(), defaults)
 
 
 def test_flags_of_other_versions_are_compared_by_their_defaults():

@@ -9,7 +9,7 @@ import pytest
 from bert_tf import UserError, Vocabulary
 from bert_tf.data import instances as module
 from bert_tf.data.instances import TokenizedDocuments, make_instances, to_examples
-from tests.released_instances import instances_of, truncate
+from tests.google_instances import instances_of, truncate
 
 SETTINGS = {"max_seq_length": 128, "short_seq_prob": 0.1, "dupe_factor": 1, "seed": 7}
 

@@ -10,7 +10,7 @@ from bert_tf import Tokenizer, Vocabulary
 from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
 from bert_tf.data.masking import MaskGenerator, keys
 from bert_tf.model.random_bits import random_int63
-from tests.released_instances import masked_positions
+from tests.google_instances import masked_positions
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 ENTRIES = "[PAD] [UNK] [CLS] [SEP] [MASK] [unused0] a b c d ##e ##f".split()

@@ -58,7 +58,7 @@ def test_the_gradients_of_layer_norm_sum_all_rows(width):
     x_TH = tf.tile(tf.constant([[1.0, -1.0]], tf.bfloat16), [ROWS, width // 2])
     calls = (
         lambda: layer(x_TH, seed=SEED),
-        lambda: layer.of_sum(x_TH, tf.zeros_like(x_TH), 0.0, SEED, 1)[0],
+        lambda: layer.dropout_add_norm(x_TH, tf.zeros_like(x_TH), 0.0, SEED, 1)[0],
     )
     for call in calls[width == 128 :]:
         of_gamma, of_beta = gradients_of_ones(call, [layer.gamma, layer.beta])

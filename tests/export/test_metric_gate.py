@@ -11,7 +11,7 @@ from bert_tf import UserError
 from export import LocalClient
 from export.checks import metric_gate
 from export.graph.saved_model import served_pipeline
-from export.graph.served_products import has_packed_products
+from export.graph.served_encoder import has_packed_products
 from tasks import TextClassifier, load_model
 from tests.small import TEXTS
 

@@ -107,9 +107,10 @@ SIGNATURES = pytest.mark.parametrize(
 def test_the_common_graph_has_fused_kernels(graph, signature, texts, config, request):
     found = kernels(request.getfixturevalue(graph), signature, texts)
     num_texts, tokens = len(texts), MANY_TOKENS if texts is MANY_TEXTS else 8
-    check_layers(found, signature, config, num_texts, tokens)
+    is_portable = graph == "portable_model"
+    check_layers(found, signature, config, num_texts, tokens, is_portable)
     has_transposes = any(operation == "_MklTranspose" for operation, _ in found)
-    assert has_transposes == (graph == "portable_model")
+    assert has_transposes == is_portable
     if texts is MANY_TEXTS:
         whole_layers = NUM_LAYERS - (signature == "serving_default")
         assert found["_MklLayerNorm", (tokens, config.hidden_size)] == 2 * whole_layers + 1
@@ -123,17 +124,21 @@ def test_a_short_text_has_fused_kernels(model, signature, config):
     assert not any(operation == "_MklTranspose" for operation, _ in found)
 
 
-def check_layers(found, signature, config, texts, tokens):
+def check_layers(found, signature, config, texts, tokens, is_portable=False):
     """Check that each product includes its bias, and its activation or residual."""
     hidden, inner = config.hidden_size, config.intermediate_size
     is_prediction = signature == "serving_default"
     # Where only [CLS] is read, the last layer has one row per text.
     whole = NUM_LAYERS - is_prediction
-    assert found[MATMUL, (tokens, 3 * hidden)] == NUM_LAYERS  # Queries, keys and values together.
-    assert found[MATMUL, (tokens, hidden)] == 2 * whole
+    of_all, of_first = 2 * whole, 2 * is_prediction + 1  # With the pooler.
+    if is_portable:
+        of_all += 2 * NUM_LAYERS + whole
+        of_first += is_prediction
+    else:
+        assert found[MATMUL, (tokens, 3 * hidden)] == NUM_LAYERS  # Queries, keys and values.
+    assert found[MATMUL, (tokens, hidden)] == of_all
     assert found[MATMUL, (tokens, inner)] == whole
-    # With the pooler.
-    assert found[MATMUL, (texts, hidden)] == 2 * is_prediction + 1
+    assert found[MATMUL, (texts, hidden)] == of_first
     # No residual is added alone, but three embeddings are. TensorFlow may make one AddN of those.
     assert without_norms(found, (tokens, hidden)) == 2 - 2 * found["AddN", (tokens, hidden)]
     counts = collections.Counter()
@@ -161,7 +166,7 @@ def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatc
     """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
     from bert_tf.model import inference_norm
 
-    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm.norm_by_moments)
+    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm._norm_by_moments)
     path = write_model(tmp_path, config, vocabulary, portable=True)
     operations = {operation for operation, _ in kernels(path, "serving_default", MANY_TEXTS)}
     assert "_MklLayerNorm" not in operations and "Rsqrt" in operations

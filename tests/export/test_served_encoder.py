@@ -13,9 +13,15 @@ import tensorflow as tf
 
 from bert_tf.text.encoder_inputs import one_sequence, to_flat
 from bert_tf.weights.pretrained_encoder import Encoder
-from export.graph import served_encoder, served_products
-from export.graph.served_encoder import SHORT_TOKENS, ServedEncoder
-from export.graph.served_products import dense_weights, has_packed_products, product
+from export.graph import served_encoder
+from export.graph.saved_model import PortableEncoder
+from export.graph.served_encoder import (
+    SHORT_TOKENS,
+    ServedEncoder,
+    dense_weights,
+    has_packed_products,
+    product,
+)
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts
@@ -42,6 +48,10 @@ def is_portable(request):
     if not request.param and not has_packed_products("float32"):
         pytest.skip("this TensorFlow has no packed products")
     return request.param
+
+
+def serve(encoder, precision, is_portable):
+    return (PortableEncoder if is_portable else ServedEncoder)(encoder, precision)
 
 
 def outputs_of(encoder, vocabulary, **options):
@@ -78,7 +88,7 @@ def outputs_of(encoder, vocabulary, **options):
     ],
 )
 def test_outputs_equal_those_of_the_trained_encoder(encoder, is_portable, options, vocabulary):
-    served = ServedEncoder(encoder, "float32", is_portable)
+    served = serve(encoder, "float32", is_portable)
     expected = outputs_of(encoder, vocabulary, **options)
     actual = outputs_of(served, vocabulary, **options)
     assert actual.keys() == expected.keys()
@@ -101,7 +111,7 @@ def test_tokens_are_embedded_by_the_given_lookup(encoder, is_portable, vocabular
     def look_up(ids_T):
         return tf.gather(tf.constant(other_VH, tf.float32), ids_T)
 
-    served = ServedEncoder(encoder, "float32", is_portable)
+    served = serve(encoder, "float32", is_portable)
     actual = tf.function(lambda: served(inputs, look_up=look_up)["pooled"])()
     expected = encoder(inputs, look_up=look_up)["pooled"]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
@@ -112,7 +122,7 @@ def test_tokens_are_embedded_by_the_given_lookup(encoder, is_portable, vocabular
 def test_bfloat16_is_near(encoder, is_portable, vocabulary):
     if not is_portable and not has_packed_products("bfloat16"):
         pytest.skip("this processor has no AVX-512")
-    served = ServedEncoder(encoder, "bfloat16", is_portable)
+    served = serve(encoder, "bfloat16", is_portable)
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
     for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
         assert 0 < np.abs(values - expected[key]).max() < 0.1
@@ -127,7 +137,7 @@ def test_another_branch_computes_short_texts(encoder, vocabulary, monkeypatch):
     monkeypatch.setattr(
         served_encoder._OneTextLayout, "positions", lambda self, table: 0 * table[: self.length]
     )
-    served = ServedEncoder(encoder, "float32", is_portable=False)
+    served = ServedEncoder(encoder, "float32")
     actual = outputs_of(served, vocabulary, pooled_only=True)
     changed = {key[0]: not np.allclose(actual[key], expected[key], atol=1e-3) for key in expected}
     assert changed == {
@@ -173,12 +183,24 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
     assert multiplied(*no_rows).shape == (0, 7)
 
 
+def test_portable_weights_of_products_are_stored_in_bfloat16(encoder):
+    served = PortableEncoder(encoder, "bfloat16")._encoder
+    assert {weight.dtype for weight in encoder.weights} == {"float32"}
+    for weight in served.weights:
+        is_product = weight.path.rpartition("/")[2] in ("kernel", "bias")
+        assert weight.dtype == ("bfloat16" if is_product else "float32"), weight.path
+    # A model that was trained in bfloat16 is served in float32.
+    trained = Encoder(encoder.config, dtype="mixed_bfloat16")
+    trained.build()
+    assert PortableEncoder(trained, "float32")._encoder.compute_dtype == "float32"
+
+
 @pytest.mark.slow
 def test_int8_is_near(encoder, vocabulary):
     if not has_packed_products("int8"):
         pytest.skip("this TensorFlow has no products of 8-bit integers")
     expected = outputs_of(encoder, vocabulary, pooled_only=True)
-    served = ServedEncoder(encoder, "int8", is_portable=False)
+    served = ServedEncoder(encoder, "int8")
     for key, values in outputs_of(served, vocabulary, pooled_only=True).items():
         assert 0 < np.abs(values - expected[key]).max() < 0.2
 
@@ -188,22 +210,21 @@ def test_packed_products_need_a_kernel_and_no_gpu(monkeypatch):
         kernel = ()
 
     monkeypatch.setattr(
-        served_products.kernels, "get_registered_kernels_for_op", lambda name: Registered
+        served_encoder.kernels, "get_registered_kernels_for_op", lambda name: Registered
     )
     assert not has_packed_products("float32")
     monkeypatch.undo()
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["/GPU:0"])
     assert not has_packed_products("float32")
     monkeypatch.undo()
-    monkeypatch.setattr(served_products, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(served_encoder, "has_bfloat16", lambda: False)
     assert not has_packed_products("bfloat16")
 
 
 BFLOAT16_REQUEST = """
 import tensorflow as tf
 from bert_tf import BertConfig
-from export.internal_operations import has_bfloat16
-from export.served_encoder import ServedEncoder
+from export.graph.served_encoder import ServedEncoder, has_bfloat16
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 
@@ -211,7 +232,7 @@ print("has bfloat16:", has_bfloat16(), flush=True)
 sizes = {"vocab_size": 30, "hidden_size": 128, "num_attention_heads": 2}
 config = BertConfig(num_hidden_layers=1, **sizes)
 encoder = make_encoder(config, small.random_weights(config, scale=0.1))
-served = tf.function(ServedEncoder(encoder, "bfloat16", is_portable=False))
+served = tf.function(ServedEncoder(encoder, "bfloat16"))
 ids = tf.ones([3], tf.int32)
 try:
     served({"input_ids": ids, "segment_ids": 0 * ids, "row_splits": tf.constant([0, 3])})
@@ -236,7 +257,7 @@ def test_a_processor_without_avx512_gets_an_error_in_bfloat16():
 
 
 def test_portable_graphs_have_standard_operations(encoder, vocabulary):
-    served = ServedEncoder(encoder, "float32", is_portable=True)
+    served = PortableEncoder(encoder, "float32")
     inputs = to_flat(random_texts([3], encoder.config), vocabulary)
     graph = tf.function(lambda inputs: served(inputs)).get_concrete_function(inputs).graph
     operations = {node.op for node in graph.as_graph_def().node}
@@ -248,14 +269,14 @@ REQUESTS = """
 import sys
 import numpy as np, tensorflow as tf
 from bert_tf import BertConfig
-from export.served_encoder import ServedEncoder
+from export.graph.served_encoder import ServedEncoder
 from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 
 sizes = {"vocab_size": 30, "hidden_size": 768, "num_attention_heads": 12}
 config = BertConfig(num_hidden_layers=1, **sizes)
 encoder = make_encoder(config, small.random_weights(config, scale=0.1))
-served = ServedEncoder(encoder, "float32", is_portable=False)
+served = ServedEncoder(encoder, "float32")
 specs = dict.fromkeys(("input_ids", "segment_ids"), tf.TensorSpec([None], tf.int32))
 specs["row_splits"] = tf.TensorSpec([2], tf.int32)
 encode = tf.function(lambda inputs: served(inputs), input_signature=[specs])

@@ -15,7 +15,6 @@ from bert_tf.runs.run import Run
 from export import publishing
 from export.package import model_card
 from tasks import evaluate, predict
-from tasks.base.tuning import task_at
 from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model import loading
@@ -78,7 +77,6 @@ def run(tmp_path, config, vocabulary):
     for step in (3, 6):
         run.checkpoints.save(step, variables)
         run.checkpoints.annotate(step, float(step), {"dev_pr_auc": step / 10})
-    run.log_metrics({"step": 6, "decided_dev_f1": 0.75})
     run.checkpoints.set_tuned(6, TUNED)
     return Run.open(run.path)
 
@@ -171,30 +169,16 @@ def test_rerunning_the_command_tunes_a_run_that_stopped_before_tuning(
     assert len(said) == 1 and "nothing to do" in said[0]
 
 
-def as_earlier(run):
-    """Write the run like earlier versions: with the values in task.json."""
-    tuned = untune(run)
+def test_converted_weights_have_their_values_in_task_json(run):
+    """A run of bert_tf.convert has no settings. In a trained run, task.json has no values."""
+    values = untune(run)["values"]
     task = read_json_object(run.file("task.json"))
-    pathlib.Path(run.file("task.json")).write_text(json.dumps({**task, **tuned["values"]}))
-    return Run.open(run.path)
-
-
-def test_values_in_task_json_belong_to_the_best_step(run):
-    run = as_earlier(run)
+    pathlib.Path(run.file("task.json")).write_text(json.dumps({**task, **values}))
+    assert load_model(run.path).source.tuned is None
+    pathlib.Path(run.file("train.json")).write_text(json.dumps({"origin": "another program"}))
     trained = load_model(run.path)
-    assert (trained.task.temperature, trained.source.tuned, trained.source.untuned) == (
-        1.7,
-        TUNED,
-        None,
-    )
-    assert task_at(run, 3).untuned_fields == ("temperature", "thresholds")
-
-
-@pytest.mark.slow
-def test_a_run_with_values_in_task_json_is_finished(trained_run, settings):
-    run, said = as_earlier(trained_run), []
-    finetune(dataclasses.replace(settings, output_dir=run.path), said.append)
-    assert len(said) == 1 and "nothing to do" in said[0]
+    assert (trained.task.temperature, trained.source.untuned) == (1.7, None)
+    assert trained.source.tuned["values"]["thresholds"] == tuple(values["thresholds"])
 
 
 def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):

@@ -34,7 +34,6 @@ from tasks.data.readers.rows import (
     checked_path,
     good_or_bad,
     json_rows,
-    raise_bad_rows,
     read_lines,
     suffix_of,
 )
@@ -131,40 +130,6 @@ def to_bio(tags: Iterable[str]) -> list[str]:
             result.append(f"{'B' if begins else 'I'}-{kind}")
         before, type_before = prefix, kind
     return result
-
-
-def scheme_of(path: str | os.PathLike) -> str:
-    """Detect the scheme of a column file's tags; `read_tagged` does not depend on it.
-
-    E- or S- means BIOES, L- or U- means BILOU. Without B- it is IO (as is IOB1 without adjacent
-    entities of one type). If each B- directly follows its own type it is IOB1, otherwise BIO.
-
-    Returns:
-        "IO", "IOB1", "BIO", "BIOES" or "BILOU".
-
-    Raises:
-        UserError: At a bad line, or if there are tags of two schemes.
-    """
-    path = checked_path(path)
-    prefixes, begins_elsewhere = set(), False
-    for sentence in raise_bad_rows(_sentences(path, True, list)):
-        type_before = ""
-        for prefix, kind in map(_split, sentence.tags):
-            prefixes.add(prefix)
-            # In IOB1 a B- only occurs directly after its own type.
-            begins_elsewhere |= prefix == "B" and kind != type_before
-            type_before = kind
-    if prefixes & {"E", "S"} and prefixes & {"L", "U"}:
-        raise UserError(
-            f"{path}: expected tags of one scheme, received E- or S- (BIOES) and L- or U- (BILOU)"
-        )
-    if prefixes & {"E", "S"}:
-        return "BIOES"
-    if prefixes & {"L", "U"}:
-        return "BILOU"
-    if "B" not in prefixes:
-        return "IO"
-    return "BIO" if begins_elsewhere else "IOB1"
 
 
 class _Layout(NamedTuple):

@@ -53,8 +53,7 @@ class AnomalyReader(TextReader["AnomalyTask"]):
                     "--normal_labels",
                 )
                 continue
-            # Stripped again, because earlier versions saved labels with surrounding spaces.
-            is_unusual = label is not None and label not in map(as_label, self.task.normal_labels)
+            is_unusual = label is not None and label not in self.task.normal_labels
             yield self.example(row, int(is_unusual))
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:

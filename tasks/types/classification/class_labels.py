@@ -31,9 +31,7 @@ class ClassReader(LabelledTextReader["ClassLabels"]):
     def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
         """Return the id of a row's label, or the ids with `multi_label`."""
         names = self.names_in(value)
-        known = [
-            as_label(label) for label in self.task.labels
-        ]  # Earlier versions saved them as read.
+        known = self.task.labels
         for name in names:
             if name not in known:
                 labels = ", ".join(self.task.labels)

@@ -338,9 +338,9 @@ class TaggingTask(Task):
         is_counted = windows.is_first.flat_values & windows.is_max_context.flat_values
         return {"tag": windows.is_first.with_flat_values(tf.cast(is_counted, tf.float32))}
 
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> heads.TokenClassifier:
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> heads.TokenModel:
         """Build the encoder with a token classification head."""
-        model = heads.TokenClassifier(config, len(self.labels), name=self.kind, dtype=dtype)
+        model = heads.TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
         model.build()
         return model
 

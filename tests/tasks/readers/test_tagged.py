@@ -8,7 +8,7 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from bert_tf import UserError
 from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.tagged import TaggedSentence, TaggedText, read_tagged, scheme_of, to_bio
+from tasks.data.readers.tagged import TaggedSentence, TaggedText, read_tagged, to_bio
 
 
 def write_column_file(path, sentences):
@@ -49,12 +49,11 @@ def tags_of(entities, length, scheme):
     ("scheme", "seqeval_scheme"),
     [("IOB1", IOB1), ("BIO", IOB2), ("BIOES", IOBES), ("BILOU", BILOU)],
 )
-def test_each_scheme_is_detected_and_converted_to_bio(tmp_path, scheme, seqeval_scheme):
+def test_each_scheme_is_converted_to_bio(tmp_path, scheme, seqeval_scheme):
     rng = random.Random(scheme)
     sentences = [random_entities(rng, 12) for _ in range(200)]
     tagged = [tags_of(entities, 12, scheme) for entities in sentences]
     path = write_column_file(tmp_path / "a.conll", tagged)
-    assert scheme_of(path) == scheme
     found = [sentence.tags for sentence in raise_bad_rows(read_tagged(path))]
     assert found == [tags_of(entities, 12, "BIO") for entities in sentences]
 
@@ -65,33 +64,27 @@ def test_each_scheme_is_detected_and_converted_to_bio(tmp_path, scheme, seqeval_
 
 
 @pytest.mark.parametrize(
-    ("scheme", "tags", "expected"),
+    ("tags", "expected"),
     [
-        ("IO", "I-a I-a O I-b I-a", "B-a I-a O B-b B-a"),
-        ("IO", "O O", "O O"),
-        ("IOB1", "I-a B-a I-a I-b", "B-a B-a I-a B-b"),
-        ("BIO", "B-a I-a B-a I-b O I-a", "B-a I-a B-a B-b O B-a"),
-        ("BIO", "I-a B-b I-b", "B-a B-b I-b"),
-        ("BIOES", "B-a I-a E-a S-a I-a E-a", "B-a I-a I-a B-a B-a I-a"),
-        ("BIOES", "O S-a", "O B-a"),
-        ("BILOU", "B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
+        ("I-a I-a O I-b I-a", "B-a I-a O B-b B-a"),
+        ("O O", "O O"),
+        ("I-a B-a I-a I-b", "B-a B-a I-a B-b"),
+        ("B-a I-a B-a I-b O I-a", "B-a I-a B-a B-b O B-a"),
+        ("I-a B-b I-b", "B-a B-b I-b"),
+        ("B-a I-a E-a S-a I-a E-a", "B-a I-a I-a B-a B-a I-a"),
+        ("O S-a", "O B-a"),
+        ("B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
     ],
 )
-def test_tags_are_converted_by_hand(tmp_path, scheme, tags, expected):
+def test_tags_are_converted_by_hand(tags, expected):
     assert to_bio(tags.split()) == expected.split()
-    assert scheme_of(write_column_file(tmp_path / "a.iob", [tags.split()])) == scheme
 
 
-def test_tags_of_two_schemes_and_unknown_tags_are_rejected(tmp_path):
-    path = write_column_file(tmp_path / "a.conll", [["S-a"], ["U-a"]])
-    with pytest.raises(UserError, match="a.conll: expected tags of one scheme"):
-        scheme_of(path)
+def test_unknown_tags_are_rejected(tmp_path):
     for tag in ("person", "B-", "b-a", "X-a", "BI-a", "-a", "B-a,I-b", "O-a"):
         path = write_column_file(tmp_path / "a.conll", [["O"], ["O", tag]])
         good, bad = read_tagged(path)
         assert good.tags == ["O"] and bad.location == f"{path}:4" and repr(tag) in bad.message
-        with pytest.raises(UserError, match="a.conll:4: tag"):
-            scheme_of(path)
 
 
 def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
@@ -314,5 +307,4 @@ def test_wnut17_is_read_completely(data_dir, name, sentences, words):
     found = list(raise_bad_rows(read_tagged(path)))
     assert len(found) == sentences
     assert sum(len(sentence.words) for sentence in found) == words
-    assert scheme_of(path) == "BIO"
     assert len({tag for sentence in found for tag in sentence.tags}) == 13
