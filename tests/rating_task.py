@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.task import OutputSpec, Postprocessor
 from tasks.base.text_task import LabelledTextReader, LabelledTextTask
 from tasks.graph.heads import SequenceClassifier
 from tasks.model.task_model import TaskModel

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
-from tasks.base.reader import Reader
-from tasks.base.task import Task, described
+from tasks.base.task import Reader, Task, described
 from tasks.data.examples import Example
 from tasks.data.readers.glue import GLUE, read_glue
 from tasks.data.readers.rows import BadRow

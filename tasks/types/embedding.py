@@ -15,7 +15,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.model.encoder import Encoder
 from bert_tf.model.layout import to_padded
-from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.task import OutputSpec, Postprocessor
 from tasks.base.text_task import TextReader, TextTask
 from tasks.data.examples import Example, Examples, Tensors
 from tasks.data.readers.rows import BadRow

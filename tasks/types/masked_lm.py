@@ -24,9 +24,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
-from tasks.base.postprocessor import OutputSpec, Postprocessor, SignatureSpec
-from tasks.base.reader import Reader
-from tasks.base.task import Task
+from tasks.base.task import OutputSpec, Postprocessor, Reader, SignatureSpec, Task
 from tasks.data.examples import Example, Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import BadRow

@@ -22,9 +22,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.decisions import top2_gap
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task
 from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.rows import BadRow

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.task import OutputSpec, Postprocessor
 from tasks.base.text_task import LabelledTextReader, LabelledTextTask, warnings_of_equal_labels
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.windows import Windows

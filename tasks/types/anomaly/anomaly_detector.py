@@ -18,8 +18,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.base.plots import Histogram, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.task import described
+from tasks.base.task import OutputSpec, Postprocessor, described
 from tasks.base.text_task import TextReader, TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.data.readers.rows import BadRow, as_label, raise_bad_rows

@@ -25,9 +25,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.decisions import top2_gap
 from tasks.base.plots import Bars, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task, described
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task, described
 from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.data.readers.memory import as_list
 from tasks.data.readers.rows import BadRow, raise_bad_rows

@@ -20,9 +20,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.plots import MAX_LABELS, Bars, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task, described
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task, described
 from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
 from tasks.data.readers.memory import as_list, named, without_axis
 from tasks.data.readers.rows import BadRow, as_label, raise_bad_rows
