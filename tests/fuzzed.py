@@ -24,7 +24,7 @@ def _rows(path):
     from tasks.data.readers.tables import read_rows
 
     rows = list(read_rows(path, ("text", "label"), unescape_html=False))
-    return [None if isinstance(row, BadRow) else (row.values, row.location) for row in rows]
+    return [None if isinstance(row, BadRow) else (row.texts, row.location) for row in rows]
 
 
 def csv_rows(directory):
@@ -87,7 +87,7 @@ def jsonl_rows(directory):
 
 
 def conll(directory):
-    from tasks.data.readers.tagged import read_tagged, scheme_of
+    from tasks.data.readers.tagged import read_tagged
 
     words = [
         [f"{word}\t{'B-X' if word == 'bill' else 'O'}" for word in text.split()]
@@ -100,7 +100,6 @@ def conll(directory):
     def read(path):
         items = list(read_tagged(path))
         list(read_tagged(path, labelled=False))
-        scheme_of(path)
         return items
 
     return path, read

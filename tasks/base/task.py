@@ -1,6 +1,6 @@
 """The base classes of all task types: `Task`, and its `Reader` and `Postprocessor`.
 
-A task type is a module and an entry in tasks/base/registry.py. The module defines a `Task`, whose
+A task type is a module and an entry in tasks/base/task_types.py. The module defines a `Task`, whose
 fields are saved, and what acts on it: a `Reader` from rows to examples, a `Postprocessor` from
 outputs to predictions and metrics, and a `TaskModel`. The `Preprocessor` from strings to token ids
 is the same layer for all task types; it calls `Task.encode`.
@@ -14,15 +14,23 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from bert_tf.errors import UserError
+from tasks.base.task_types import row_reader
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import columns_of
-from tasks.data.readers.rows import BadRow, RowError, raise_bad_rows
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    FileRows,
+    RowError,
+    Source,
+    raise_bad_rows,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
     from bert_tf.text.tokenizer import Tokens
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.base.plots import Plot
-    from tasks.data.examples import Arrays, EncodedExamples, Example, Tensors
+    from tasks.data.examples import Arrays, EncodedExamples, Tensors
     from tasks.data.windows import Windows
 
 TaskT = TypeVar("TaskT", bound="Task")
@@ -122,11 +130,11 @@ class Task(abc.ABC):
         return ()
 
     @classmethod
-    def from_data(cls, path: str, *, max_seq_length: int, **options: Any) -> Self:
+    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file.
 
         Args:
-            path: Training file.
+            data: Training file, or its rows.
             max_seq_length: Maximum tokens per window, with special tokens.
             **options: Other fields of the task, as given by flags.
 
@@ -263,8 +271,8 @@ def _fits(value, hint):
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-class Reader(abc.ABC, Generic[TaskT]):
-    """Base class of the readers of the task types.
+class Reader(Generic[TaskT]):
+    """Base class of the readers of the task types: from rows to examples.
 
     Args:
         task: The task, which names columns and labels.
@@ -273,15 +281,46 @@ class Reader(abc.ABC, Generic[TaskT]):
     def __init__(self, task: TaskT) -> None:
         self.task = task
 
-    @abc.abstractmethod
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield an `Example` or a `BadRow` per row of a file, without reading all of it first."""
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
+        """Return the rows of a file, with labels as they are written.
 
-    def load_examples(self, path: str, labelled: bool = True) -> Examples:
+        Args:
+            data: A file in a format of the task, which is not read at once; or its rows.
+            labelled: Whether the rows have labels.
+        """
+        if isinstance(data, FileRows):
+            return data
+        return row_reader(self.task.kind)(self.task.to_dict(), data, labelled)
+
+    def label_of(self, label: Any) -> Any:
+        """Convert a label of a file to the representation of the task.
+
+        Args:
+            label: The label of a row of `iter_rows`.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        return label
+
+    def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield what `iter_rows` returns, with labels in the representation of the task."""
+        for row in self.iter_rows(data, labelled):
+            if not labelled or isinstance(row, BadRow):
+                yield row
+                continue
+            try:
+                label = self.label_of(row.label)
+            except ValueError as error:
+                yield BadRow(row.location, str(error))
+            else:
+                yield Example(row.texts, label, row.location, row.id)
+
+    def load_examples(self, data: Source | FileRows, labelled: bool = True) -> Examples:
         """Read a complete file into memory.
 
         Args:
-            path: A file in a format of the task.
+            data: A file in a format of the task, or its rows.
             labelled: Whether the rows have labels.
 
         Returns:
@@ -290,13 +329,13 @@ class Reader(abc.ABC, Generic[TaskT]):
         Raises:
             UserError: At the first bad row that is not known, or if no row is left.
         """
-        everything = list(self.iter_examples(path, labelled))
+        everything = list(self.iter_examples(data, labelled))
         # Known bad rows are kept apart to be reported; any other bad row raises here.
         rows = list(raise_bad_rows(everything))
         skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
         if not rows:
             raise UserError(
-                f"{path}: expected at least one good row. First bad row: {skipped_rows[0]}"
+                f"{data}: expected at least one good row. First bad row: {skipped_rows[0]}"
             )
         texts = {name: [row.texts[name] for row in rows] for name in self.task.input_names}
         return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)

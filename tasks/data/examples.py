@@ -23,23 +23,6 @@ EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strin
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
-    """One row of a file.
-
-    Attributes:
-        texts: String by input name; a list of strings for the choices of a question.
-        label: Label in the representation of the task; None for unlabelled rows.
-        location: Position for messages, such as "train.csv:17".
-        id: Name of the row, if the file has a column of names.
-    """
-
-    texts: dict[str, str | list[str]]
-    label: object
-    location: str
-    id: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Examples:
     """All rows of a file, by column.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tf.storage import files
 from bert_tf.system.command import import_tensorflow
-from tasks.base.registry import row_reader
+from tasks.base.task_types import row_reader
 from tasks.data.readers.tables import read_rows
 from tasks.prediction.output_shards import Loaded, OutputJob
 
