@@ -42,13 +42,13 @@ def read(options, path):
         label = options.get("label_column", "label")
         text = options.get("text_column", "text")
         return [
-            {"text": row.values[text], "label": row.values[label]}
+            {"text": row.texts[text], "label": row.texts[label]}
             for row in raise_bad_rows(read_rows(path, (text, label)))
         ]
     if options["task"] == "conll":
-        return [{"words": row.words, "tags": row.tags} for row in raise_bad_rows(read_tagged(path))]
+        return [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
     return [
-        {"id": row.id, "question": row.question, "context": row.context, "answers": row.answers}
+        {"id": row.id, **row.texts, "answers": row.label}
         for row in raise_bad_rows(read_questions(path))
     ]
 

@@ -33,7 +33,6 @@ from export.checks import isolated_runner
 from export.checks.parity import TOLERANCES
 from export.graph.saved_model import write_saved_model
 from tasks.data.examples import Examples
-from tasks.data.readers.tagged import TaggedText
 from tasks.model.fitting import encode
 from tasks.model.loading import load_model
 from tasks.prediction.prediction_files import in_batches, jsonable
@@ -128,12 +127,9 @@ def logits_of_labels(encoded, rows):
 def tags_of_entities(encoded, rows):
     """Return the tag of each token, `(W, L)`, with the served entities as labels."""
     texts = encoded.examples.texts
-    items = [
-        TaggedText(text, list(entities_of(row)), "served")
-        for text, row in zip(texts["text"], rows, strict=True)
-    ]
-    labels, _ = encoded.task.targets(Examples(texts, items), encoded.windows)
-    return {"tag": labels["tag"].to_tensor()}
+    labels = [list(entities_of(row)) for row in rows]
+    targets, _ = encoded.task.targets(Examples(texts, labels), encoded.windows)
+    return {"tag": targets["tag"].to_tensor()}
 
 
 def probabilities_of_labels(row):

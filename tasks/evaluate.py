@@ -7,6 +7,8 @@ import dataclasses
 
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
+from tasks.base.task_types import read_file
+from tasks.data.readers.rows import check_good
 from tasks.prediction import input_checks
 
 
@@ -27,7 +29,10 @@ class EvaluateSettings:
         """Check the run and the data file without TensorFlow; raises UserError."""
         if run := input_checks.check_run(self.run, self.checkpoint):
             if run.task is not None:
-                input_checks.check_rows(run.task, self.data, labelled=True)
+                rows = read_file(run.task, self.data)
+                check_good(rows)
+                # The dataclass is frozen, and `main` evaluates what was read for the check.
+                object.__setattr__(self, "_rows", rows)
 
 
 def main(settings: EvaluateSettings) -> None:
@@ -42,7 +47,7 @@ def main(settings: EvaluateSettings) -> None:
     command.log(f"{model.source.path}: evaluating on {settings.data}")
     if model.source.untuned:
         command.log(f"warning: {model.source.untuned}")
-    examples = model.task.reader.load_examples(settings.data)
+    examples = model.task.reader.load_examples(vars(settings).pop("_rows", settings.data))
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
     encoded = encode(model, examples)

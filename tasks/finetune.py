@@ -24,7 +24,7 @@ def main(settings: SweepSettings) -> None:
     elif settings.is_sweep:
         sweep(settings, command.log)
     else:
-        finetune(settings.runs()[""], command.log)
+        finetune(settings.runs()[""], command.log, read_data=settings.read_data)
 
 
 if __name__ == "__main__":

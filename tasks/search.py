@@ -72,7 +72,7 @@ def main(settings: SearchSettings) -> None:
 
     column = settings.text_column
     rows = raise_bad_rows(read_rows(settings.input, (column,), settings.unescape_html))
-    texts, vectors = [row.values[column] for row in rows], open_vectors(settings.vectors)
+    texts, vectors = [row.texts[column] for row in rows], open_vectors(settings.vectors)
     if len(texts) != len(vectors):
         raise UserError(
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "

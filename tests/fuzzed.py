@@ -24,7 +24,7 @@ def _rows(path):
     from tasks.data.readers.tables import read_rows
 
     rows = list(read_rows(path, ("text", "label"), unescape_html=False))
-    return [None if isinstance(row, BadRow) else (row.values, row.location) for row in rows]
+    return [None if isinstance(row, BadRow) else (row.texts, row.location) for row in rows]
 
 
 def csv_rows(directory):

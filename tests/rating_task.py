@@ -7,17 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.text_task import LabelledTextReader, LabelledTextTask
+from tasks.base.task import OutputSpec, Postprocessor, Reader
+from tasks.base.text_task import LabelledTextTask
 from tasks.graph.heads import SequenceClassifier
 from tasks.model.task_model import TaskModel
 
 
-class RatingReader(LabelledTextReader["RatingTask"]):
-    def label_of(self, value):
-        if value not in tuple("12345"):
-            raise ValueError(f"label {value!r}: expected 1 to 5")
-        return int(value)
+class RatingReader(Reader["RatingTask"]):
+    def label_of(self, label):
+        if label not in tuple("12345"):
+            raise ValueError(f"label {label!r}: expected 1 to 5")
+        return int(label)
 
     def encode_label(self, value, texts):
         return self.label_of(str(value))
@@ -52,7 +52,7 @@ class RatingTask(LabelledTextTask):
     losses = {"score": squared_error}
 
     @classmethod
-    def from_data(cls, path, **options):
+    def from_data(cls, data, **options):
         return cls(**options)
 
     def targets(self, examples, windows):

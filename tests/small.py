@@ -113,6 +113,19 @@ def trained(path, pretrained, task, model):
     return load_model(model_class(task)(*parts, network=model, record=record).save_run(path).path)
 
 
+def in_order(encoded, batch_size):
+    """Return the batches (inputs, labels, weights) of encoded examples in their order."""
+    return encoded.fit_batches(
+        batch_size,
+        num_epochs=1,
+        steps_per_epoch=-(-len(encoded) // batch_size),
+        seed=0,
+        shuffle=False,
+        first_step=tf.Variable(0, dtype=tf.int64),
+        multiple_of=1,
+    )
+
+
 def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed=0, weights=None):
     """Return a repeating dataset of random (inputs, labels, weights) of `replica_rows` rows."""
     rng = np.random.default_rng(seed)

@@ -110,15 +110,19 @@ def atomic_write_bytes(path: str | os.PathLike, content: bytes) -> None:
         stream.write(content)
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike, stream: Stream | None = None) -> str:
     """Return the content of a UTF-8 text file without a byte order mark, with LF as line end.
+
+    Args:
+        path: Local or remote path.
+        stream: The bytes of the file; by default it is opened.
 
     Raises:
         UnicodeDecodeError: If it is not UTF-8. Positions do not count a byte order mark.
         UserError: If a gzip file is damaged.
     """
-    with TextFile(path) as stream:
-        return stream.readall().decode("utf-8").replace("\r\n", "\n")
+    with TextFile(path, stream=stream) as text:
+        return text.readall().decode("utf-8").replace("\r\n", "\n")
 
 
 class TextFile(io.RawIOBase):
@@ -130,6 +134,7 @@ class TextFile(io.RawIOBase):
     Args:
         path: Local or remote path.
         keep_cr: Leave CR in place, for a reader that knows where it ends a line.
+        stream: The bytes of the file; by default it is opened.
 
     Attributes:
         path: The path.
@@ -137,9 +142,11 @@ class TextFile(io.RawIOBase):
 
     HEAD_BYTES = 1 << 18
 
-    def __init__(self, path: str | os.PathLike, keep_cr: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike, keep_cr: bool = False, stream: Stream | None = None
+    ) -> None:
         self.path, self._keeps_cr = str(path), keep_cr
-        self._packed = open_file(path)
+        self._packed = stream or open_file(path)
         self._is_gzip = self.path.endswith(".gz")
         self._stream = gzip.GzipFile(fileobj=self._packed) if self._is_gzip else self._packed
         self._head: bytes | None = None

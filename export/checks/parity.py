@@ -25,7 +25,7 @@ from bert_tf.errors import UserError
 from export.checks import isolated_runner
 from export.checks.parity_cases import Request, requests
 from export.package import warmup
-from tasks.base.postprocessor import OutputSpec
+from tasks.base.task import OutputSpec
 from tasks.prediction.prediction_files import jsonable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from export.clients.signatures import Signature
 from export.package import documents
-from tasks.base.postprocessor import SignatureSpec
+from tasks.base.task import SignatureSpec
 
 SHOWN = 4  # Number of entries shown of a list that is longer than twice that.
 DIGITS = 4  # Significant digits of numbers.

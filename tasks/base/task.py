@@ -1,6 +1,6 @@
-"""The base class of all task types.
+"""The base classes of all task types: `Task`, and its `Reader` and `Postprocessor`.
 
-A task type is a module and an entry in tasks/base/registry.py. The module defines a `Task`, whose
+A task type is a module and an entry in tasks/base/task_types.py. The module defines a `Task`, whose
 fields are saved, and what acts on it: a `Reader` from rows to examples, a `Postprocessor` from
 outputs to predictions and metrics, and a `TaskModel`. The `Preprocessor` from strings to token ids
 is the same layer for all task types; it calls `Task.encode`.
@@ -14,14 +14,23 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from bert_tf.errors import UserError
-from tasks.base.postprocessor import Postprocessor
-from tasks.base.reader import Reader
+from tasks.base.task_types import row_reader
+from tasks.data.examples import Examples
+from tasks.data.readers.memory import columns_of
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    FileRows,
+    RowError,
+    Source,
+    raise_bad_rows,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -30,8 +39,11 @@ if TYPE_CHECKING:
     from bert_tf.config import BertConfig
     from bert_tf.text.tokenizer import Tokens
     from bert_tf.text.vocabulary import Vocabulary
-    from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+    from tasks.base.plots import Plot
+    from tasks.data.examples import Arrays, EncodedExamples, Tensors
     from tasks.data.windows import Windows
+
+TaskT = TypeVar("TaskT", bound="Task")
 
 
 def described(description: str, default: Any = dataclasses.MISSING) -> Any:
@@ -118,11 +130,11 @@ class Task(abc.ABC):
         return ()
 
     @classmethod
-    def from_data(cls, path: str, *, max_seq_length: int, **options: Any) -> Self:
+    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file.
 
         Args:
-            path: Training file.
+            data: Training file, or its rows.
             max_seq_length: Maximum tokens per window, with special tokens.
             **options: Other fields of the task, as given by flags.
 
@@ -257,3 +269,268 @@ def _fits(value, hint):
         return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
     # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
     return type(value) is hint or (hint is float and type(value) is int)
+
+
+class Reader(Generic[TaskT]):
+    """Base class of the readers of the task types: from rows to examples.
+
+    Args:
+        task: The task, which names columns and labels.
+    """
+
+    def __init__(self, task: TaskT) -> None:
+        self.task = task
+
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
+        """Return the rows of a file, with labels as they are written.
+
+        Args:
+            data: A file in a format of the task, which is not read at once; or its rows.
+            labelled: Whether the rows have labels.
+        """
+        if isinstance(data, FileRows):
+            return data
+        return row_reader(self.task.kind)(self.task.to_dict(), data, labelled)
+
+    def label_of(self, label: Any) -> Any:
+        """Convert a label of a file to the representation of the task.
+
+        Args:
+            label: The label of a row of `iter_rows`.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        return label
+
+    def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield what `iter_rows` returns, with labels in the representation of the task."""
+        for row in self.iter_rows(data, labelled):
+            if not labelled or isinstance(row, BadRow):
+                yield row
+                continue
+            try:
+                label = self.label_of(row.label)
+            except ValueError as error:
+                yield BadRow(row.location, str(error))
+            else:
+                yield Example(row.texts, label, row.location, row.id)
+
+    def load_examples(self, data: Source | FileRows, labelled: bool = True) -> Examples:
+        """Read a complete file into memory.
+
+        Args:
+            data: A file in a format of the task, or its rows.
+            labelled: Whether the rows have labels.
+
+        Returns:
+            The good rows; known bad rows of a published dataset are in `skipped_rows`.
+
+        Raises:
+            UserError: At the first bad row that is not known, or if no row is left.
+        """
+        everything = list(self.iter_examples(data, labelled))
+        # Known bad rows are kept apart to be reported; any other bad row raises here.
+        rows = list(raise_bad_rows(everything))
+        skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
+        if not rows:
+            raise UserError(
+                f"{data}: expected at least one good row. First bad row: {skipped_rows[0]}"
+            )
+        texts = {name: [row.texts[name] for row in rows] for name in self.task.input_names}
+        return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return rows given as Python objects as texts by input name; raises UserError."""
+        names = self.task.input_names
+        lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
+        return columns_of(x, names, lists)
+
+    def row_of(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the inputs of one row, given as strings in their order, by name.
+
+        An input that is a list, such as the choices of a prompt, takes all strings from its own on.
+
+        Raises:
+            UserError: If there are too few or too many strings.
+        """
+        names = self.task.input_names
+        *single, last = names
+        has_list = self.task.INPUT_RANKS.get(last) == 2
+        if len(texts) < len(names) or (len(texts) > len(names) and not has_list):
+            expected = f"{', '.join(names)}{', ...' if has_list else ''}"
+            raise UserError(f"expected one text each for {expected}, received {len(texts)}")
+        values = [*texts[: len(single)], list(texts[len(single) :]) if has_list else texts[-1]]
+        return dict(zip(names, values, strict=True))
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Convert a label given as a Python object to the representation of the task.
+
+        Args:
+            value: The label.
+            texts: The texts of its row by input name.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        raise ValueError(f"{self.task.kind} has no labels")
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows, which have one meaning; see `encode_label`.
+
+        Args:
+            values: N labels.
+            texts: N texts by input name.
+            what: Name of a label for messages; "{}" is the number of its row.
+            is_batch: Whether other batches have further labels of the same kind.
+
+        Raises:
+            UserError: If a label does not fit the task, or could be read in two ways.
+        """
+        labels = []
+        for row, value in enumerate(values):
+            try:
+                text = {name: column[row] for name, column in texts.items()}
+                labels.append(self.encode_label(value, text))
+            except (ValueError, TypeError, RowError) as error:
+                raise UserError(f"{what.format(row)}: {error}") from None
+        return labels
+
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether the label of a row is a list."""
+        return False
+
+    def decode_label(self, label: Any) -> Any:
+        """Convert a label to the Python object that `encode_label` accepts."""
+        return label
+
+    def default_labels(self, count: int) -> list:
+        """Return labels for rows without any; raises UserError if the task requires labels."""
+        raise UserError("y: expected one label per row, received none")
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSpec:
+    """Description of a served output, and its comparison between two precisions.
+
+    Attributes:
+        description: What it is, for people.
+        compared: In a lower precision, near ties may change the order of candidates: the part of a
+            row that still has to be equal: "all", the "first" entry, or "none".
+        in_near_ties: Whether it still has to be equal where the prediction is a near tie.
+        is_log_odds: Whether it is an unbounded difference of logits. Where it is large, a
+            difference hardly changes the probability, so a lower precision is compared by that.
+        is_vector: Whether its tolerance is relative, for values of any size.
+    """
+
+    description: str
+    compared: Literal["all", "first", "none"] = "all"
+    in_near_ties: bool = False
+    is_log_odds: bool = False
+    is_vector: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SignatureSpec:
+    """Description of a served signature.
+
+    Attributes:
+        description: What it returns, for people.
+        inputs: Description by the name of the input.
+        outputs: Specification by the name of the output, in reading order.
+        has_margin: Whether its predictions have near ties, which `Pipeline.margin` measures.
+        splits_texts: Whether it splits long texts into windows.
+    """
+
+    description: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, OutputSpec]
+    has_margin: bool = False
+    splits_texts: bool = False
+
+
+class Postprocessor(abc.ABC, Generic[TaskT]):
+    """Base class of the postprocessors of the task types.
+
+    Args:
+        task: The task, with labels and tuned values.
+    """
+
+    description: ClassVar[str]  # What the task predicts, for people.
+    # Of all outputs that `predictions` may return, in reading order.
+    outputs: ClassVar[Mapping[str, OutputSpec]]
+
+    def __init__(self, task: TaskT) -> None:
+        self.task = task
+
+    @abc.abstractmethod
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return what is served, `(N, ...)` by name, in the graph."""
+
+    @abc.abstractmethod
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability by which each prediction leads the second best one, `(N,)`."""
+
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
+        return row
+
+    # Evaluation, of tasks with labels.
+
+    @property
+    def best_metric(self) -> str:
+        """Name of the metric that selects the best checkpoint."""
+        raise NotImplementedError
+
+    def metric_inputs(self, outputs: Arrays) -> Arrays:
+        """Reduce the outputs of a batch to the arrays that `metrics` needs.
+
+        They are kept for all batches of an evaluation, so they should be small.
+        """
+        return outputs
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the metrics of all examples of a dataset, by name."""
+        raise NotImplementedError
+
+    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
+        """Return tables that an evaluation reports in addition to metrics, as lists by name."""
+        return {}
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return the plots of an evaluation, by file name without suffix."""
+        return {}
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a one-line warning about how to read these metrics, or `None`."""
+        return None
+
+    # Tuning.
+
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Check the labels of the first dev file before anything is tokenized.
+
+        Returns:
+            One warning per tunable field that these labels cannot tune well.
+
+        Raises:
+            UserError: If they cannot tune a field at all.
+        """
+        return []
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> TaskT:
+        """Return the task with its tunable fields fitted to dev data."""
+        return self.task
+
+    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
+        """Return one warning per tunable field that this dev data cannot tune."""
+        return []

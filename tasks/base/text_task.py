@@ -1,21 +1,17 @@
-"""Base classes of the tasks on a text or pair, and of their readers."""
+"""Base classes of the tasks on a text or pair."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
-from tasks.base.reader import Reader
 from tasks.base.task import Task, described
-from tasks.data.examples import Example
-from tasks.data.readers.glue import GLUE, read_glue
-from tasks.data.readers.rows import BadRow
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.glue import GLUE
+from tasks.data.readers.tables import text_names
 from tasks.data.windows import one_window_each
 
 if TYPE_CHECKING:
@@ -24,29 +20,9 @@ if TYPE_CHECKING:
     from bert_tf.text.tokenizer import Tokens
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.data.examples import Tensors
-    from tasks.data.readers.tables import Row
     from tasks.data.windows import Windows
 
 TRUNCATIONS = ("head", "tail", "head_tail")
-
-
-TextTaskT = TypeVar("TextTaskT", bound="TextTask")
-LabelledTaskT = TypeVar("LabelledTaskT", bound="LabelledTextTask")
-
-
-class TextReader(Reader[TextTaskT]):
-    """Base class of the readers of rows with a text or pair of texts."""
-
-    def example(self, row: Row, label: object) -> Example:
-        """Return the example of a row."""
-        texts = [row.values[column] for column in self.task.file_columns]
-        index = row.values.get("index")
-        return Example(
-            dict(zip(self.task.input_names, texts, strict=True)),
-            label,
-            row.location,
-            index if isinstance(index, str) else None,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,12 +61,8 @@ class TextTask(Task):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the texts in a served request."""
-        return ("text",) if len(self.file_columns) == 1 else ("text_a", "text_b")
-
-    @property
-    def file_columns(self) -> tuple[str, ...]:
-        """Columns of the texts in files."""
-        return GLUE[self.file_format].keys if self.file_format in GLUE else self.text_columns
+        of_glue = GLUE.get(self.file_format)
+        return text_names(len(of_glue.columns if of_glue else self.text_columns))
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -101,43 +73,6 @@ class TextTask(Task):
         # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
         segments = [tokenize_ends(tokenize, texts[name], budget, self.truncation) for name in names]
         return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
-
-
-class LabelledTextReader(TextReader[LabelledTaskT]):
-    """Base class of the readers of rows with a label or value."""
-
-    @property
-    def list_columns(self) -> tuple[str, ...]:
-        """Columns that may contain lists in .jsonl."""
-        return ()
-
-    @abc.abstractmethod
-    def label_of(self, value: Any) -> object:
-        """Convert a string of the label column, or a list of strings in `list_columns`.
-
-        Raises:
-            ValueError: If it is no label, with what was expected.
-        """
-
-    def rows(self, path: str, labelled: bool) -> Iterable[Row | BadRow]:
-        """Return the rows of a file, labels as they are written."""
-        if self.task.file_format in GLUE:
-            return read_glue(self.task.file_format, path, labelled)
-        columns = (*self.task.text_columns, *([self.task.label_column] if labelled else []))
-        return read_rows(path, columns, self.task.unescape_html, self.list_columns)
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the rows of a file."""
-        for row in self.rows(path, labelled):
-            if isinstance(row, BadRow):
-                yield row
-                continue
-            try:
-                label = self.label_of(row.values[self.task.label_column]) if labelled else None
-            except ValueError as error:
-                yield BadRow(row.location, str(error))
-            else:
-                yield self.example(row, label)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

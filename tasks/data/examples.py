@@ -1,7 +1,9 @@
 """Examples of a file: as strings, as packed token ids, and as batches of a `tf.data.Dataset`.
 
-Shape suffixes: N examples, C choices, W windows, S samples (tasks/data/batches.py), B samples of a
-replica's batch.
+A sample is the unit of a batch, as in Keras: one window, or one example with all its choices.
+
+Shape suffixes: N examples, C choices, W windows, S samples, B samples of a replica's batch, b those
+of it that are no padding, (L) tokens of a window (ragged).
 """
 
 import dataclasses
@@ -11,32 +13,19 @@ from typing import Any, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.model.layout import to_dense_like
 from bert_tf.text.encoder_inputs import PackedShape, to_packed
+from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
-from tasks.data.batches import BatchBuilder, Inputs, Layout, WindowInputs
 from tasks.data.windows import Windows, concat
 
 Tensors = Mapping[str, tf.Tensor]  # By the name of an input or output.
 Arrays = Mapping[str, np.ndarray]
+Layout = Callable[..., dict[str, tf.Tensor]]  # to_flat, to_padded or to_packed.
+# Maps indices of samples, int32 `(b,)`, to the model's inputs.
+Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
 EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strings' tensors.
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One row of a file.
-
-    Attributes:
-        texts: String by input name; a list of strings for the choices of a question.
-        label: Label in the representation of the task; None for unlabelled rows.
-        location: Position for messages, such as "train.csv:17".
-        id: Name of the row, if the file has a column of names.
-    """
-
-    texts: dict[str, str | list[str]]
-    label: object
-    location: str
-    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +82,7 @@ def as_tensor(texts: Sequence[str | Sequence[str]], rank: int | None = None) -> 
 
 
 class TargetSource(Protocol):
-    """The part of a `Task` that encoded examples use."""
+    """The part of a `Task` that encoded examples use. `Task` itself knows these classes."""
 
     @property
     def max_seq_length(self) -> int:
@@ -111,21 +100,10 @@ class TargetSource(Protocol):
         """Return the sampling weight per sample, or `None` to draw each once per epoch."""
 
 
-class WindowEncoder(Protocol):
-    """The part of a `Pipeline` that encoded examples use."""
-
-    vocabulary: Vocabulary
-
-    @property
-    def task(self) -> TargetSource:
-        """The task of the pipeline."""
-
-    def encode(self, **texts: tf.Tensor) -> Windows:
-        """Tokenize strings `(B,)` per input name into windows."""
-
-
 class EncodedExamples:
     """Examples as packed token ids, stored ragged: memory grows with tokens, not with padding.
+
+    Batches are built in the graph of a `tf.data.Dataset`, from rows of sample indices.
 
     Attributes:
         labels: The task's targets, S elements by output name.
@@ -164,13 +142,16 @@ class EncodedExamples:
 
     @classmethod
     def encode(
-        cls,
-        examples: Examples,
-        pipeline: WindowEncoder,
-        layout: Layout,
-        static_shape: bool = False,
+        cls, examples: Examples, pipeline: Any, layout: Layout, static_shape: bool = False
     ) -> Self:
-        """Tokenize examples with the pipeline that is also exported for serving."""
+        """Tokenize examples.
+
+        Args:
+            examples: Texts and labels.
+            pipeline: The `Pipeline` of the task, which is also exported for serving.
+            layout: As of the constructor.
+            static_shape: As of the constructor.
+        """
         parts = [pipeline.encode(**texts) for texts in examples.slices()]
         size = EXAMPLES_PER_BATCH
         counts = [min(size, len(examples) - first) for first in range(0, len(examples), size)]
@@ -203,19 +184,10 @@ class EncodedExamples:
             first_step: Steps to skip, when resuming.
             num_replicas: Consecutive elements of the dataset per step.
         """
-        sampling_weights_S = self.task.sampling_weights(self.examples, self.windows)
         # Drawn for all epochs at once, so that resuming at a step is a slice.
-        order = [
-            _batched(
-                _order(np.random.default_rng([seed, epoch]), len(self), sampling_weights_S),
-                global_batch_size,
-            )
-            for epoch in range(num_epochs)
-        ]
-        return _dataset(
-            np.concatenate(order)[first_step:].reshape(-1, global_batch_size // num_replicas),
-            self._with_targets(self._weights_of_samples(), global_batch_size // num_replicas),
-        )
+        numbers = self._epochs(num_epochs, global_batch_size, seed)[first_step:]
+        size = global_batch_size // num_replicas
+        return self._labelled_batches(_rows(numbers.reshape(-1, size)), size)
 
     def fit_batches(
         self,
@@ -241,42 +213,13 @@ class EncodedExamples:
             multiple_of: Number of replicas; batches are filled up with samples of weight 0.
         """
         num_steps = num_epochs * steps_per_epoch
-        sampling_weights_S = self.task.sampling_weights(self.examples, self.windows)
         passes = -(-num_steps // -(-len(self) // batch_size))
-        orders = (
-            _order(np.random.default_rng([seed, number]), len(self), sampling_weights_S)
-            if shuffle
-            else np.arange(len(self))
-            for number in range(passes)
-        )
-        numbers = np.concatenate([_batched(order, batch_size) for order in orders])[:num_steps]
-        numbers, last = tf.constant(numbers, tf.int32), num_steps - 1
+        numbers = tf.constant(self._epochs(passes, batch_size, seed, shuffle)[:num_steps], tf.int32)
         # Prefetching may ask for steps after the last one.
         rows = tf.data.Dataset.range(num_steps).map(
-            lambda step: numbers[tf.minimum(step + first_step, last)]
+            lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
         )
-        return _mapped(
-            rows, self._with_targets(self._weights_of_samples(), batch_size, multiple_of)
-        )
-
-    def _weights_of_samples(self):
-        """Return the loss weight per sample, of task and rows, or `None` if all are 1."""
-        weights_S = self.task.sample_weights(self.examples, self.windows)
-        if not self.examples.weights:
-            return weights_S
-        of_rows = np.array(self.examples.weights)[self.example_of_sample()]
-        return of_rows if weights_S is None else of_rows * weights_S
-
-    def example_of_sample(self) -> np.ndarray:
-        """Return the index of each sample's example, `(S,)`."""
-        if self.windows.choice_W is not None:
-            return np.arange(len(self))
-        return np.asarray(self.windows.example_W)
-
-    def validation_batches(self, global_batch_size: int) -> tf.data.Dataset:
-        """Return batches (inputs, labels, weights) in file order, for `validation_data` of fit."""
-        numbers = _batched(np.arange(len(self)), global_batch_size)
-        return _dataset(numbers, self._with_targets(None, global_batch_size))
+        return self._labelled_batches(rows, batch_size, multiple_of)
 
     def evaluation_batches(
         self, order: np.ndarray, replica_batch_size: int, num_replicas: int = 1
@@ -291,9 +234,15 @@ class EncodedExamples:
         Returns:
             Dataset whose is_sample, int32 `(B,)`, is 0 for padding samples.
         """
-        numbers = _batched(order, replica_batch_size * num_replicas)
-        builder = BatchBuilder(self._inputs(replica_batch_size), self.static_shape)
-        return _dataset(numbers.reshape(-1, replica_batch_size), builder.evaluation_batch)
+        inputs_of = self._inputs(replica_batch_size)
+
+        def batch_of(numbers_B):
+            numbers_b, is_sample_b = self._samples(numbers_B)
+            # An integer, since booleans cannot be gathered from replicas.
+            return inputs_of(numbers_b), tf.cast(is_sample_b, tf.int32)
+
+        numbers = _padded(order, replica_batch_size * num_replicas)
+        return _mapped(_rows(numbers.reshape(-1, replica_batch_size)), batch_of)
 
     def by_length(self) -> np.ndarray:
         """Return sample indices `(S,)`, longest first, so that batches contain little padding.
@@ -307,41 +256,136 @@ class EncodedExamples:
         longest_S = np.maximum.reduceat(np.append(lengths_W, 0), self.sample_splits[:-1])
         return np.argsort(-longest_S, kind="stable")
 
-    def _with_targets(self, weights_S, batch_size, multiple_of=1):
-        """Return the function from sample indices to a training batch."""
-        if weights_S is None:
-            weights_S = np.ones(len(self))
-        builder = BatchBuilder(
-            self._inputs(batch_size, multiple_of),
-            self.static_shape,
-            self.labels,
-            self.weights,
-            weights_S,
-            multiple_of,
-        )
-        return builder.training_batch
+    def example_of_sample(self) -> np.ndarray:
+        """Return the index of each sample's example, `(S,)`."""
+        if self.windows.choice_W is not None:
+            return np.arange(len(self))
+        return np.asarray(self.windows.example_W)
+
+    def _epochs(self, count, batch_size, seed, shuffle=True):
+        """Return the sample indices of some epochs, int `(batches, batch_size)`, -1 as padding."""
+        weights_S = self.task.sampling_weights(self.examples, self.windows)
+
+        def order(epoch):
+            if not shuffle:
+                return np.arange(len(self))
+            rng = np.random.default_rng([seed, epoch])
+            if weights_S is None:
+                return rng.permutation(len(self))
+            probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
+            return rng.choice(len(self), len(self), p=probabilities_S)
+
+        return np.concatenate([_padded(order(epoch), batch_size) for epoch in range(count)])
+
+    def _labelled_batches(self, rows, batch_size, multiple_of=1):
+        """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""
+        inputs_of = self._inputs(batch_size, multiple_of)
+        # On the device once for all batches.
+        labels, weights = _tensors(self.labels), _tensors(self.weights)
+        weights_S = self._weights_of_samples()
+        weights_S = np.ones(len(self)) if weights_S is None else weights_S
+        weights_S = tf.constant(weights_S, tf.float32)
+
+        def batch_of(numbers_B):
+            numbers_b, is_sample_b = self._samples(numbers_B, multiple_of)
+            inputs = inputs_of(numbers_b)
+            factor_b = tf.where(is_sample_b, tf.gather(weights_S, numbers_b), 0.0)
+            return (
+                inputs,
+                {name: _of_batch(values, numbers_b, inputs) for name, values in labels.items()},
+                {
+                    name: _scaled(_of_batch(values, numbers_b, inputs), factor_b)
+                    for name, values in weights.items()
+                },
+            )
+
+        return _mapped(rows, batch_of)
+
+    def _weights_of_samples(self):
+        """Return the loss weight per sample, of task and rows, or `None` if all are 1."""
+        weights_S = self.task.sample_weights(self.examples, self.windows)
+        if not self.examples.weights:
+            return weights_S
+        of_rows = np.array(self.examples.weights)[self.example_of_sample()]
+        return of_rows if weights_S is None else of_rows * weights_S
+
+    def _samples(self, numbers_B, multiple_of=1):
+        """Drop padding unless shapes are static; return indices and is_sample, bool `(b,)`.
+
+        Keras splits a batch by the number of replicas, of which the count is a multiple.
+        """
+        if self.static_shape:
+            count = numbers_B.shape[0]
+        else:
+            # Keep at least one sample, of weight 0, so that no replica's batch is empty.
+            count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
+            count = -(-count // multiple_of) * multiple_of
+        # Padding repeats sample 0; its weight is 0.
+        return tf.maximum(numbers_B[:count], 0), numbers_B[:count] >= 0
 
     def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
-        """Return the function from sample indices to inputs that Keras splits into parts."""
-        shape, splits = None, self.sample_splits
+        """Return the function from sample indices to inputs.
+
+        Args:
+            batch_size: Samples per batch.
+            num_parts: Number of replicas between which Keras splits the inputs by their first axis.
+        """
+        length = self.task.max_seq_length if self.static_shape else None
+        windows_of_samples = tf.RaggedTensor.from_row_splits(
+            tf.range(self.sample_splits[-1]), self.sample_splits, validate=False
+        )
+        choice_W = self.windows.choice_W
+        max_choices = None if choice_W is None else int(np.max(choice_W)) + 1
+        packed_shape = None
         if self.layout is to_packed:
             lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
-            num_sequences = batch_size * int(np.max(splits[1:] - splits[:-1]))
-            shape = PackedShape.of_lengths(lengths_W, num_sequences, self.task.max_seq_length)
-        return WindowInputs(
-            self.windows,
-            self.sample_splits,
-            self.vocabulary,
-            self.layout,
-            self.task.max_seq_length if self.static_shape else None,
-            num_parts,
-            shape,
-        )
+            num_sequences = batch_size * int(np.max(np.diff(self.sample_splits)))
+            packed_shape = PackedShape.of_lengths(
+                lengths_W, num_sequences, self.task.max_seq_length
+            )
+
+        def inputs_of(numbers_b):
+            count = tf.size(numbers_b) if length is None else numbers_b.shape[0]
+            numbers_bC = tf.gather(windows_of_samples, numbers_b)
+            if max_choices is None:
+                return in_layout(numbers_bC.flat_values, count)
+            grid_bC = self._choice_grid(numbers_bC, count, max_choices)
+            if num_parts == 1:
+                return {**in_layout(numbers_bC.flat_values, count), "windows": grid_bC}
+            # Samples have equally many windows, so that a part contains those of its samples. Row 0
+            # stands for missing choices.
+            rows = tf.gather(numbers_bC.flat_values, tf.reshape(tf.maximum(grid_bC, 0), [-1]))
+            row_in_part = tf.range(count * max_choices) % (count // num_parts * max_choices)
+            row_in_part_bC = tf.reshape(row_in_part, tf.shape(grid_bC))
+            windows = tf.where(grid_bC < 0, grid_bC, row_in_part_bC)
+            return {**in_layout(rows, count), "windows": windows}
+
+        def in_layout(numbers, count):
+            """Return windows in the layout of the encoder."""
+            packed = Packed(*(tf.gather(part, numbers) for part in self.windows.packed[:2]))
+            if length is None:
+                return self.layout(packed, self.vocabulary)
+            num_rows = count * (max_choices or 1)
+            if packed_shape is not None:
+                return to_packed(packed, self.vocabulary, packed_shape, num_rows)
+            inputs = self.layout(packed, self.vocabulary, length=length)
+            return {name: _with_rows(values, num_rows) for name, values in inputs.items()}
+
+        return inputs_of
+
+    def _choice_grid(self, numbers_bC, count, max_choices):
+        """Return the row of the batch per sample and choice, int32 `(b, C)`; -1 if there is none.
+
+        C is the largest number of choices of all samples.
+        """
+        choice = tf.gather(self.windows.choice_W, numbers_bC.flat_values)
+        chosen = Windows(self.windows.packed, numbers_bC.value_rowids(), choice_W=choice)
+        return chosen.choice_grid(count, max_choices)
 
 
-def _dataset(numbers, batch_of):
-    """Return a dataset of `batch_of`'s results for rows of sample indices, int `(batches, B)`."""
-    return _mapped(tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32)), batch_of)
+def _rows(numbers):
+    """Return a dataset of rows of sample indices, int `(batches, B)`."""
+    return tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
 
 
 def _mapped(rows, batch_of):
@@ -350,15 +394,31 @@ def _mapped(rows, batch_of):
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
-def _order(rng, count, sampling_weights_S):
-    """Return the sample indices of an epoch: a permutation, or a weighted random draw."""
-    if sampling_weights_S is None:
-        return rng.permutation(count)
-    return rng.choice(count, count, p=np.asarray(sampling_weights_S) / np.sum(sampling_weights_S))
-
-
-def _batched(numbers, size):
+def _padded(numbers, size):
     """Reshape indices to rows of `size`, the last padded with -1."""
     filled = np.full(-(-len(numbers) // size) * size, -1, np.int64)
     filled[: len(numbers)] = numbers
     return filled.reshape(-1, size)
+
+
+def _tensors(of_samples):
+    return {
+        name: values if isinstance(values, tf.RaggedTensor) else tf.constant(values)
+        for name, values in of_samples.items()
+    }
+
+
+def _of_batch(values, numbers_b, inputs):
+    """Gather labels or weights; those per token are ragged and follow the inputs' layout."""
+    values = to_dense_like(tf.gather(values, numbers_b), inputs)
+    return tf.ensure_shape(values, [numbers_b.shape[0], *values.shape[1:]])
+
+
+def _scaled(values, factor_b):
+    return values * tf.reshape(factor_b, [-1] + [1] * (values.shape.rank - 1))
+
+
+def _with_rows(values, count):
+    """Append rows without tokens to padded inputs, up to `count` rows."""
+    values = tf.pad(values, [[0, count - tf.shape(values)[0]], [0, 0]])
+    return tf.ensure_shape(values, [count, values.shape[1]])

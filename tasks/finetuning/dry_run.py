@@ -41,7 +41,7 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
     # The devices of the estimate need not exist here, so that the strategy is that of one device.
     strategy = make_strategy("none")
     of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
-    training = read(of_run, log, strategy)
+    training = read(of_run, settings.read_data(), log, strategy)
     model = create_model(of_run, training, training.open_run())
     train, *devs = training.encode(model)
     learned = (train, *training.encode_unlabelled(model))

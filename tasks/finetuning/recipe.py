@@ -17,7 +17,7 @@ from bert_tf.train.distribution import (
 )
 from bert_tf.weights.sources import read_pretrained
 from tasks.base.registry import task_class
-from tasks.finetuning.settings import FinetuneSettings
+from tasks.finetuning.settings import DataRows, FinetuneSettings
 from tasks.model.loading import model_class
 from tasks.model.task_model import TaskModel
 from tasks.training.distillation import Distillation
@@ -31,6 +31,7 @@ def finetune(
     settings: FinetuneSettings,
     log: Callable[[str], None] = lambda line: None,
     strategy: tf.distribute.Strategy | None = None,
+    read_data: Callable[[], DataRows] | None = None,
 ) -> Run:
     """Train, or resume training, in `settings.output_dir`.
 
@@ -38,6 +39,7 @@ def finetune(
         settings: Values of the flags.
         log: Callable that takes log lines.
         strategy: Replaces the strategy of `settings.strategy`.
+        read_data: `read_data` of the settings whose `check` has read the files already.
 
     Returns:
         The open run.
@@ -52,35 +54,38 @@ def finetune(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        training = read(settings, log, strategy)
+        # The examples have all that training needs: the rows are not kept.
+        training = read(settings, (read_data or settings.read_data)(), log, strategy)
         run = training.open_run()
         return training.train(create_model(settings, training, run), run)
 
 
 def read(
-    settings: FinetuneSettings, log: Callable[[str], None], strategy: tf.distribute.Strategy
+    settings: FinetuneSettings,
+    data: DataRows,
+    log: Callable[[str], None],
+    strategy: tf.distribute.Strategy,
 ) -> TrainingRun:
     """Read the data; the training file determines the labels, which dev files are checked for."""
-    digests = settings.data_hashes()
     kind, options = settings.task_options()
-    task = task_class(kind).from_data(settings.train, **options)
+    task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
     return TrainingRun(
         settings=settings,
         task=task,
         names=names,
-        examples=[task.reader.load_examples(path) for path in names],
-        digests=digests,
+        examples=[task.reader.load_examples(data.labelled[path]) for path in names],
+        digests=data.digests,
         rows=f"--train, --dev{', --unlabelled' * bool(settings.unlabelled)}: the files",
         recorded=settings.recorded(),
         output_dir=settings.output_dir,
         strategy=strategy,
         log=log,
-        distillation=_distillation(settings, task, strategy),
+        distillation=_distillation(settings, data, task, strategy),
     )
 
 
-def _distillation(settings, task, strategy):
+def _distillation(settings, data, task, strategy):
     """Return the teacher and the unlabelled rows, or `None` without a teacher."""
     if settings.teacher is None:
         return None
@@ -88,7 +93,10 @@ def _distillation(settings, task, strategy):
         read_teacher(settings.teacher, task.kind, strategy),
         settings.distill_temperature,
         settings.distill_alpha,
-        [task.reader.load_examples(path, labelled=False) for path in settings.unlabelled],
+        [
+            task.reader.load_examples(data.unlabelled[path], labelled=False)
+            for path in settings.unlabelled
+        ],
     )
 
 

@@ -4,16 +4,18 @@ The module is free of TensorFlow, so that wrong flags are reported at once.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
-from bert_tf.storage import files, paths
+from bert_tf.storage import paths
 from bert_tf.system.command import defaults, flag
 from bert_tf.weights import sources
-from tasks.base import registry
-from tasks.data.readers.rows import as_label
+from tasks.base import task_types
+from tasks.base.task_types import read_file
+from tasks.data.readers.rows import FileRows, as_label, check_good
 from tasks.prediction import input_checks
 from tasks.training.settings import TrainingSettings, flag_by_task, recorded
 from tasks.types.classification import class_imbalance
@@ -32,6 +34,23 @@ def task_defaults(kind: str) -> dict[str, Any]:
     }
 
 
+class DataRows(NamedTuple):
+    """The rows of the data files by path, read once.
+
+    Attributes:
+        labelled: Those of --train and --dev.
+        unlabelled: Those of --unlabelled.
+    """
+
+    labelled: Mapping[str, FileRows]
+    unlabelled: Mapping[str, FileRows]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of each file."""
+        return {path: rows.sha256 for of in self for path, rows in of.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
     """Files and task of tasks.finetune.
@@ -42,7 +61,7 @@ class DataSettings:
 
     task: str = flag(
         "task type, or name of a published dataset",
-        choices=(*registry.TASK_TYPES, *registry.DATASETS),
+        choices=(*task_types.TASK_TYPES, *task_types.DATASETS),
     )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
@@ -181,7 +200,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         # A flag that the task type does not use would be ignored silently.
         given, kind = self._given(), self._dataset.kind
         for name, field in given.items():
-            if kind not in field.metadata.get("tasks", registry.TASK_TYPES):
+            if kind not in field.metadata.get("tasks", task_types.TASK_TYPES):
                 raise UserError(f"--{name}: not supported by --task={self.task}")
         for name in ("text_column", "text_b_column", "label_column"):
             if name in given and "file_format" in self._dataset.options:
@@ -192,7 +211,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         for name in ("threshold_objective", "calibrate", "rare_label", "patience"):
             if name in given and not self.dev:
                 raise UserError(f"--{name}: requires --dev")
-        if registry.TASK_TYPES[kind].needs_dev and not self.dev:
+        if task_types.TASK_TYPES[kind].needs_dev and not self.dev:
             raise UserError(f"--task={self.task}: requires --dev, on which its threshold is tuned")
 
     def check(self) -> None:
@@ -201,15 +220,14 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         Raises:
             UserError: If a file, the weights or the output directory cannot be used.
         """
-        self.data_hashes()
-        kind, options = self.task_options()
-        for path in (self.train, *self.dev):
-            input_checks.check_rows({"kind": kind, **options}, path, labelled=True)
-        for path in self.unlabelled:
-            input_checks.check_rows({"kind": kind, **options}, path, labelled=False)
+        data = self.read_data()
+        for rows in (*data.labelled.values(), *data.unlabelled.values()):
+            check_good(rows)
         if self.teacher:
-            input_checks.check_teacher(self.teacher, kind)
+            input_checks.check_teacher(self.teacher, self._dataset.kind)
         self._check_output()
+        # The dataclass is frozen, and `read_data` returns what was read for the check.
+        object.__setattr__(self, "_data", data)
 
     def _check_output(self):
         if self.strategy == "multi_worker":
@@ -239,23 +257,32 @@ class FinetuneSettings(TrainingSettings, DataSettings):
             )
         super().check_fits(config, origin)
 
-    def data_hashes(self) -> dict[str, str]:
-        """Return {path: sha256} of the data files.
+    def read_data(self) -> DataRows:
+        """Return the rows of the data files.
+
+        They are those that `check` has read, which the settings keep no longer.
 
         Raises:
             UserError: If a dev file has the content of a file that is trained on.
         """
+        if data := vars(self).pop("_data", None):
+            return data
+        kind, options = self.task_options()
+        task = {"kind": kind, **options}
+        data = DataRows(
+            {path: read_file(task, path) for path in (self.train, *self.dev)},
+            {path: read_file(task, path, labelled=False) for path in self.unlabelled},
+        )
         trained = {"train": (self.train,), "unlabelled": self.unlabelled}
-        hashes = {path: files.sha256(path) for path in (self.train, *self.dev, *self.unlabelled)}
         for path in self.dev:
             for name, others in trained.items():
                 for other in others:
-                    if hashes[path] == hashes[other]:
+                    if data.digests[path] == data.digests[other]:
                         raise UserError(
                             f"--dev={path}: same content as --{name}={other}; expected rows that "
                             "training does not use"
                         )
-        return hashes
+        return data
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all but the output directory."""
@@ -264,7 +291,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
 
     @property
     def _dataset(self):
-        return registry.DATASETS.get(self.task, registry.Dataset(self.task, {}))
+        return task_types.DATASETS.get(self.task, task_types.Dataset(self.task, {}))
 
     def task_options(self) -> tuple[str, dict[str, Any]]:
         """Return the task type's name and the keyword arguments of its `from_data`.

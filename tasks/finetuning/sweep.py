@@ -89,7 +89,7 @@ def _sweep(settings, log, strategy):
         log_on_chief(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
         try:
             # Finished runs are found as such and not trained again.
-            run = finetune(of_run, log, strategy)
+            run = finetune(of_run, log, strategy, settings.read_data)
             metric = task_from_dict(run.task).postprocessor.best_metric
             results[name] = _result(run)
         except DivergenceError as error:

@@ -18,8 +18,7 @@ from bert_tf.system.progress import Progress
 from bert_tf.train.compilation import compile_with_weights
 from bert_tf.train.distribution import distribute, gather
 from tasks.base.task import Task
-from tasks.data.batches import Inputs
-from tasks.data.examples import EncodedExamples
+from tasks.data.examples import EncodedExamples, Inputs
 
 
 class Evaluator:

@@ -13,8 +13,7 @@ from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
-from tasks.base.postprocessor import OutputSpec, SignatureSpec
-from tasks.base.task import Task
+from tasks.base.task import OutputSpec, SignatureSpec, Task
 from tasks.data.windows import Windows
 from tasks.graph.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.graph.heads import on_grid

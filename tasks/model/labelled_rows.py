@@ -14,6 +14,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
 from tasks.base.registry import task_class
+from tasks.base.task_types import read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, without_axis
 from tasks.finetuning.settings import task_defaults
@@ -62,10 +63,10 @@ def read_examples(
         UserError: At the first bad row.
     """
     max_seq_length = task_defaults(task_type)["max_seq_length"]
-    task = task_class(task_type).from_data(
-        os.fspath(path), max_seq_length=max_seq_length, **options
-    )
-    examples = task.reader.load_examples(os.fspath(path), labelled)
+    options["max_seq_length"] = max_seq_length
+    data = read_file({"kind": task_type, **options}, path)
+    task = task_class(task_type).from_data(data, **options)
+    examples = task.reader.load_examples(data if labelled else os.fspath(path), labelled)
     y = [task.reader.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
 

@@ -13,8 +13,8 @@ from bert_tf.storage.files import atomic_bytes_writer, atomic_writer
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.tables import Row, read_rows
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
+from tasks.data.readers.tables import read_rows
 from tasks.prediction.prediction_files import in_batches, outputs_of_rows
 from tasks.types.embedding import LAYERS, EmbeddingTask, TextEmbedder
 
@@ -101,7 +101,7 @@ def extract(
 
 
 def row_outputs(
-    embedder: TextEmbedder, rows: Sequence[Row], columns: Sequence[str], per_token: bool
+    embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
 ) -> list[dict[str, Any]]:
     """Return the vector of each row, or its tokens and their vectors, as JSON types by name.
 
@@ -161,5 +161,5 @@ def _write_array(embedder, rows, columns, output_path, batch_size, log):
 
 def _texts(embedder, rows, columns):
     """Return the texts of rows by input name."""
-    texts = [[row.values[column] for row in rows] for column in columns]
+    texts = [[row.texts[column] for row in rows] for column in columns]
     return dict(zip(embedder.task.input_names, texts, strict=True))

@@ -10,8 +10,8 @@ from typing import Any
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
-from tasks.base.registry import row_reader
-from tasks.data.readers.rows import check_any_good, raise_bad_rows
+from tasks.base.task_types import row_reader
+from tasks.data.readers.rows import check_any_good, check_good
 from tasks.graph.published import TASK_OF_VERSION, published_task
 
 
@@ -34,8 +34,7 @@ def check_rows(
     if accepts_bad:
         check_any_good(rows)
         return
-    for _ in raise_bad_rows(rows):
-        pass
+    check_good(rows)
 
 
 def check_run(path: str, checkpoint: str | None = None) -> Run | None:

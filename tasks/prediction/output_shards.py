@@ -36,7 +36,7 @@ from bert_tf.storage.ownership import sole_writer
 from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.versions import versions
-from tasks.base.registry import row_reader
+from tasks.base.task_types import row_reader
 from tasks.data.readers.parquet import write_parquet
 from tasks.data.readers.rows import BadRow
 from tasks.data.readers.tables import read_rows

@@ -29,7 +29,7 @@ from tasks.data.windows import concat
 if TYPE_CHECKING:
     from bert_tf.runs.run import Run
     from tasks.base.task import Task
-    from tasks.data.batches import Layout
+    from tasks.data.examples import Layout
     from tasks.graph.pipeline import Pipeline
     from tasks.training.teacher import Teacher
 

@@ -11,7 +11,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.system.command import check_bounds, check_types, flag
 from bert_tf.train.settings import compile_flag, precision_flag
-from tasks.base import registry
+from tasks.base import task_types
 
 # Settings that runs without a teacher, such as those of earlier versions, do not record.
 DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
@@ -28,7 +28,7 @@ def format_number(number: float) -> str:
 def flag_by_task(help: str, default: float, defaults: Mapping[str, float], **metadata: Any) -> Any:
     """Return a flag whose default is `default`, or that of its task type in `defaults`."""
     others = "".join(f"; {kind} {format_number(value)}" for kind, value in defaults.items())
-    defaults = {**dict.fromkeys(registry.TASK_TYPES, default), **defaults}
+    defaults = {**dict.fromkeys(task_types.TASK_TYPES, default), **defaults}
     help = f"{help} (default {format_number(default)}{others})"
     return flag(help, None, defaults=defaults, others=default, **metadata)
 
@@ -138,7 +138,7 @@ class TrainingSettings:
         """
         if self.teacher is None:
             return
-        task_type = registry.TASK_TYPES.get(kind)
+        task_type = task_types.TASK_TYPES.get(kind)
         if task_type and not task_type.has_teacher:
             raise UserError(f"--teacher: not supported by task {kind}, which has no logits")
         default = _DEFAULTS["distill_temperature"]

@@ -28,7 +28,7 @@ from tasks.prediction.input_checks import check_teacher, is_saved_model
 
 if TYPE_CHECKING:
     from tasks.base.task import Task
-    from tasks.data.batches import Layout
+    from tasks.data.examples import Layout
     from tasks.model.task_model import TaskModel
 
 # Served probabilities are float32: nearer to 0 or 1 than this, their logit is not known.

@@ -4,7 +4,7 @@ Shape suffixes: N texts, B sequences of a batch, D size of a vector.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import keras
@@ -15,11 +15,10 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.weights.pretrained_encoder import Encoder
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.text_task import TextReader, TextTask
-from tasks.data.examples import Example, Examples, Tensors
-from tasks.data.readers.rows import BadRow
-from tasks.data.readers.tables import read_rows
+from tasks.base.task import OutputSpec, Postprocessor, Reader
+from tasks.base.text_task import TextTask
+from tasks.data.examples import Examples, Tensors
+from tasks.data.readers.rows import BadRow, Example, FileRows, Source
 from tasks.data.windows import Windows
 from tasks.graph.pooling import first_token, mean_of_tokens
 from tasks.graph.serving_functions import ROWS_PER_CALL
@@ -35,17 +34,16 @@ LAYERS = {
 POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
-class EmbeddingReader(TextReader["EmbeddingTask"]):
+class EmbeddingReader(Reader["EmbeddingTask"]):
     """Reader of texts without labels."""
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
+        """Return the rows of a file; there are no labelled rows."""
         if labelled:
             raise UserError(
-                f"{path}: an embedding has no metrics; expected a run with labels, or tasks.predict"
+                f"{data}: an embedding has no metrics; expected a run with labels, or tasks.predict"
             )
-        for row in read_rows(path, self.task.text_columns, self.task.unescape_html):
-            yield row if isinstance(row, BadRow) else self.example(row, None)
+        return super().iter_rows(data, labelled)
 
 
 class EmbeddingPostprocessor(Postprocessor["EmbeddingTask"]):

@@ -5,7 +5,7 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn, Self
 
 import keras
@@ -24,13 +24,10 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
-from tasks.base.postprocessor import OutputSpec, Postprocessor, SignatureSpec
-from tasks.base.reader import Reader
-from tasks.base.task import Task
-from tasks.data.examples import Example, Tensors
+from tasks.base.task import OutputSpec, Postprocessor, Reader, SignatureSpec, Task
+from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
-from tasks.data.readers.rows import BadRow
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, Example, FileRows, Source
 from tasks.data.windows import Windows, one_window_each
 from tasks.graph.pipeline import Pipeline
 from tasks.model.task_model import TaskModel
@@ -41,18 +38,14 @@ NUM_PREDICTIONS = 5  # Entries returned per text.
 class MaskedLmReader(Reader["MaskedLmTask"]):
     """Reader of texts without labels."""
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per row; there are no labelled rows."""
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
+        """Return the rows of a file; there are no labelled rows."""
         if labelled:
             raise UserError(
-                f"{path}: the run is only pretrained and cannot be evaluated on labelled rows; use "
+                f"{data}: the run is only pretrained and cannot be evaluated on labelled rows; use "
                 "bert_tf.pretrain --eval_shards"
             )
-        for row in read_rows(path, ("text",)):
-            if isinstance(row, BadRow):
-                yield row
-            else:
-                yield Example({"text": row.values["text"]}, None, row.location)
+        return super().iter_rows(data, labelled)
 
     def default_labels(self, count: int) -> NoReturn:
         """Raise UserError, since texts are not masked here."""

@@ -7,7 +7,7 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -22,12 +22,9 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.decisions import top2_gap
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task
-from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
-from tasks.data.readers.choices import read_choices
-from tasks.data.readers.rows import BadRow
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
@@ -53,16 +50,6 @@ class ChoiceReader(Reader["MultipleChoiceTask"]):
         if not choices[value]:
             raise ValueError(f"choice {value}: expected one that is not empty")
         return value
-
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per question."""
-        for row in read_choices(path, self.task.file_format, labelled):
-            if isinstance(row, BadRow):
-                yield row
-            else:
-                yield Example(
-                    {"prompt": row.prompt, "choices": list(row.choices)}, row.label, row.location
-                )
 
 
 class ChoicePostprocessor(Postprocessor["MultipleChoiceTask"]):
@@ -120,7 +107,7 @@ class MultipleChoiceTask(Task):
     soft_losses = {"choice": softmax_divergence}
 
     @classmethod
-    def from_data(cls, path: str, **options: Any) -> Self:
+    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
         """Create the task from options; it does not depend on the training file."""
         return cls(**options)
 

@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.text_task import LabelledTextReader, LabelledTextTask, warnings_of_equal_labels
+from tasks.base.task import OutputSpec, Postprocessor, Reader
+from tasks.base.text_task import LabelledTextTask, warnings_of_equal_labels
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
@@ -26,21 +27,21 @@ from tasks.model.task_model import TaskModel
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class RegressionReader(LabelledTextReader["RegressionTask"]):
+class RegressionReader(Reader["RegressionTask"]):
     """Reader of texts with a number."""
 
-    def label_of(self, value: str) -> float:
-        """Parse a label.
+    def label_of(self, label: str) -> float:
+        """Return the number.
 
         Raises:
             ValueError: If it is not a finite float32.
         """
         try:
-            number = float(value)
+            number = float(label)
         except ValueError:
             number = float("nan")
         if not abs(number) <= LARGEST:
-            raise ValueError(f"label {value!r:.80}: expected a number")
+            raise ValueError(f"label {label!r:.80}: expected a number")
         return number
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> float:
@@ -88,7 +89,7 @@ class RegressionTask(LabelledTextTask):
     can_stream = True
 
     @classmethod
-    def from_data(cls, path: str, **options: Any) -> Self:
+    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
         """Create the task from its options alone; nothing is read from the file."""
         return cls(**options)
 

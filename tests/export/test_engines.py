@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from export.checks import isolated_runner, parity_cases
 from export.graph.saved_model import write_saved_model
-from tasks.base.registry import TASK_TYPES
+from tasks.base.task_types import TASK_TYPES
 from tests.export import engines, serving_operations
 from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 

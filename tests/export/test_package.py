@@ -25,7 +25,7 @@ from export.clients.signatures import Signature, Tensor
 from export.graph.saved_model import write_saved_model
 from export.package import documents, tf_serving_config, version_files, warmup
 from export.package.model_card import without_paths
-from tasks.base.registry import TASK_TYPES, UNLABELLED_TASK_TYPES
+from tasks.base.task_types import TASK_TYPES, UNLABELLED_TASK_TYPES
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask

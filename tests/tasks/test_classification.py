@@ -204,7 +204,7 @@ def test_batches_hold_the_packed_ids(numbered, vocabulary):
     )
     np.testing.assert_array_equal(inputs["input_mask"], [[1, 1, 1, 0, 0, 0, 0], [1] * 7])
     assert is_sample.numpy().all()
-    *_, (inputs, labels, weights) = numbered.validation_batches(4)
+    *_, (inputs, labels, weights) = small.in_order(numbered, 4)
     assert (labels["label"].numpy().tolist(), weights["label"].numpy().tolist()) == ([8, 9], [1, 1])
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import tasks
 from bert_tf import UserError, read_pretrained
-from tasks.base.registry import TASK_TYPES, task_from_dict
+from tasks.base.registry import task_from_dict
+from tasks.base.task_types import TASK_TYPES
 from tasks.prediction.feature_extraction import create_embedder, extract
 from tasks.types.embedding import EmbeddingTask
 from tests import small

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.base.registry import DATASETS, task_class
+from tasks.base.registry import task_class
+from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
 from tasks.graph.serving_functions import ServingFunctions
 from tasks.model.loading import load_model

@@ -81,7 +81,7 @@ def test_space_is_stripped_from_labels_of_choices(tmp_path):
     values = {"question": {"stem": "which", "choices": choices}, "answerKey": "B "}
     path.write_text(json.dumps(values))
     (row,) = read_choices(path, "rows")
-    assert (row.choices, row.label) == (["one", "two"], 1)
+    assert (row.texts["choices"], row.label) == (["one", "two"], 1)
 
 
 def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, complaints):

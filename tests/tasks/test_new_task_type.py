@@ -9,11 +9,11 @@ import pytest
 
 from bert_tf import UserError
 from tasks import load_model, read_examples
-from tasks.base import registry
+from tasks.base import task_types
 from tests import small
 from tests.conftest import ROOT
 
-LINE = {"rating": registry.TaskType("tests.rating_task:RatingTask")}
+LINE = task_types.TaskType("tests.rating_task:RatingTask")
 TEXTS = ["my bill is too high !", "the screen is broken", "the app does not open", "the bill is a"]
 STARS = [1, 2, 2, 5]
 
@@ -21,7 +21,7 @@ STARS = [1, 2, 2, 5]
 @pytest.fixture
 def rating(monkeypatch):
     """Return the module of the task type, which is registered."""
-    monkeypatch.setattr(registry, "TASK_TYPES", {**registry.TASK_TYPES, **LINE})
+    monkeypatch.setitem(task_types.TASK_TYPES, "rating", LINE)
     from tests import rating_task
 
     return rating_task
@@ -57,9 +57,9 @@ def test_it_is_saved_as_a_run(rating, huggingface_dir, tmp_path):
 
 SCRIPT = """
 import json, sys
-from tasks import registry
-registry.TASK_TYPES["rating"] = registry.TaskType("tests.rating_task:RatingTask")
-from bert_tf import command
+from tasks.base import task_types
+task_types.TASK_TYPES["rating"] = task_types.TaskType("tests.rating_task:RatingTask")
+from bert_tf.system import command
 {imports}
 sys.argv = {argv}
 command.run_main({main}, {settings}, "A test.")

@@ -8,7 +8,8 @@ import pytest
 from bert_tf import BertConfig, UserError
 from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
-from tasks.base.registry import TASK_TYPES, task_class
+from tasks.base.registry import task_class
+from tasks.base.task_types import TASK_TYPES
 from tasks.model.creation import create_task
 from tasks.model.run_training import _settings_of
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create

@@ -236,7 +236,7 @@ def test_a_task_of_glue_predicts_rows_with_named_columns(tmp_path, name, columns
     row = json.dumps(dict(zip(columns, values, strict=True)))
     path.write_text(row if suffix == ".jsonl" else table)
     (found,) = read_glue(name, path, labelled=False)
-    assert list(found.values.values()) == values
+    assert list(found.texts.values()) == values
 
 
 @pytest.mark.parametrize("file_format", ["swag", "arc", "rows"])
@@ -244,7 +244,7 @@ def test_any_multiple_choice_task_predicts_json_lines(tmp_path, file_format):
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "who?", "choices": ["Ann", "Bo"]}')
     (found,) = read_choices(path, file_format, labelled=False)
-    assert (found.prompt, found.choices) == ("who?", ["Ann", "Bo"])
+    assert found.texts == {"prompt": "who?", "choices": ["Ann", "Bo"]}
     if file_format != "rows":
         with pytest.raises(UserError):
             list(raise_bad_rows(read_choices(path, file_format, labelled=True)))

@@ -359,7 +359,7 @@ def test_fit_has_the_loss_of_the_train_step(tmp_path, encoded_of):
     expected = evaluator.metrics(data)["loss"]
     model.compile("adam", {"tag": WeightedMean(task.losses["tag"])})
     # A single batch, so that Keras has no means to average.
-    batches = data.validation_batches(len(data))
+    batches = small.in_order(data, len(data))
     assert model.evaluate(batches, verbose=0) == pytest.approx(expected, rel=1e-5)
     batches = data.training_batches(global_batch_size=4, num_epochs=8, seed=0)
     model.fit(batches, verbose=0)

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from tasks.base.postprocessor import Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.registry import TASK_TYPES, task_class
-from tasks.base.task import Task
+from tasks.base.registry import task_class
+from tasks.base.task import Postprocessor, Reader, Task
+from tasks.base.task_types import TASK_TYPES
 from tasks.types.masked_lm import MaskedLmTask
 from tasks.types.regression import RegressionPostprocessor, RegressionTask
 

@@ -31,5 +31,5 @@ class LengthJob(OutputJob):
 
 
 def _outputs(rows):
-    texts = [row.values["text"] for row in rows]
+    texts = [row.texts["text"] for row in rows]
     return [{"length": len(text), "words": text.split()} for text in texts]

@@ -4,8 +4,7 @@ SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
 """
 
 import dataclasses
-import os
-import pathlib
+import functools
 import string
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,49 +12,37 @@ from typing import Any
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     BadRow,
+    Example,
     KnownRowError,
     RowError,
+    Source,
     as_label,
     check_text,
-    checked_path,
     csv_rows,
+    data_file,
     good_or_bad,
     json_rows,
     quoted,
-    suffix_of,
 )
 from tasks.data.readers.tables import SUFFIXES, read_rows
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A prompt and its choices.
-
-    Attributes:
-        label: Index of the right choice, from 0; `None` if unlabelled.
-        location: File and line, for messages.
-    """
-
-    prompt: str
-    choices: list[str]
-    label: int | None
-    location: str
-
-
-def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Choice | BadRow]:
+def task_rows(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_choices(path, task.get("file_format", "rows"), labelled)
+    return read_choices(source, task.get("file_format", "rows"), labelled)
 
 
 def read_choices(
-    path: str | os.PathLike, file_format: str, labelled: bool = True
-) -> Iterator[Choice | BadRow]:
+    source: Source, file_format: str, labelled: bool = True
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a multiple choice file.
 
     Args:
-        path: The file.
+        source: The file.
         file_format: One of
 
             - "swag": .csv, .tsv or .jsonl with the columns sent1, sent2, ending0 to ending3 and
@@ -70,7 +57,8 @@ def read_choices(
         labelled: Whether to read the answers.
 
     Yields:
-        A `Choice`, or a `BadRow` for a row that cannot be used.
+        An `Example` with "prompt" and "choices", whose label is the index of the right choice, from
+        0; or a `BadRow` for a row that cannot be used.
 
     Raises:
         UserError: If the format is unknown or the file cannot be read.
@@ -79,35 +67,33 @@ def read_choices(
         raise UserError(
             f"multiple choice file format {file_format!r}: expected one of {', '.join(_READERS)}"
         )
-    path = pathlib.Path(path)
+    file = data_file(source)
     # Rows to predict may be JSON lines whatever the format of the training files.
-    if not labelled and suffix_of(path) == ".jsonl" and _has_choices(path):
+    if not labelled and file.suffix == ".jsonl" and _has_choices(file):
         file_format = "rows"
     read, suffixes = _READERS[file_format]
-    path = checked_path(path, suffixes)
+    data_file(file, suffixes)
     is_empty = True
-    for item in read(path, labelled):
+    for item in read(file, labelled):
         is_empty = False
         yield item
     if is_empty:
-        raise UserError(f"{path}: expected at least one row, received none")
+        raise UserError(f"{file}: expected at least one row, received none")
 
 
-def _has_choices(path):
+def _has_choices(file):
     """Return whether the first object of a .jsonl file has "choices", unlike one of SWAG."""
-    for _, row in json_rows(checked_path(path)):
+    for _, row in json_rows(file):
         return isinstance(row, RowError) or not {"sent1", "sent2"} <= set(row)
     return False
 
 
-def _read_swag(path, labelled):
+def _read_swag(file, labelled):
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
-    for row in read_rows(path, columns):
-        is_bad = isinstance(row, BadRow)
-        yield row if is_bad else good_or_bad(row.location, row.values, _swag_choice, labelled)
+    return read_rows(file, columns, make=functools.partial(_swag_choice, labelled))
 
 
-def _swag_choice(values, labelled, location):
+def _swag_choice(labelled, values, location):
     for ending in _ENDINGS:
         if not values[ending].strip():
             raise RowError(f"column {ending!r}: expected a choice, received an empty string")
@@ -116,11 +102,11 @@ def _swag_choice(values, labelled, location):
     return _choice(values["sent1"], choices, values["label"] if labelled else None, 0, location)
 
 
-def _read_arc(path, labelled):
-    for number, fields in csv_rows(path):
+def _read_arc(file, labelled):
+    for number, fields in csv_rows(file):
         if not fields:
             continue
-        yield good_or_bad(f"{path}:{number}", fields, _arc_choice, labelled)
+        yield good_or_bad(f"{file}:{number}", fields, _arc_choice, labelled)
 
 
 def _arc_choice(fields, labelled, location):
@@ -145,9 +131,9 @@ def _arc_choice(fields, labelled, location):
     return row
 
 
-def _read_rows(path, labelled):
-    for number, row in json_rows(path):
-        yield good_or_bad(f"{path}:{number}", row, _json_choice, labelled)
+def _read_rows(file, labelled):
+    for number, row in json_rows(file):
+        yield good_or_bad(f"{file}:{number}", row, _json_choice, labelled)
 
 
 def _json_choice(values, labelled, location):
@@ -188,7 +174,7 @@ def _text(choice, index):
 
 
 def _choice(prompt, choices, answer, first_number, location):
-    """Create a Choice; numbers count the choices from `first_number`."""
+    """Return an `Example`; numbers count the choices from `first_number`."""
     if len(choices) < 2:
         raise RowError(f"expected at least two choices, received {len(choices)}")
     named = {"the prompt": prompt}
@@ -200,7 +186,7 @@ def _choice(prompt, choices, answer, first_number, location):
             raise RowError(f"{what}: expected text, received an empty string")
         check_text(text, what)
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
-    return Choice(prompt, choices, label, location)
+    return Example({"prompt": prompt, "choices": choices}, label, location)
 
 
 def _choice_index(answer, count, first_number):

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     BadRow,
+    DataFile,
+    Example,
     KnownRowError,
     RowError,
+    Source,
     as_label,
     check_text,
-    checked_path,
+    data_file,
     good_or_bad,
     quoted,
-    suffix_of,
     tsv_rows,
 )
-from tasks.data.readers.tables import Row, header_of, read_rows
+from tasks.data.readers.tables import header_of, read_texts, text_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,8 @@ class GlueTask:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the texts in `Row.values`."""
-        return ("text",) if len(self.columns) == 1 else ("text_a", "text_b")
+        """The names of the texts."""
+        return text_names(len(self.columns))
 
 
 _SENTENCES = ("sentence1", "sentence2")
@@ -103,116 +104,110 @@ _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
 
 
-def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterable[Row | BadRow]:
+def task_rows(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file for the values of a task.json; see `TaskType`."""
     if task.get("file_format") in GLUE:
-        return read_glue(task["file_format"], path, labelled)
-    label = task.get("label_column") or "label"
-    columns = (*task.get("text_columns", ("text",)), *([label] if labelled else []))
-    return read_rows(path, columns, lists=(label,) if task.get("multi_label") else ())
+        return read_glue(task["file_format"], source, labelled)
+    return read_texts(task, source, (task.get("label_column") or "label") if labelled else None)
 
 
-def read_glue(name: str, path: str | os.PathLike, labelled: bool) -> Iterable[Row | BadRow]:
-    """Return the rows of a published file; unlabelled also those of a file with named columns.
+def read_glue(name: str, source: Source, labelled: bool) -> Iterator[Example | BadRow]:
+    """Yield the rows of a published file; unlabelled also those of a file with named columns.
 
-    The columns are "text", or "text_a" and "text_b" for a pair.
-    """
-    if not labelled and _has_named_columns(name, path):
-        return read_rows(path, GLUE[name].keys)
-    return GlueRows(name, path, labelled)
-
-
-def _has_named_columns(name, path):
-    """Return whether a file is no published one, which are .tsv or .txt with other columns."""
-    path = checked_path(path)
-    return suffix_of(path) in (".csv", ".jsonl", ".parquet") or (
-        suffix_of(path) == ".tsv" and set(GLUE[name].keys) <= set(header_of(path))
-    )
-
-
-class GlueRows:
-    """Iterable of the rows of a published file.
-
-    Yields a `Row` per line, or a `BadRow`; malformed lines of labelled QQP files are known ones.
-    `Row.values` has "text", or "text_a" and "text_b"; with labels "label", as it is written; and
-    "index" in a test file, which is a file without labels.
+    These columns are "text", or "text_a" and "text_b" for a pair.
 
     Args:
         name: GLUE task, a key of GLUE.
-        path: The file, .tsv or .txt.
+        source: The published file, .tsv or .txt.
         labelled: Whether to read labels.
 
+    Yields:
+        An `Example`, its label as it is written, or a `BadRow`; malformed lines of labelled QQP
+        files are known ones. Rows of a test file, which is a file without labels, have ids.
+
     Raises:
-        UserError: If the task is unknown; when iterated, if a column is missing or the file cannot
-            be read.
+        UserError: If the task is unknown, a column is missing or the file cannot be read.
     """
-
-    def __init__(self, name: str, path: str | os.PathLike, labelled: bool) -> None:
-        if name not in GLUE:
-            raise UserError(f"GLUE task {name!r}: expected one of {', '.join(GLUE)}")
-        self.name, self.task, self.labelled = name, GLUE[name], labelled
-        self.path = checked_path(path, (".tsv", ".txt"))
-
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        header: Sequence[str] | None = None
-        is_empty = True
-        for number, fields in tsv_rows(self.path):
-            if not fields:
+    if name not in GLUE:
+        raise UserError(f"GLUE task {name!r}: expected one of {', '.join(GLUE)}")
+    task, file = GLUE[name], data_file(source)
+    if not labelled and _has_named_columns(task, file):
+        yield from read_texts({"text_columns": task.keys}, file, None)
+        return
+    data_file(file, (".tsv", ".txt"))
+    header: Sequence[str] | None = None
+    is_empty = True
+    for number, fields in tsv_rows(file):
+        if not fields:
+            continue
+        if header is None:
+            header = fields
+            # CoLA's train and dev files have no header: their first line is a row.
+            if task.columns[0] not in fields and task.columns_without_header:
+                header = task.columns_without_header
+            columns = _column_indices(name, file, labelled, header)
+            if header is fields:
                 continue
-            if header is None:
-                header = fields
-                # CoLA's train and dev files have no header: their first line is a row.
-                if self.task.columns[0] not in fields and self.task.columns_without_header:
-                    header = self.task.columns_without_header
-                columns = self._column_indices(header)
-                if header is fields:
-                    continue
-            is_empty = False
-            yield good_or_bad(f"{self.path}:{number}", fields, self._row, header, columns)
-        if is_empty:
-            raise UserError(f"{self.path}: expected at least one row, received none")
+        is_empty = False
+        yield good_or_bad(f"{file}:{number}", fields, _example, name, labelled, header, columns)
+    if is_empty:
+        raise UserError(f"{file}: expected at least one row, received none")
 
-    def _column_indices(self, header):
-        """Return {key of Row.values: index of the field}."""
-        keys = dict(zip(self.task.keys, self.task.columns, strict=True))
-        if self.labelled:
-            if self.task.label_column is None:
-                raise UserError(f"{self.path}: {self.name} has no published labels to read")
-            keys["label"] = self.task.label_column
-        for column in keys.values():
-            if column not in header:
-                raise UserError(
-                    f"{self.path}:1: no column {column!r} of {self.name}; the columns are "
-                    f"{quoted(header)}"
-                )
-        # Negative indices count from the end of a row, whose length may vary.
-        from_end = len(header) if self.task.counts_from_end else 0
-        columns = {key: header.index(column) - from_end for key, column in keys.items()}
-        # Only test files need an index, for submissions.
-        if self.task.label_column not in header:
-            for column in _INDEX_COLUMNS:
-                if column in header:
-                    columns["index"] = header.index(column)
-        return columns
 
-    def _is_malformed(self, fields, header):
-        if self.task.counts_from_end:
-            return len(fields) < len(self.task.columns) + (self.task.label_column in header)
-        return len(fields) != len(header)
+def _has_named_columns(task: GlueTask, file: DataFile) -> bool:
+    """Return whether a file is no published one, which are .tsv or .txt with other columns."""
+    return file.suffix in (".csv", ".jsonl", ".parquet") or (
+        file.suffix == ".tsv" and set(task.keys) <= set(header_of(file))
+    )
 
-    def _row(self, fields, header, columns, location):
-        if self._is_malformed(fields, header):
-            is_known = self.task.has_malformed and self.labelled
-            raise (KnownRowError if is_known else RowError)(
-                f"expected {len(header)} fields, received {len(fields)}. Columns: {quoted(header)}"
+
+def _column_indices(name, file, labelled, header):
+    """Return {name of the text, "label" or "index": index of the field}."""
+    task = GLUE[name]
+    keys = dict(zip(task.keys, task.columns, strict=True))
+    if labelled:
+        if task.label_column is None:
+            raise UserError(f"{file}: {name} has no published labels to read")
+        keys["label"] = task.label_column
+    for column in keys.values():
+        if column not in header:
+            raise UserError(
+                f"{file}:1: no column {column!r} of {name}; the columns are {quoted(header)}"
             )
-        values = {key: fields[column] for key, column in columns.items()}
-        for key, text in values.items():
-            check_text(text, f"column {key!r}")
-        if self.labelled:
-            values["label"] = as_label(values["label"])
-            _check_label(self.name, values["label"])
-        return Row(values, location)
+    # Negative indices count from the end of a row, whose length may vary.
+    from_end = len(header) if task.counts_from_end else 0
+    columns = {key: header.index(column) - from_end for key, column in keys.items()}
+    # Only test files need an index, for submissions.
+    if task.label_column not in header:
+        for column in _INDEX_COLUMNS:
+            if column in header:
+                columns["index"] = header.index(column)
+    return columns
+
+
+def _is_malformed(task, fields, header):
+    if task.counts_from_end:
+        return len(fields) < len(task.columns) + (task.label_column in header)
+    return len(fields) != len(header)
+
+
+def _example(fields, name, labelled, header, columns, location):
+    task = GLUE[name]
+    if _is_malformed(task, fields, header):
+        is_known = task.has_malformed and labelled
+        raise (KnownRowError if is_known else RowError)(
+            f"expected {len(header)} fields, received {len(fields)}. Columns: {quoted(header)}"
+        )
+    values = {key: fields[column] for key, column in columns.items()}
+    for key, text in values.items():
+        check_text(text, f"column {key!r}")
+    label = None
+    if labelled:
+        label = as_label(values["label"])
+        _check_label(name, label)
+    return Example({key: values[key] for key in task.keys}, label, location, values.get("index"))
 
 
 def check_submission(path: str, file_format: str | None, run: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_tf.errors import UserError
+from tasks.data.readers.rows import DataFile
 
 ROWS_AT_ONCE = 4096
 
 
-def parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number of the row from 1, {column: value}) of a Parquet file.
 
     Numbers become strings, as labels are read from other files.
@@ -19,10 +19,10 @@ def parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         UserError: If the file is no Parquet file, or pyarrow is not installed.
     """
-    pyarrow = import_pyarrow(path)
+    pyarrow = import_pyarrow(file)
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
             number = 0
             for batch in table.iter_batches(ROWS_AT_ONCE):
                 for values in batch.to_pylist():
@@ -30,7 +30,7 @@ def parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, {name: _as_text(value) for name, value in values.items()}
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: expected a Parquet file ({reason})") from None
+        raise UserError(f"{file}: expected a Parquet file ({reason})") from None
 
 
 def import_pyarrow(path: object) -> Any:

@@ -1,6 +1,7 @@
-"""Rows of text files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
+"""Rows of data files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
 
-A reader yields a `BadRow` for a row that cannot be used and continues; a `UserError` stops it.
+A reader yields an `Example` per row. For a row that cannot be used it yields a `BadRow` and
+continues; a `UserError` stops it.
 A line ends at LF or CR LF, in .csv and in files without LF also at CR. A byte order mark is
 ignored. An empty line of .csv or .tsv has no fields: if a text is the only column, it is an empty
 text, so that rows keep the order of lines; otherwise, and in .jsonl, it is not a row.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -25,6 +27,24 @@ MAX_LINE_LENGTH = 2**27
 BUFFER_BYTES = 1 << 16
 
 _Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One row of a file.
+
+    Attributes:
+        texts: String by input name; a list of strings for the choices of a question.
+        label: Label as it is written in the file; None for unlabelled rows. A `Reader` converts it
+            to the representation of its task.
+        location: Position for messages, such as "train.csv:17".
+        id: Name of the row, if the file has a column of names.
+    """
+
+    texts: dict[str, str | list[str]]
+    label: Any
+    location: str
+    id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +87,12 @@ def raise_bad_rows(items: Iterable[_Item | BadRow]) -> Iterator[_Item]:
             raise UserError(str(item))
 
 
+def check_good(items: Iterable[object]) -> None:
+    """Read all items of a reader, for training; raises UserError as `raise_bad_rows`."""
+    for _ in raise_bad_rows(items):
+        pass
+
+
 def check_any_good(items: Iterable[_Item | BadRow]) -> None:
     """Read up to the first good item of a reader, for commands that continue after a bad row.
 
@@ -97,29 +123,94 @@ def good_or_bad(
         return BadRow(location, str(error), isinstance(error, KnownRowError))
 
 
-def checked_path(path: str | os.PathLike, suffixes: Collection[str] | None = None) -> pathlib.Path:
-    """Check that a path is a local file.
+class DataFile:
+    """A local file of rows.
 
     Args:
         path: The file.
+        content: Its bytes, if they are in memory.
+    """
+
+    def __init__(self, path: str | os.PathLike, content: bytes | None = None) -> None:
+        self.path, self._content = pathlib.Path(path), content
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def suffix(self) -> str:
+        """The suffix without compression, such as ".csv" for rows.csv.gz."""
+        path = self.path
+        return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+    def open(self) -> files.Stream:
+        """Open a stream of the bytes."""
+        return files.open_file(self.path) if self._content is None else io.BytesIO(self._content)
+
+
+Source = str | os.PathLike | DataFile  # What readers take.
+
+
+def data_file(source: Source, suffixes: Collection[str] | None = None) -> DataFile:
+    """Check that a source is a local file, and return it.
+
+    Args:
+        source: The file.
         suffixes: Accepted suffixes, such as ".csv"; by default all.
 
     Raises:
         UserError: If it is remote, missing or has another suffix.
     """
-    if files.is_remote(path):
-        raise UserError(f"{path}: expected a local file; copy it to this machine")
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if suffixes and suffix_of(path) not in suffixes:
-        raise UserError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
-    return path
+    if not isinstance(source, DataFile):
+        if files.is_remote(source):
+            raise UserError(f"{source}: expected a local file; copy it to this machine")
+        source = DataFile(source)
+        if not source.path.is_file():
+            raise UserError(f"{source}: no such file")
+    if suffixes and source.suffix not in suffixes:
+        raise UserError(f"{source}: expected a file that ends in {', '.join(suffixes)}")
+    return source
 
 
-def suffix_of(path: pathlib.Path) -> str:
-    """Return the suffix of a file without compression, such as ".csv" for rows.csv.gz."""
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+class FileRows:
+    """The rows of a file that is opened once: for its hash, its check, its labels, its examples.
+
+    An iteration yields an `Example` or a `BadRow` per row. All rows are kept, for the next one.
+
+    Args:
+        path: The file.
+        read: Reader of its format.
+
+    Attributes:
+        path: The file.
+        sha256: Hash of its bytes, as `files.sha256`.
+
+    Raises:
+        UserError: If it is no local file; in an iteration, what `read` raises.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, read: Callable[[DataFile], Iterable[Example | BadRow]]
+    ) -> None:
+        with data_file(path).open() as stream:
+            content = stream.read()
+        self.path, self.sha256 = os.fspath(path), hashlib.sha256(content).hexdigest()
+        self._read_rows: list[Example | BadRow] = []
+        self._other_rows = _iterated(read, DataFile(path, content))
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __iter__(self) -> Iterator[Example | BadRow]:
+        yield from self._read_rows
+        for row in self._other_rows:
+            self._read_rows.append(row)
+            yield row
+
+
+def _iterated(read, file):
+    """Yield the rows of a reader. At the end, the generator releases the bytes of the file."""
+    yield from read(file)
 
 
 def as_label(text: str) -> str:
@@ -148,40 +239,41 @@ def check_text(text: str, what: str) -> None:
         raise RowError(f"{what}: expected text, received half of a surrogate pair")
 
 
-def read_lines(path: str | os.PathLike, newline: str = "\n") -> Iterator[tuple[int, str]]:
+def read_lines(file: DataFile, newline: str = "\n") -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line with its end) of a UTF-8 file.
 
     Args:
-        path: The file.
+        file: The file.
         newline: As in `open`.
 
     Raises:
         UserError: At a byte that is not UTF-8, or a line that is too long.
     """
     # Bytes that are not UTF-8 are read as surrogates, so that the error can name their line.
+    text = files.TextFile(file.path, keep_cr=newline == "", stream=file.open())
     with io.TextIOWrapper(
-        io.BufferedReader(files.TextFile(path, keep_cr=newline == ""), BUFFER_BYTES),
+        io.BufferedReader(text, BUFFER_BYTES),
         encoding="utf-8",
         errors="surrogateescape",
         newline=newline,
-    ) as file:
+    ) as lines:
         number = 0
         # A limit bounds the memory of a file without line ends.
-        while line := file.readline(MAX_LINE_LENGTH + 1):
+        while line := lines.readline(MAX_LINE_LENGTH + 1):
             number += 1
             if len(line) > MAX_LINE_LENGTH:
                 raise UserError(
-                    f"{path}:{number}: expected a line of at most {MAX_LINE_LENGTH} characters"
+                    f"{file}:{number}: expected a line of at most {MAX_LINE_LENGTH} characters"
                 )
             if (index := _surrogate_at(line)) is not None:
                 raise UserError(
-                    f"{path}: not UTF-8: byte 0x{ord(line[index]) - 0xDC00:02x} in line {number}; "
+                    f"{file}: not UTF-8: byte 0x{ord(line[index]) - 0xDC00:02x} in line {number}; "
                     "convert the file to UTF-8"
                 )
             yield number, line
 
 
-def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowError]]:
+def csv_rows(file: DataFile) -> Iterator[tuple[int, list[str] | RowError]]:
     """Yield (number of the first line, fields) of .csv.
 
     Fields are [] for an empty line, and a `RowError` if quotes are misplaced.
@@ -193,7 +285,7 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
     lines: list[str] = []  # Of the current row.
 
     def recorded():
-        for _, line in read_lines(path, newline=""):
+        for _, line in read_lines(file, newline=""):
             lines.append(line)
             yield line
 
@@ -209,7 +301,7 @@ def csv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str] | RowErro
         except csv.Error as error:
             # Text after a closing quote breaks one row only; an unclosed quote consumes the file.
             if "expected after" not in str(error):
-                raise UserError(f"{path}: in the row after line {number - 1}: {error}") from None
+                raise UserError(f"{file}: in the row after line {number - 1}: {error}") from None
             yield number, RowError(f"{error}; a quote in a quoted field has to be doubled")
 
 
@@ -231,23 +323,23 @@ def _misquoted(fields, lines):
     return None
 
 
-def tsv_rows(path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+def tsv_rows(file: DataFile) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, fields) of .tsv, [] for an empty line. Quotes are data."""
-    for number, line in read_lines(path):
+    for number, line in read_lines(file):
         line = line.removesuffix("\n").removesuffix("\r")
         yield number, line.split("\t") if line else []
 
 
 def json_rows(
-    path: str | os.PathLike, **parsers: Callable[[str], Any]
+    file: DataFile, **parsers: Callable[[str], Any]
 ) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yield (line number, object or `RowError`) of JSON lines.
 
     Args:
-        path: The file.
+        file: The file.
         **parsers: As in `json.loads`, such as `parse_float`.
     """
-    for number, line in read_lines(path):
+    for number, line in read_lines(file):
         if line.strip():
             yield number, _json_object(line.strip(), parsers)
 

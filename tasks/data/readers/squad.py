@@ -5,9 +5,8 @@ SQuAD 1.1 is Rajpurkar et al. 2016, version 2.0 Rajpurkar et al. 2018.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,53 +15,28 @@ from bert_tf.storage import files, strict_json
 from bert_tf.storage.strict_json import field
 from tasks.data.readers.rows import (
     BadRow,
+    Example,
     RowError,
+    Source,
     check_text,
-    checked_path,
+    data_file,
     good_or_bad,
-    suffix_of,
 )
 from tasks.data.readers.tables import SUFFIXES, named_rows, no_column, read_rows
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A question, its context and its answers.
-
-    Attributes:
-        answers: (text, start in characters of the context). The start is -1 if a row gives none
-            and the context does not contain the text.
-        is_impossible: Whether the question is labelled as having no answer.
-        location: File and question or line, for messages.
-    """
-
-    id: str
-    question: str
-    context: str
-    answers: list[tuple[str, int]]
-    is_impossible: bool
-    title: str
-    location: str
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the context contains each answer at its start."""
-        return all(
-            start >= 0 and self.context[start : start + len(text)] == text
-            for text, start in self.answers
-        )
-
-
-def task_rows(task: Mapping[str, Any], path: str, labelled: bool) -> Iterator[Question | BadRow]:
+def task_rows(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_questions(path, labelled)
+    return read_questions(source, labelled)
 
 
-def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Question | BadRow]:
+def read_questions(source: Source, labelled: bool = True) -> Iterator[Example | BadRow]:
     """Yield the questions of a file.
 
     Args:
-        path: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv, .jsonl or .parquet.
+        source: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv, .jsonl or .parquet.
             Rows have the columns "question", "context" and, if labelled, "answer", which is empty
             if there is none. Optional are "id" (default: the line number), "title" and, if
             labelled, "answer_start" (default: the first occurrence in the context). Rows of
@@ -71,17 +45,20 @@ def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Q
         labelled: Whether to read the answers.
 
     Yields:
-        A `Question`, or a `BadRow` for a question that cannot be used.
+        An `Example` with "question" and "context", whose label is a tuple of answers (text, start
+        in characters of the context), empty if the question has none. The start is -1 if a row
+        gives none and the context does not contain the text. Or a `BadRow` for a question that
+        cannot be used.
 
     Raises:
         UserError: If the file cannot be read (in JSON the message names the path inside), or two
             questions have one id.
     """
-    path = checked_path(path, (".json", *SUFFIXES))
-    read = _squad_questions if suffix_of(path) == ".json" else _row_questions
+    file = data_file(source, (".json", *SUFFIXES))
+    read = _squad_questions if file.suffix == ".json" else _row_questions
     ids = set()
-    for item in read(path, labelled):
-        if isinstance(item, Question):
+    for item in read(file, labelled):
+        if isinstance(item, Example):
             if item.id in ids:
                 raise UserError(
                     f"{item.location}: expected a unique id, received {item.id!r:.80} again; "
@@ -91,9 +68,9 @@ def read_questions(path: str | os.PathLike, labelled: bool = True) -> Iterator[Q
         yield item
 
 
-def _squad_questions(path, labelled):
+def _squad_questions(file, labelled):
     is_empty = True
-    for article, in_article in _entries(_load(path), "data", str(path), f"{path}: data"):
+    for article, in_article in _entries(_load(file), "data", str(file), f"{file}: data"):
         if "paragraphs" not in article and "context" in article:
             is_empty = False
             yield good_or_bad(in_article, article, _listed_question, labelled)
@@ -103,28 +80,30 @@ def _squad_questions(path, labelled):
             context = field(paragraph, "context", str, in_paragraph)
             for entry, location in _entries(paragraph, "qas", in_paragraph):
                 is_empty = False
-                question = _question(entry, context, title, labelled, path, location)
-                yield good_or_bad(question.location, question, _checked, labelled)
+                values = _question(entry, context, title, labelled, location)
+                location = f"{file}: question {values['id']:.200}"
+                yield good_or_bad(location, values, _example, labelled)
     if is_empty:
-        raise UserError(f"{path}: expected at least one question, received none")
+        raise UserError(f"{file}: expected at least one question, received none")
 
 
-def _load(path):
+def _load(file):
     try:
-        return strict_json.parse(files.read_text(path))
+        return strict_json.parse(files.read_text(file.path, file.open()))
     except UserError:
         raise
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
+        raise UserError(f"{file}: not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
         is_lines = error.msg == "Extra data"
         remedy = "; if each line is an object, name the file .jsonl" if is_lines else ""
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}{remedy}") from None
+        raise UserError(f"{file}:{error.lineno}: not JSON: {error.msg}{remedy}") from None
     except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
+        raise UserError(f"{file}: not JSON: {error}") from None
 
 
-def _question(entry, context, title, labelled, path, location):
+def _question(entry, context, title, labelled, location):
+    """Return the values of a question for `_example`."""
     # Annotation tools number questions.
     is_number = type(entry.get("id")) is int
     name = str(entry["id"]) if is_number else field(entry, "id", str, location)
@@ -137,15 +116,14 @@ def _question(entry, context, title, labelled, path, location):
     # Version 1.1 does not have this key.
     if labelled and "is_impossible" in entry:
         is_impossible = field(entry, "is_impossible", bool, location)
-    return Question(
-        name,
-        field(entry, "question", str, location),
-        context,
-        answers,
-        is_impossible,
-        title,
-        f"{path}: question {name:.200}",
-    )
+    return {
+        "question": field(entry, "question", str, location),
+        "context": context,
+        "id": name,
+        "title": title,
+        "answers": answers,
+        "is_impossible": is_impossible,
+    }
 
 
 def _entries(node, key, location, inner=None):
@@ -157,23 +135,22 @@ def _entries(node, key, location, inner=None):
         yield entry, f"{inner}[{number}]"
 
 
-def _row_questions(path, labelled):
+def _row_questions(file, labelled):
     columns = ("question", "context", *(("answer",) if labelled else ()))
     optional = ("id", "title", *(("answer_start",) if labelled else ()))
-    if _has_listed_answers(path):
-        for number, values in named_rows(path, columns):
-            yield good_or_bad(f"{path}:{number}", values, _listed_question, labelled)
+    if not _has_listed_answers(file):
+        make = functools.partial(_row_question, labelled)
+        yield from read_rows(file, columns, optional=optional, make=make)
         return
-    for row in read_rows(path, columns, optional=optional):
-        is_bad = isinstance(row, BadRow)
-        yield row if is_bad else good_or_bad(row.location, row.values, _row_question, labelled)
+    for number, values in named_rows(file, columns):
+        yield good_or_bad(f"{file}:{number}", values, _listed_question, labelled)
 
 
-def _has_listed_answers(path):
+def _has_listed_answers(file):
     """Return whether rows have "answers", as in Hugging Face datasets; .csv cannot have them."""
-    if suffix_of(path) not in (".jsonl", ".parquet"):
+    if file.suffix not in (".jsonl", ".parquet"):
         return False
-    rows = (row for _, row in named_rows(path, ()) if not isinstance(row, RowError))
+    rows = (row for _, row in named_rows(file, ()) if not isinstance(row, RowError))
     return "answers" in next(rows, ())
 
 
@@ -191,10 +168,8 @@ def _listed_question(values, labelled, location):
     if labelled and "answers" not in values:
         raise RowError(no_column("answers", values))
     answers = listed_answers(values["answers"]) if labelled else []
-    question = Question(
-        **row, answers=answers, is_impossible=labelled and not answers, location=location
-    )
-    return _checked(question, labelled, location)
+    values = {**row, "answers": answers, "is_impossible": labelled and not answers}
+    return _example(values, labelled, location)
 
 
 def listed_answers(answers: Any) -> list[tuple[str, int]]:
@@ -221,7 +196,7 @@ def listed_answers(answers: Any) -> list[tuple[str, int]]:
     )
 
 
-def _row_question(values, labelled, location):
+def _row_question(labelled, values, location):
     context, answer, start = values["context"], values.get("answer"), values.get("answer_start")
     answers = []
     if answer:
@@ -231,27 +206,28 @@ def _row_question(values, labelled, location):
             raise RowError(
                 f"column 'answer_start': expected an integer, received {start!r:.80}"
             ) from None
-    question = Question(
-        values.get("id") or location.rpartition(":")[2],
-        values["question"],
-        context,
-        answers,
-        labelled and not answers,
-        values.get("title", ""),
-        location,
-    )
-    return _checked(question, labelled, location)
+    values = {
+        "question": values["question"],
+        "context": context,
+        "id": values.get("id") or location.rpartition(":")[2],
+        "title": values.get("title", ""),
+        "answers": answers,
+        "is_impossible": labelled and not answers,
+    }
+    return _example(values, labelled, location)
 
 
-def _checked(question, labelled, location):
+def _example(values, labelled, location):
     for name in ("question", "context", "id", "title"):
-        check_text(getattr(question, name), f'"{name}"')
-    for text, _ in question.answers:
+        check_text(values[name], f'"{name}"')
+    answers, is_impossible = values["answers"], values["is_impossible"]
+    for text, _ in answers:
         if not text:
             raise RowError("an answer: expected text, received an empty string")
         check_text(text, "an answer")
-    if labelled and not question.answers and not question.is_impossible:
+    if labelled and not answers and not is_impossible:
         raise RowError('expected an answer, or "is_impossible": true')
-    if question.answers and question.is_impossible:
+    if answers and is_impossible:
         raise RowError('expected no answers, since "is_impossible" is true')
-    return question
+    texts = {"question": values["question"], "context": values["context"]}
+    return Example(texts, tuple(answers) if labelled else None, location, values["id"])

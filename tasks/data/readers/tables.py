@@ -6,115 +6,140 @@ Files are .csv, .tsv (quotes are data) and .jsonl, each also as .gz, and .parque
 from __future__ import annotations
 
 import collections
-import dataclasses
 import html
-import os
-import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError
+from tasks.data.readers.parquet import parquet_rows
 from tasks.data.readers.rows import (
     BadRow,
+    DataFile,
+    Example,
     RowError,
+    Source,
     check_text,
-    checked_path,
     csv_rows,
+    data_file,
     good_or_bad,
     json_rows,
     quoted,
-    suffix_of,
     tsv_rows,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The named columns of one row.
-
-    Attributes:
-        values: `{column: string}`, or a list of strings if the reader accepts lists.
-        location: File and first line of the row, such as "train.csv:17".
-    """
-
-    values: dict[str, str | list[str]]
-    location: str
+def _of_columns(values, location):
+    return Example(values, None, location)
 
 
 def read_rows(
-    path: str | os.PathLike,
+    source: Source,
     columns: Sequence[str],
     unescape_html: bool = False,
     lists: Collection[str] = (),
     optional: Sequence[str] = (),
-) -> Iterator[Row | BadRow]:
+    make: Callable[[dict[str, Any], str], Example] = _of_columns,
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file.
 
     If a .csv or .tsv has one column only, a blank line is an empty text; otherwise it is not a row.
 
     Args:
-        path: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
+        source: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
         columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
             ("1.50").
         unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
         lists: Those of `columns` that may be a list of strings in .jsonl.
         optional: Further columns, read if the file or the JSON object has them.
+        make: Callable from ({column: string or list of strings}, location), which may raise
+            `RowError`. By default, the columns are the texts of an example.
 
     Yields:
-        A `Row`, or a `BadRow` for a row that cannot be used.
+        An `Example`, or a `BadRow` for a row that cannot be used.
 
     Raises:
         UserError: If the file is missing, empty, not UTF-8 or has another suffix, if its header
             lacks a column, or if its last quote is not closed.
     """
-    path = checked_path(path, SUFFIXES)
+    file = data_file(source, SUFFIXES)
     is_empty = True
-    for number, row in named_rows(path, columns):
+    for number, row in named_rows(file, columns):
         is_empty = False
-        yield good_or_bad(f"{path}:{number}", row, _row, columns, unescape_html, lists, optional)
+        yield good_or_bad(
+            f"{file}:{number}", row, _row, columns, unescape_html, lists, optional, make
+        )
     if is_empty:
-        raise UserError(f"{path}: expected at least one row, received none")
+        raise UserError(f"{file}: expected at least one row, received none")
+
+
+def text_names(count: int) -> tuple[str, ...]:
+    """Return the names of the inputs of a text, or of two."""
+    return ("text",) if count == 1 else ("text_a", "text_b")
+
+
+def read_texts(
+    task: Mapping[str, Any], source: Source, label: str | None, is_optional: bool = False
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file with a text or pair in named columns.
+
+    Args:
+        task: Values of a task.json: "text_columns", "unescape_html" and "multi_label".
+        source: The file.
+        label: Column of the label, None to read none.
+        is_optional: Whether the file may lack this column.
+    """
+    columns = task.get("text_columns", ("text",))
+    names, labels = text_names(len(columns)), [label] if label else []
+
+    def example(values, location):
+        texts = {name: values[column] for name, column in zip(names, columns, strict=True)}
+        return Example(texts, values.get(label), location)
+
+    return read_rows(
+        source,
+        (*columns, *([] if is_optional else labels)),
+        task.get("unescape_html", False),
+        lists=labels if task.get("multi_label") else (),
+        optional=labels if is_optional else (),
+        make=example,
+    )
 
 
 def rows_with_optional_labels(
-    task: Mapping[str, Any], path: str, labelled: bool
-) -> Iterator[Row | BadRow]:
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    columns, label = task.get("text_columns", ("text",)), task.get("label_column")
-    if not labelled:
-        return read_rows(path, columns)
-    return read_rows(path, (*columns, *filter(None, [label])), optional=() if label else ("label",))
+    column = task.get("label_column")
+    return read_texts(task, source, (column or "label") if labelled else None, column is None)
 
 
-def header_of(path: pathlib.Path) -> list[str]:
+def header_of(file: DataFile) -> list[str]:
     """Return the column names of a .csv or .tsv file, [] if it is empty."""
-    for _, fields in _TABLES[suffix_of(path)](path):
+    for _, fields in _TABLES[file.suffix](file):
         if fields:
             return [] if isinstance(fields, RowError) else fields
     return []
 
 
 def named_rows(
-    path: pathlib.Path, columns: Sequence[str]
+    file: DataFile, columns: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yield (line number, {column: value} or `RowError`) of a file.
 
     Args:
-        path: The file.
+        file: The file.
         columns: Columns that the header of a .csv or .tsv file must have.
     """
-    suffix = suffix_of(path)
+    suffix = file.suffix
     if suffix == ".parquet":
-        from tasks.data.readers.parquet import parquet_rows
-
-        return parquet_rows(path)
+        return parquet_rows(file)
     if suffix == ".jsonl":
         # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
-        return json_rows(path, parse_int=str, parse_float=str)
-    return _table(path, _TABLES[suffix](path), columns)
+        return json_rows(file, parse_int=str, parse_float=str)
+    return _table(file, _TABLES[suffix](file), columns)
 
 
-def _table(path, rows, columns):
+def _table(file, rows, columns):
     header = None
     for number, fields in rows:
         if not fields:
@@ -126,16 +151,16 @@ def _table(path, rows, columns):
             header = fields
             if isinstance(header, RowError):
                 raise UserError(
-                    f"{path}:{number}: expected column names, separated by commas; {header}"
+                    f"{file}:{number}: expected column names, separated by commas; {header}"
                 )
             name, count = collections.Counter(header).most_common(1)[0]
             if count > 1:
-                raise UserError(f"{path}:{number}: {_repeated(name, header)}")
+                raise UserError(f"{file}:{number}: {_repeated(name, header)}")
             continue
         for column in columns:
             if column not in header:
                 separator = _other_separator(header)
-                raise UserError(f"{path}:{number}: {no_column(column, header)}{separator}")
+                raise UserError(f"{file}:{number}: {no_column(column, header)}{separator}")
         yield number, fields if isinstance(fields, RowError) else _named(header, fields)
 
 
@@ -155,7 +180,7 @@ def _named(header, fields):
     return dict(zip(header, fields, strict=True))
 
 
-def _row(values, columns, unescape_html, lists, optional, location):
+def _row(values, columns, unescape_html, lists, optional, make, location):
     present = [column for column in optional if values.get(column) is not None]
     row = {}
     for column in (*columns, *present):
@@ -171,7 +196,7 @@ def _row(values, columns, unescape_html, lists, optional, location):
         if unescape_html and column not in lists:
             value = html.unescape(value)
         row[column] = value
-    return Row(row, location)
+    return make(row, location)
 
 
 def no_column(column: str, columns: Iterable[str]) -> str:

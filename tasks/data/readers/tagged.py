@@ -18,9 +18,7 @@ an entity too, as in the scorer of CoNLL 2000 (conlleval).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -28,16 +26,17 @@ from typing import Any, NamedTuple
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     BadRow,
+    Example,
     RowError,
+    Source,
     as_label,
     check_text,
-    checked_path,
+    data_file,
     good_or_bad,
     json_rows,
     read_lines,
-    suffix_of,
 )
-from tasks.data.readers.tables import header_of, no_column, read_rows
+from tasks.data.readers.tables import header_of, no_column, read_texts
 
 # Names of columns and keys in our files, in those of annotation tools and in datasets.
 _ENTITY_COLUMNS = ("entities", "spans", "ents", "label", "labels")
@@ -45,72 +44,64 @@ _ENTITY_KEYS = {"start": "start_offset", "end": "end_offset", "type": "label"}
 _TAG_COLUMNS = ("ner_tags", "tags", "labels")
 
 
-@dataclasses.dataclass(frozen=True)
-class TaggedSentence:
-    """Words of a sentence, their BIO tags (`None` if unlabelled), and its first line."""
-
-    words: list[str]
-    tags: list[str] | None
-    location: str = dataclasses.field(repr=False)
+Entity = tuple[int, int, str]  # (start, end, type), in characters, the end exclusive.
 
 
-@dataclasses.dataclass(frozen=True)
-class TaggedText:
-    """A text and its entities.
+class WordTags(NamedTuple):
+    """Label of a text that was given as words, which are joined by spaces.
 
     Attributes:
-        entities: (start, end, type), in characters, the end exclusive; `None` if unlabelled.
-        location: File and line.
+        words: The words. They may contain spaces themselves.
+        tags: The BIO tag of each.
     """
 
-    text: str
-    entities: list[tuple[int, int, str]] | None
-    location: str = dataclasses.field(repr=False)
+    words: list[str]
+    tags: list[str]
 
 
 def task_rows(
-    task: Mapping[str, Any], path: str, labelled: bool
-) -> Iterator[TaggedSentence | TaggedText | BadRow]:
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
     """Yield the rows of a file for the values of a task.json; see `TaskType`."""
     (column,) = task.get("text_columns", ("text",))  # Of flags; task.json has one name.
-    return read_tagged(path, labelled, task.get("text_column", column))
+    return read_tagged(source, labelled, task.get("text_column", column))
 
 
 def read_tagged(
-    path: str | os.PathLike, labelled: bool = True, text_column: str = "text"
-) -> Iterator[TaggedText | TaggedSentence | BadRow]:
+    source: Source, labelled: bool = True, text_column: str = "text"
+) -> Iterator[Example | BadRow]:
     """Yield the texts of a file.
 
     Args:
-        path: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, of exports of
-            doccano, Prodigy and spaCy (see `tagged_text`), or of {"tokens": [...], "ner_tags":
+        source: .jsonl of {"text": ..., "entities": [{"start", "end", "type"}, ...]}, of exports of
+            doccano, Prodigy and spaCy (see `entities_of`), or of {"tokens": [...], "ner_tags":
             [...]}; or a column file. Unlabelled, also .csv and .tsv with a `text_column`; of a
             column file only the first column is read.
         labelled: Whether to read tags or entities.
         text_column: Name of the text.
 
     Yields:
-        `TaggedText`, entities sorted by start, from .jsonl, .csv and .tsv; `TaggedSentence` from
-        column files and tokens; `BadRow` for a text that cannot be used.
+        An `Example` with "text", whose label is a list of entities, sorted by start, or `WordTags`
+        in column files and of tokens; or a `BadRow` for a text that cannot be used.
 
     Raises:
         UserError: If the file cannot be read or is empty.
     """
-    path = checked_path(path)
-    if suffix_of(path) == ".jsonl":
-        items = _json_items(path, text_column, labelled)
-    elif not labelled and _has_text_column(path, text_column):
-        items = _plain_texts(path, text_column)
-    elif suffix_of(path) == ".csv":
-        raise UserError(f"{path}: expected tags in a column file or in .jsonl, received .csv")
+    file = data_file(source)
+    if file.suffix == ".jsonl":
+        items = _json_items(file, text_column, labelled)
+    elif not labelled and _has_text_column(file, text_column):
+        items = read_texts({"text_columns": (text_column,)}, file, None)
+    elif file.suffix == ".csv":
+        raise UserError(f"{file}: expected tags in a column file or in .jsonl, received .csv")
     else:
-        items = _sentences(path, labelled, to_bio)
+        items = _sentences(file, labelled)
     is_empty = True
     for item in items:
         is_empty = False
         yield item
     if is_empty:
-        raise UserError(f"{path}: expected at least one row, received none")
+        raise UserError(f"{file}: expected at least one row, received none")
 
 
 def to_bio(tags: Iterable[str]) -> list[str]:
@@ -148,10 +139,10 @@ class _Layout(NamedTuple):
     has_tags: bool
 
 
-def _layout(path):
+def _layout(file):
     """Return the `_Layout` of a column file, or `None` if it is empty."""
     layout = None
-    for number, line in _lines(path):
+    for number, line in _lines(file):
         if line and not (layout and line.startswith("#")):
             is_tabbed = "\t" in line
             columns = _columns(line, is_tabbed)
@@ -161,28 +152,28 @@ def _layout(path):
     return layout
 
 
-def _lines(path):
+def _lines(file):
     """Yield (number, line without surrounding white space), "" between sentences."""
-    for number, line in read_lines(path):
+    for number, line in read_lines(file):
         line = line.strip(" \t\r\n")
         yield number, "" if line.startswith("-DOCSTART-") else line
 
 
-def _sentences(path, labelled, convert):
-    """Yield TaggedSentence or BadRow; `convert` maps a sentence's tags."""
-    layout = _layout(path)
+def _sentences(file, labelled):
+    """Yield an `Example` or a `BadRow` per sentence."""
+    layout = _layout(file)
     if layout and labelled and layout.width < 2:
-        raise UserError(f"{path}:{layout.number}: expected a word and its tag, received one column")
+        raise UserError(f"{file}:{layout.number}: expected a word and its tag, received one column")
     block = []  # (line number, columns) per word of the current sentence.
-    for number, line in _lines(path):
+    for number, line in _lines(file):
         columns = _columns(line, layout.is_tabbed) if line else []
         if line and (block or not _is_comment(line, columns, layout)):
             block.append((number, columns))
         elif block:
-            yield _sentence(path, block, layout, labelled, convert)
+            yield _sentence(file, block, layout, labelled)
             block = []
     if block:
-        yield _sentence(path, block, layout, labelled, convert)
+        yield _sentence(file, block, layout, labelled)
 
 
 def _is_comment(line, columns, layout):
@@ -205,15 +196,20 @@ def _columns(line, is_tabbed):
     return re.split(" +", line)
 
 
-def _sentence(path, block, layout, labelled, convert):
+def _sentence(file, block, layout, labelled):
     for number, columns in block:
         try:
             _check_columns(columns, layout, labelled)
         except RowError as error:
-            return BadRow(f"{path}:{number}", str(error))
+            return BadRow(f"{file}:{number}", str(error))
     words = [columns[0] for _, columns in block]
-    tags = convert([columns[-1] for _, columns in block]) if labelled else None
-    return TaggedSentence(words, tags, f"{path}:{block[0][0]}")
+    tags = to_bio([columns[-1] for _, columns in block]) if labelled else None
+    return _of_words(words, tags, f"{file}:{block[0][0]}")
+
+
+def _of_words(words, tags, location):
+    label = None if tags is None else WordTags(words, tags)
+    return Example({"text": " ".join(words)}, label, location)
 
 
 def _check_columns(columns, layout, labelled):
@@ -239,34 +235,32 @@ def _split(tag):
     return prefix, kind
 
 
-def _json_items(path, text_column, labelled):
+def _json_items(file, text_column, labelled):
     form = None
     # Text to predict may be a number, as in the other formats.
     parsers = {} if labelled else {"parse_int": str, "parse_float": str}
-    for number, row in json_rows(path, **parsers):
-        item = good_or_bad(f"{path}:{number}", row, _json_item, text_column, labelled)
+    for number, row in json_rows(file, **parsers):
+        item = good_or_bad(f"{file}:{number}", row, _json_item, text_column, labelled)
         if labelled and not isinstance(item, BadRow):
-            form = form or type(item)
-            if type(item) is not form:
+            form = form or type(item.label)
+            if type(item.label) is not form:
                 item = BadRow(item.location, "expected either texts or tokens, as in other rows")
         yield item
 
 
 def _json_item(values, text_column, labelled, location):
     if text_column in values:
-        if labelled:
-            return tagged_text(values, text_column, location)
-        return TaggedText(_text(values, text_column), None, location)
+        text = _text(values, text_column)
+        label = entities_of(values, len(text)) if labelled else None
+        return Example({"text": text}, label, location)
     if "tokens" not in values:
         raise RowError(no_column(text_column, values))
-    words, tags = values["tokens"], None
+    words = values["tokens"]
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
         raise RowError(f"column 'tokens': expected a list of words, received {words!r:.80}")
     for word in words:
         check_text(word, "column 'tokens'")
-    if labelled:
-        tags = _tags(values, len(words))
-    return TaggedSentence(words, tags, location)
+    return _of_words(words, _tags(values, len(words)) if labelled else None, location)
 
 
 def _tags(values, count):
@@ -293,21 +287,18 @@ def _text(values, text_column):
     return text
 
 
-def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> TaggedText:
-    """Return a text with its entities.
+def entities_of(values: Mapping[str, Any], length: int) -> list[Entity]:
+    """Return the entities of a text, sorted by start.
 
     Args:
-        values: The text, and a list of entities: "entities", as {"start", "end", "type"}; "spans"
-            of Prodigy and "ents" of spaCy, as {"start", "end", "label"}; or "label", "labels" and
-            "entities" of doccano, as [start, end, label] or {"start_offset", "end_offset",
-            "label"}.
-        text_column: Name of the text.
-        location: Position for messages.
+        values: A list of entities: "entities", as {"start", "end", "type"}; "spans" of Prodigy and
+            "ents" of spaCy, as {"start", "end", "label"}; or "label", "labels" and "entities" of
+            doccano, as [start, end, label] or {"start_offset", "end_offset", "label"}.
+        length: Number of characters of the text.
 
     Raises:
-        RowError: If the text or an entity is malformed, or entities overlap.
+        RowError: If an entity is malformed, or entities overlap.
     """
-    text = _text(values, text_column)
     column = next((name for name in _ENTITY_COLUMNS if name in values), None)
     if column is None:
         raise RowError(no_column(_ENTITY_COLUMNS[0], values))
@@ -316,12 +307,12 @@ def tagged_text(values: Mapping[str, Any], text_column: str, location: str) -> T
         raise RowError(f"column {column!r}: expected a list, received {entities!r:.80}")
     if column == "spans" and values.get("answer", "accept") != "accept":
         raise RowError(f"'answer' is {values['answer']!r:.80}; remove rows that are not accepted")
-    spans = sorted(_span(entity, len(text)) for entity in entities)
+    spans = sorted(_span(entity, length) for entity in entities)
     # Spans are sorted, so any overlap is one of neighbors.
     for span, following in itertools.pairwise(spans):
         if following[0] < span[1]:
             raise RowError(f"entities {span} and {following}: expected no overlap")
-    return TaggedText(text, spans, location)
+    return spans
 
 
 def _span(entity, length):
@@ -346,14 +337,8 @@ def _span(entity, length):
     return start, end, as_label(kind)
 
 
-def _plain_texts(path, text_column):
-    for row in read_rows(path, (text_column,)):
-        is_bad = isinstance(row, BadRow)
-        yield row if is_bad else TaggedText(row.values[text_column], None, row.location)
-
-
-def _has_text_column(path, text_column):
+def _has_text_column(file, text_column):
     """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
-    return suffix_of(path) in (".csv", ".parquet") or (
-        suffix_of(path) == ".tsv" and text_column in header_of(path)
+    return file.suffix in (".csv", ".parquet") or (
+        file.suffix == ".tsv" and text_column in header_of(file)
     )

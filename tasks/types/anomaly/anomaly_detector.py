@@ -18,12 +18,17 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
 from tasks.base.plots import Histogram, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.task import described
-from tasks.base.text_task import TextReader, TextTask
-from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
-from tasks.data.readers.rows import BadRow, as_label, raise_bad_rows
-from tasks.data.readers.tables import Row, read_rows
+from tasks.base.task import OutputSpec, Postprocessor, Reader, described
+from tasks.base.text_task import TextTask
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    FileRows,
+    Source,
+    as_label,
+    raise_bad_rows,
+)
 from tasks.data.windows import Windows
 from tasks.graph.evaluation import FeatureExamples
 from tasks.metrics.classification import pr_auc, roc_auc
@@ -32,29 +37,16 @@ from tasks.model.task_model import TaskModel
 from tasks.types.anomaly.autoencoder import AutoencoderModel
 
 
-class AnomalyReader(TextReader["AnomalyTask"]):
+class AnomalyReader(Reader["AnomalyTask"]):
     """Reader of texts; a label is 1 for an anomaly, else 0."""
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield one `Example` or `BadRow` per row, with label 1 for an anomaly."""
-        if not labelled:
-            for row in read_rows(path, self.task.text_columns, self.task.unescape_html):
-                yield row if isinstance(row, BadRow) else self.example(row, None)
-            return
-        for item in self.labelled_rows(path):
-            if isinstance(item, BadRow):
-                yield item
-                continue
-            row, label = item
-            if label is not None and not self.task.normal_labels:
-                yield BadRow(
-                    row.location,
-                    f"label {label!r}, but the training rows had no labels; train with "
-                    "--normal_labels",
-                )
-                continue
-            is_unusual = label is not None and label not in self.task.normal_labels
-            yield self.example(row, int(is_unusual))
+    def label_of(self, label: str | None) -> int:
+        """Return whether a label, None in a file without labels, is one of an anomaly."""
+        if label is not None and not self.task.normal_labels:
+            raise ValueError(
+                f"label {label!r}, but the training rows had no labels; train with --normal_labels"
+            )
+        return int(label is not None and label not in self.task.normal_labels)
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
@@ -66,20 +58,15 @@ class AnomalyReader(TextReader["AnomalyTask"]):
         """Return 0 for each row: all are normal."""
         return [0] * count
 
-    def labelled_rows(self, path: str) -> Iterator[tuple[Row, str | None] | BadRow]:
-        """Yield (Row, label), or a BadRow; the label is None if the file has no labels."""
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the rows of a file, of which all or none have a label."""
         column = self.task.label_column or "label"
-        required, optional = ((column,), ()) if self.task.label_column else ((), (column,))
-        columns = (*self.task.text_columns, *required)
         has_labels = None
-        for row in read_rows(
-            path, columns, unescape_html=self.task.unescape_html, optional=optional
-        ):
-            if isinstance(row, BadRow):
+        for row in super().iter_rows(data, labelled):
+            if not labelled or isinstance(row, BadRow):
                 yield row
                 continue
-            label = row.values.get(column)
-            assert not isinstance(label, list)  # Only columns that `lists` names may hold lists.
+            label = row.label
             if has_labels is None:
                 has_labels = label is not None
             if (label is not None) != has_labels:
@@ -88,7 +75,7 @@ class AnomalyReader(TextReader["AnomalyTask"]):
             elif label is not None and not as_label(label):
                 yield BadRow(row.location, f"column {column!r} is empty; expected a label")
             else:
-                yield row, label if label is None else as_label(label)
+                yield Example(row.texts, label if label is None else as_label(label), row.location)
 
 
 class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
@@ -223,11 +210,11 @@ class AnomalyTask(TextTask):
     trains_on_vectors = True
 
     @classmethod
-    def from_data(cls, path: str, **options: Any) -> Self:
+    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
         """Create the task from a training file.
 
         Args:
-            path: The training file.
+            data: The training file, or its rows.
             **options: Fields of the task; `normal_labels` defaults to the file's only label.
 
         Raises:
@@ -236,21 +223,21 @@ class AnomalyTask(TextTask):
         """
         normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
         task = cls(normal_labels=normal_labels, **options)
-        rows = raise_bad_rows(AnomalyReader(task).labelled_rows(path))
-        labels = {label for _, label in rows if label is not None}
+        rows = raise_bad_rows(task.reader.iter_rows(data, labelled=True))
+        labels = {row.label for row in rows if row.label is not None}
         if not labels:
             return task
         found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
         if not task.normal_labels:
             if len(labels) > 1:
                 raise UserError(
-                    f"{path}: several labels: {found}. Set --normal_labels to those of normal rows"
+                    f"{data}: several labels: {found}. Set --normal_labels to those of normal rows"
                 )
             return dataclasses.replace(task, normal_labels=tuple(labels))
         for label in task.normal_labels:
             if label not in labels:
                 raise UserError(
-                    f"--normal_labels: no row of {path} has label {label!r}. Found: {found}"
+                    f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
                 )
         return task
 

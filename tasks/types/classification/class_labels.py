@@ -10,27 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from bert_tf.errors import UserError
-from tasks.base.task import described
-from tasks.base.text_task import LabelledTextReader, LabelledTextTask
+from tasks.base.task import Reader, described
+from tasks.base.text_task import LabelledTextTask
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import as_list
-from tasks.data.readers.rows import as_label, raise_bad_rows
+from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.types.classification import class_imbalance
 
 BETWEEN_LABELS = "|"
 
 
-class ClassReader(LabelledTextReader["ClassLabels"]):
+class ClassReader(Reader["ClassLabels"]):
     """Reader of texts with a label, or with any number of labels."""
 
-    @property
-    def list_columns(self) -> tuple[str, ...]:
-        """Columns that may hold JSON lists."""
-        return (self.task.label_column,) if self.task.multi_label else ()
-
-    def label_of(self, value: str | list[str]) -> int | tuple[int, ...]:
+    def label_of(self, label: str | list[str]) -> int | tuple[int, ...]:
         """Return the id of a row's label, or the ids with `multi_label`."""
-        names = self.names_in(value)
+        names = self.names_in(label)
         known = self.task.labels
         for name in names:
             if name not in known:
@@ -195,7 +190,7 @@ class ClassLabels(LabelledTextTask, abc.ABC):
     @classmethod
     def from_data(
         cls,
-        path: str,
+        data: Source | FileRows,
         *,
         labels: Sequence[str] = (),
         class_weights: Sequence[str] = (),
@@ -212,15 +207,15 @@ class ClassLabels(LabelledTextTask, abc.ABC):
         if task.multi_label and task.file_format in GLUE:
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
         reader, counts = ClassReader(task), collections.Counter[str]()
-        for row in raise_bad_rows(reader.rows(path, labelled=True)):
+        for row in raise_bad_rows(reader.iter_rows(data, labelled=True)):
             try:
-                counts.update(reader.names_in(row.values[task.label_column]))
+                counts.update(reader.names_in(row.label))
             except ValueError as error:
                 raise UserError(f"{row.location}: {error}") from None
         if len(counts) < 2:
             only = repr(min(counts)) if counts else "none"
             only += " or none" if counts and task.multi_label else ""
-            raise UserError(f"{path}: expected two or more labels. Received: {only}")
+            raise UserError(f"{data}: expected two or more labels. Received: {only}")
         published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
         labels = task.labels or published or _in_order(counts)
         objective = task.threshold_objective or (None if task.rare_label is None else "f1")

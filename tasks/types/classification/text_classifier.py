@@ -29,7 +29,7 @@ from bert_tf.train.losses import (
 )
 from tasks.base.decisions import Decision, decide_each, decide_one
 from tasks.base.plots import MAX_LABELS, ConfusionMatrix, Plot, PrecisionRecall, Reliability
-from tasks.base.postprocessor import OutputSpec, Postprocessor
+from tasks.base.task import OutputSpec, Postprocessor
 from tasks.base.text_task import warnings_of_equal_labels
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE

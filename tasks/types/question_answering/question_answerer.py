@@ -10,7 +10,7 @@ window.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -25,13 +25,11 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.decisions import top2_gap
 from tasks.base.plots import Bars, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task, described
-from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task, described
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list
-from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.squad import listed_answers, read_questions
+from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
+from tasks.data.readers.squad import listed_answers
 from tasks.data.windows import Windows, pack_windows
 from tasks.graph.heads import SpanModel
 from tasks.metrics.squad import best_null_threshold, scores_by_length, squad_scores
@@ -72,25 +70,14 @@ class QuestionReader(Reader["QuestionAnsweringTask"]):
             raise ValueError("expected an answer, received none; set may_be_impossible=True")
         return tuple(answers)
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the questions of a SQuAD file or of rows."""
-        for question in read_questions(path, labelled):
-            if isinstance(question, BadRow):
-                yield question
-                continue
-            if question.is_impossible and not self.task.may_be_impossible:
-                yield BadRow(
-                    question.location,
-                    "expected an answer, since this task has one per question; for questions "
-                    "without an answer train with --task=squad2",
-                )
-                continue
-            yield Example(
-                {"question": question.question, "context": question.context},
-                tuple(question.answers),
-                question.location,
-                question.id,
+    def label_of(self, label: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        """Return the answers; raises ValueError if there is none and the task does not allow it."""
+        if not label and not self.task.may_be_impossible:
+            raise ValueError(
+                "expected an answer, since this task has one per question; for questions without "
+                "an answer train with --task=squad2"
             )
+        return label
 
 
 class SpanPostprocessor(Postprocessor["QuestionAnsweringTask"]):
@@ -241,19 +228,21 @@ class QuestionAnsweringTask(Task):
     unused = "whose answer is not in the context, not used for training"
 
     @classmethod
-    def from_data(cls, path: str, *, may_be_impossible: bool | None = None, **options: Any) -> Self:
+    def from_data(
+        cls, data: Source | FileRows, *, may_be_impossible: bool | None = None, **options: Any
+    ) -> Self:
         """Create the task from a training file.
 
         Args:
-            path: Training file.
+            data: Training file, or its rows.
             may_be_impossible: Whether questions may have no answer; `None` reads it off the file.
             **options: Other fields of the task.
         """
         task = cls(may_be_impossible=bool(may_be_impossible), **options)
         if may_be_impossible is None:
-            questions = raise_bad_rows(read_questions(path))
+            questions = raise_bad_rows(task.reader.iter_rows(data, labelled=True))
             task = dataclasses.replace(
-                task, may_be_impossible=any(question.is_impossible for question in questions)
+                task, may_be_impossible=any(not question.label for question in questions)
             )
         return task
 

@@ -7,7 +7,8 @@ Shape suffixes: B texts, W windows of them, (L) tokens of a window, C labels, T 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -20,13 +21,11 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.plots import MAX_LABELS, Bars, Plot
-from tasks.base.postprocessor import OutputSpec, Postprocessor
-from tasks.base.reader import Reader
-from tasks.base.task import Task, described
-from tasks.data.examples import Arrays, EncodedExamples, Example, Examples, Tensors
+from tasks.base.task import OutputSpec, Postprocessor, Reader, Task, described
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, named, without_axis
-from tasks.data.readers.rows import BadRow, as_label, raise_bad_rows
-from tasks.data.readers.tagged import TaggedSentence, TaggedText, read_tagged, tagged_text, to_bio
+from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
+from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
 from tasks.data.windows import Windows, pack_windows
 from tasks.graph import heads
 from tasks.metrics.entities import entity_scores, strict_f1
@@ -34,7 +33,6 @@ from tasks.model.task_model import TaskModel
 from tasks.types.tagging.entity_labels import (
     BioLabels,
     TokenLabels,
-    entity_type,
     first_pieces,
     join_words,
     label_spans,
@@ -53,7 +51,7 @@ FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
 class TaggingReader(Reader["TaggingTask"]):
-    """Reader of texts with entities; a label is a `TaggedSentence` or a `TaggedText`."""
+    """Reader of texts with entities; a label is `WordTags` or a list of entities."""
 
     def columns(self, x: Any) -> dict[str, list]:
         """Return texts by input name; lists of words are joined by spaces."""
@@ -80,52 +78,43 @@ class TaggingReader(Reader["TaggingTask"]):
         All rows have entities, or all have a tag per word; [] may be either.
         """
         labels = super().encode_labels(values, texts, what, is_batch)
-        if not any(isinstance(label, TaggedSentence) for label in labels):
+        if not any(isinstance(label, WordTags) for label in labels):
             return labels
         for row, label in enumerate(labels):
-            if isinstance(label, TaggedText):
-                if label.entities or label.text:
+            if not isinstance(label, WordTags):
+                if label or texts["text"][row]:
                     raise UserError(
                         f"{what.format(row)}: expected a tag per word, as in other rows, received "
                         f"{values[row]!r:.80}"
                     )
-                labels[row] = TaggedSentence([], [], label.location)
+                labels[row] = WordTags([], [])
         return labels
 
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> TaggedSentence | TaggedText:
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> WordTags | list[Entity]:
         """Return entities, given as dicts with start, end and type, or one tag per word."""
-        if isinstance(value, TaggedSentence | TaggedText):
-            item = value
+        label: WordTags | list[Entity]
+        if isinstance(value, WordTags):
+            label = value
         elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
             words = texts["text"].split(" ")
             if len(words) != len(value):
                 raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
-            item = TaggedSentence(words, to_bio(value), "y")
+            label = WordTags(words, to_bio(value))
         else:
-            item = tagged_text({"text": texts["text"], "entities": value}, "text", "y")
-        unknown = sorted(_types(item).difference(self.task.bio.types))
-        if unknown:
-            raise ValueError(
-                f"entity type {unknown[0]!r:.80}: expected one of {', '.join(self.task.bio.types)}"
-            )
-        return item
+            label = entities_of({"entities": value}, len(texts["text"]))
+        return self.label_of(label)
 
-    def iter_examples(self, path: str, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield the texts of a column file or of rows; words are joined by spaces."""
-        types = self.task.bio.types
-        for item in read_tagged(path, labelled, self.task.text_column):
-            if isinstance(item, BadRow):
-                yield item
-                continue
-            unknown = sorted(_types(item).difference(types)) if labelled else ()
-            if unknown:
-                yield BadRow(
-                    item.location,
-                    f"entity type {unknown[0]!r:.80}: expected one of {', '.join(types)}",
-                )
-                continue
-            text = " ".join(item.words) if isinstance(item, TaggedSentence) else item.text
-            yield Example({"text": text}, item if labelled else None, item.location)
+    def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
+        """Return the label; raises ValueError at an entity type that the task does not have."""
+        unknown = sorted(_types(label).difference(self._known_types))
+        if unknown:
+            known = ", ".join(self._known_types)
+            raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
+        return label
+
+    @functools.cached_property
+    def _known_types(self):
+        return self.task.bio.types
 
 
 class TaggingPostprocessor(Postprocessor["TaggingTask"]):
@@ -187,7 +176,7 @@ class TaggingPostprocessor(Postprocessor["TaggingTask"]):
         labelled, _ = self.task.token_labels(data.examples, data.windows)
         predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
         predicted = word_predictions(bio, predictions_T, labelled)
-        if isinstance(sentences[0], TaggedSentence):
+        if isinstance(sentences[0], WordTags):
             # The file's own tags, so that entities of words without a token count as missed.
             return [sentence.tags for sentence in sentences], predicted
         # Spans are compared at token borders, since the model cannot predict others.
@@ -213,7 +202,7 @@ class TaggingPostprocessor(Postprocessor["TaggingTask"]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaggingTask(Task):
-    """Entity tagging; an example's label is a `TaggedSentence` or a `TaggedText`.
+    """Entity tagging; an example's label is `WordTags` or a list of entities.
 
     Attributes:
         labels: BIO tags, O first.
@@ -238,7 +227,7 @@ class TaggingTask(Task):
     @classmethod
     def from_data(
         cls,
-        path: str,
+        data: Source | FileRows,
         *,
         max_seq_length: int,
         labels: Sequence[str] = (),
@@ -249,7 +238,7 @@ class TaggingTask(Task):
         """Create the task from a training file.
 
         Args:
-            path: Training file.
+            data: Training file, or its rows.
             max_seq_length: Maximum tokens per window.
             labels: Entity types, or BIO tags with O; by default the types of the file, sorted.
             doc_stride: Tokens between the starts of two windows; by default half a window.
@@ -260,22 +249,23 @@ class TaggingTask(Task):
             UserError: If the file contains no entity.
         """
         (text_column,) = text_columns
-        found = set()
-        for item in raise_bad_rows(read_tagged(path, text_column=text_column)):
-            found |= _types(item)
-        if not found:
-            raise UserError(f"{path}: expected at least one entity to train on, received none")
-        labels = tuple(map(as_label, labels))
-        # With O the labels are complete BIO tags, otherwise entity types.
-        bio = BioLabels(labels, "--labels") if "O" in labels else None
-        bio = bio or BioLabels.of_types(labels or sorted(found))
-        return cls(
+        task = cls(
             max_seq_length=max_seq_length,
-            labels=bio.labels,
+            labels=(),
             doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
             text_column=text_column,
             **options,
         )
+        found = set()
+        for row in raise_bad_rows(task.reader.iter_rows(data, labelled=True)):
+            found |= _types(row.label)
+        if not found:
+            raise UserError(f"{data}: expected at least one entity to train on, received none")
+        labels = tuple(map(as_label, labels))
+        # With O the labels are complete BIO tags, otherwise entity types.
+        bio = BioLabels(labels, "--labels") if "O" in labels else None
+        bio = bio or BioLabels.of_types(labels or sorted(found))
+        return dataclasses.replace(task, labels=bio.labels)
 
     @classmethod
     def from_options(
@@ -356,7 +346,7 @@ class TaggingTask(Task):
         bio, texts, items = self.bio, examples.texts["text"], examples.labels
         tokens, is_first_T = texts_tokens(windows, len(texts))
         is_first_T = is_first_T.numpy()
-        if isinstance(items[0], TaggedSentence):
+        if isinstance(items[0], WordTags):
             words = join_words([item.words for item in items])
             numbers = {label: number for number, label in enumerate(bio.labels)}
             ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
@@ -365,15 +355,14 @@ class TaggingTask(Task):
             counts = {"words have no token; they are predicted as O": missing}
             count = len(ids_N)
         else:
-            spans = [item.entities for item in items]
-            labelled, num_widened, num_lost = label_spans(bio, texts, tokens, spans, is_first_T)
+            labelled, num_widened, num_lost = label_spans(bio, texts, tokens, items, is_first_T)
             counts = {
                 "entities begin or end inside a token; they are extended to all of it": (
                     num_widened
                 ),
                 "entities have no token of their own; they are skipped": num_lost,
             }
-            count = sum(map(len, spans))
+            count = sum(map(len, items))
         return labelled, [f"{n} of {count} {what}" for what, n in counts.items() if n]
 
 
@@ -388,11 +377,11 @@ def _joined(row, what):
     return " ".join(words)
 
 
-def _types(item):
-    """Return the entity types of a TaggedSentence or TaggedText."""
-    if isinstance(item, TaggedSentence):
-        return {entity_type(tag, item.location) for tag in item.tags} - {None}
-    return {name for _, _, name in item.entities}
+def _types(label):
+    """Return the entity types of a label."""
+    if isinstance(label, WordTags):
+        return {tag.partition("-")[2] for tag in label.tags} - {""}
+    return {name for _, _, name in label}
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -5,8 +5,12 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.choices import Choice, read_choices
-from tasks.data.readers.rows import BadRow, raise_bad_rows
+from tasks.data.readers.choices import read_choices
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
+
+
+def choice(prompt, choices, label, location):
+    return Example({"prompt": prompt, "choices": choices}, label, location)
 
 
 def read_json(path, *values, labelled=True):
@@ -23,8 +27,8 @@ def test_swag_is_read(tmp_path):
     )
     first, second, *bad = read_choices(path, "swag")
     choices = ["She plays, then rests.", "She b", "She c", "She d"]
-    assert first == Choice("She sits.", choices, 0, f"{path}:2")
-    assert second == Choice("He.", ["a", "b", "c", "d"], 3, f"{path}:3")
+    assert first == choice("She sits.", choices, 0, f"{path}:2")
+    assert second == choice("He.", ["a", "b", "c", "d"], 3, f"{path}:3")
     assert [(row.location, row.message.partition(",")[0]) for row in bad] == [
         (f"{path}:4", "the answer '4': expected one of the 4 choices"),
         (f"{path}:5", "column 'ending1': expected a choice"),
@@ -33,7 +37,7 @@ def test_swag_is_read(tmp_path):
     test = tmp_path / "test.csv"
     test.write_text("sent1,sent2,ending0,ending1,ending2,ending3\nHe.,He,a,b,c,d\n")
     (row,) = read_choices(test, "swag", labelled=False)
-    assert row == Choice("He.", ["He a", "He b", "He c", "He d"], None, f"{test}:2")
+    assert row == choice("He.", ["He a", "He b", "He c", "He d"], None, f"{test}:2")
     with pytest.raises(UserError, match="test.csv:2: no column 'label'"):
         list(read_choices(test, "swag"))
 
@@ -46,9 +50,9 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
     )
     rows = list(read_choices(path, "arc"))
     assert rows[:3] == [
-        Choice("What, then?", ["a", "b\nb", "c", "d"], 2, f"{path}:1"),
-        Choice("Q", ["a", "b"], 1, f"{path}:3"),
-        Choice("Q", ["a", "b", "c"], 0, f"{path}:4"),
+        choice("What, then?", ["a", "b\nb", "c", "d"], 2, f"{path}:1"),
+        choice("Q", ["a", "b"], 1, f"{path}:3"),
+        choice("Q", ["a", "b", "c"], 0, f"{path}:4"),
     ]
     expected = "expected one of the 3 choices, as a letter from A or a number from 1"
     assert rows[3:] == [
@@ -59,13 +63,13 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         BadRow(
             f"{path}:9", "expected a question, at least 2 choices and the answer, received 3 fields"
         ),
-        Choice("Q", ["a", "b"], 1, f"{path}:10"),
+        choice("Q", ["a", "b"], 1, f"{path}:10"),
         BadRow(f"{path}:11", f"the answer 'C': {expected.replace('3', '2')}", is_known=True),
         BadRow(f"{path}:12", "choice 2: expected text, received an empty string"),
         BadRow(f"{path}:13", f"the answer 'Ⅲ': {expected}"),
     ]
     unlabelled = list(read_choices(path, "arc", labelled=False))
-    assert unlabelled[3] == Choice("Q", ["a", "b", "c"], None, f"{path}:5")
+    assert unlabelled[3] == choice("Q", ["a", "b", "c"], None, f"{path}:5")
     assert unlabelled[6] == BadRow(f"{path}:8", "expected at least two choices, received 0")
 
 
@@ -99,7 +103,7 @@ def test_answers_in_json_are_read(tmp_path, answer, label):
     if label is None:
         assert isinstance(row, BadRow) and row.location == f"{path}:1"
     else:
-        assert row == Choice("Q", ["a", "b", "c"], label, f"{path}:1")
+        assert row == choice("Q", ["a", "b", "c"], label, f"{path}:1")
 
 
 def test_rows_may_differ_in_their_number_of_choices(tmp_path):
@@ -127,9 +131,9 @@ def test_rows_may_differ_in_their_number_of_choices(tmp_path):
         {**arc, "question": {"stem": "Q?", "choices": arc["question"]["choices"][::-1]}},
     )
     assert rows[:3] == [
-        Choice("P", ["a", "b"], 0, f"{path}:1"),
-        Choice("P", list("abcdefg"), 6, f"{path}:2"),
-        Choice("Q?", ["a", "b"], 1, f"{path}:3"),
+        choice("P", ["a", "b"], 0, f"{path}:1"),
+        choice("P", list("abcdefg"), 6, f"{path}:2"),
+        choice("Q?", ["a", "b"], 1, f"{path}:3"),
     ]
     assert [row.message for row in rows[3:]] == [
         "expected at least two choices, received 1",
@@ -171,7 +175,9 @@ def test_arc_is_read_completely(data_dir, name, good, of_three, without_choices,
     rows = list(read_choices(data_dir / "multiple_choice" / name, "arc"))
     messages = [row.message for row in rows if isinstance(row, BadRow)]
     assert len(rows) - len(messages) == good
-    assert sum(len(row.choices) == 3 for row in rows if isinstance(row, Choice)) == of_three
+    assert (
+        sum(len(row.texts["choices"]) == 3 for row in rows if isinstance(row, Example)) == of_three
+    )
     assert messages.count("expected at least two choices, received none") == without_choices
     assert sum(message.startswith("the answer 'E'") for message in messages) == answer_is_none
     assert len(messages) == without_choices + answer_is_none

@@ -78,7 +78,7 @@ def test_a_word_of_megabytes_of_spaces_is_read(tmp_path):
     path.write_text(f"a\tO\nx{' ' * 4_000_000}x\tO\n")
     with watchdog():
         (sentence,) = read_tagged(path)
-    assert [len(word) for word in sentence.words] == [1, 4_000_002]
+    assert [len(word) for word in sentence.label.words] == [1, 4_000_002]
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.squad import Question, read_questions
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
+from tasks.data.readers.squad import read_questions
 
 CONTEXT = "caf\u00e9 \U0001f600 opened in 1997"
 SQUAD = {
@@ -42,13 +42,21 @@ def write(path, content):
     return path
 
 
+def is_exact(example):
+    """Return whether the context contains each answer at its start."""
+    context = example.texts["context"]
+    return all(
+        start >= 0 and context[start : start + len(text)] == text for text, start in example.label
+    )
+
+
 def test_both_versions_are_read(tmp_path):
     path = write(tmp_path / "dev.json", "\ufeff" + json.dumps(SQUAD))
     first, second = read_questions(path)
-    answers = [("1997", 17), ("in 1997", 14)]
-    location = f"{path}: question q0"
-    assert first == Question("q0", "When?", CONTEXT, answers, False, "Cafe", location)
-    assert first.is_exact and second.is_impossible and second.answers == []
+    answers = (("1997", 17), ("in 1997", 14))
+    texts = {"question": "When?", "context": CONTEXT}
+    assert first == Example(texts, answers, f"{path}: question q0", "q0")
+    assert is_exact(first) and second.label == ()
 
     version1 = copy.deepcopy(SQUAD)
     qas = version1["data"][0]["paragraphs"][0]["qas"]
@@ -56,7 +64,7 @@ def test_both_versions_are_read(tmp_path):
     assert list(read_questions(write(path, version1))) == [first]
     del qas[0]["answers"]
     (unlabelled,) = read_questions(write(path, version1), labelled=False)
-    assert unlabelled.answers == [] and not unlabelled.is_impossible
+    assert unlabelled.label is None
 
 
 def test_an_answer_at_another_position_is_kept_with_a_warning(tmp_path):
@@ -65,10 +73,10 @@ def test_an_answer_at_another_position_is_kept_with_a_warning(tmp_path):
         data = copy.deepcopy(SQUAD)
         data["data"][0]["paragraphs"][0]["qas"][0]["answers"][1]["answer_start"] = start
         first, _ = read_questions(write(path, data))
-        assert first.answers[1] == ("in 1997", start) and not first.is_exact
+        assert first.label[1] == ("in 1997", start) and not is_exact(first)
 
     data["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "1", "answer_start": -4}]
-    assert CONTEXT[-4:-3] == "1" and not next(read_questions(write(path, data))).is_exact
+    assert CONTEXT[-4:-3] == "1" and not is_exact(next(read_questions(write(path, data))))
 
 
 # Path of the change, the new value (None removes it), and the error.
@@ -163,13 +171,14 @@ def test_rows_are_read(tmp_path):
         ",When?,in 1997,1997,\n,Why?,in 1997,,\n,Who?,in 1997,Ann,\n,Who?,in 1997,Ann,first\n",
     )
     *questions, bad = read_questions(path)
-    assert [(q.id, q.answers, q.is_impossible, q.is_exact) for q in questions] == [
-        ("x", [("1997", 9)], False, True),
-        ("3", [("1997", 3)], False, True),
-        ("4", [], True, True),
-        ("5", [("Ann", -1)], False, False),
+    assert [(question.id, question.label, is_exact(question)) for question in questions] == [
+        ("x", (("1997", 9),), True),
+        ("3", (("1997", 3),), True),
+        ("4", (), True),
+        ("5", (("Ann", -1),), False),
     ]
-    assert questions[0].location == f"{path}:2" and questions[0].context == "in 1997, 1997"
+    assert questions[0].location == f"{path}:2"
+    assert questions[0].texts["context"] == "in 1997, 1997"
     assert bad == BadRow(
         f"{path}:6", "column 'answer_start': expected an integer, received 'first'"
     )
@@ -177,7 +186,7 @@ def test_rows_are_read(tmp_path):
         tmp_path / "a.jsonl", '{"question": "When?", "context": "in 1997"}\n{"context": 1}'
     )
     question, bad = read_questions(path, labelled=False)
-    assert question.answers == [] and not question.is_impossible
+    assert question.label is None
     assert bad == BadRow(f"{path}:2", "no column 'question'; the columns are 'context'")
     with pytest.raises(UserError, match="a.jsonl:1: no column 'answer'"):
         list(raise_bad_rows(read_questions(path)))
@@ -191,7 +200,7 @@ def test_questions_of_annotation_tools_are_read(tmp_path):
     path = write(tmp_path / "dev.json", data)
     first, second = read_questions(path)
     assert (first.id, first.location) == ("7", f"{path}: question 7")
-    assert second.is_impossible and second.answers == []
+    assert second.label == ()
     assert [question.id for question in read_questions(path, labelled=False)] == ["7", "q1"]
 
 
@@ -225,9 +234,9 @@ def test_rows_of_datasets_are_read(tmp_path, name):
     else:
         write(path, "\n".join(map(json.dumps, ROWS)))
     first, second, unequal, missing = read_questions(path)
-    assert first.answers == [("1997", 17), ("in 1997", 14)] and first.is_exact
-    assert (first.id, first.title, first.is_impossible) == ("q0", "Cafe", False)
-    assert second.is_impossible and second.answers == []
+    assert first.label == (("1997", 17), ("in 1997", 14)) and is_exact(first)
+    assert first.id == "q0"
+    assert second.label == ()
     assert second.id == ("data[1]" if name == "a.json" else "2")
     assert 'column \'answers\': expected {"text": [...], "answer_start": [...]}' in unequal.message
     expected = "expected text, received None" if name == "a.parquet" else "no column 'question'"
@@ -255,6 +264,5 @@ def test_json_lines_with_another_suffix_are_named(tmp_path):
 def test_squad_is_read_completely(data_dir, name, count, has_impossible):
     questions = list(raise_bad_rows(read_questions(data_dir / "squad" / name)))
     assert len(questions) == count
-    assert any(question.is_impossible for question in questions) == has_impossible
-    assert all(question.is_exact for question in questions)
-    assert all(question.is_impossible != bool(question.answers) for question in questions)
+    assert any(question.label == () for question in questions) == has_impossible
+    assert all(map(is_exact, questions))

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.tables import Row, read_rows
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
+from tasks.data.readers.tables import read_rows
 from tests.conftest import ROOT
 from tests.rows import as_others_write
 
 
 def read(path, columns=("text", "label"), **options):
     return [
-        tuple(row.values.values()) for row in raise_bad_rows(read_rows(path, columns, **options))
+        tuple(row.texts.values()) for row in raise_bad_rows(read_rows(path, columns, **options))
     ]
 
 
@@ -103,7 +103,7 @@ def test_quotes_after_a_blank_are_reported(tmp_path):
         'label,text\nx, "my bill"\nx,\t"a, b"\nx," ""said"" c"\n"x, ""y"""," d"\n"x", e "f"\n'
     )
     rows = list(read_rows(path, ("label", "text")))
-    assert [getattr(row, "values", row.location) for row in rows if row.location] == [
+    assert [getattr(row, "texts", row.location) for row in rows if row.location] == [
         f"{path}:2",
         f"{path}:3",
         {"label": "x", "text": ' "said" c'},
@@ -147,7 +147,7 @@ def test_a_row_has_the_line_of_its_start_and_a_bad_one_does_not_stop_the_others(
         b'"e ""f""",y'
     )
     assert list(read_rows(path, ("label", "text"))) == [
-        Row({"label": "x", "text": "two\r\nlines"}, f"{path}:2"),
+        Example({"label": "x", "text": "two\r\nlines"}, None, f"{path}:2"),
         BadRow(f"{path}:5", "expected 2 fields as in the header, received 3"),
         BadRow(
             f"{path}:6",
@@ -155,7 +155,7 @@ def test_a_row_has_the_line_of_its_start_and_a_bad_one_does_not_stop_the_others(
         ),
         BadRow(f"{path}:7", "',' expected after '\"'; a quote in a quoted field has to be doubled"),
         BadRow(f"{path}:8", "column 'text': expected text, received a NUL character"),
-        Row({"label": "y", "text": 'e "f"'}, f"{path}:9"),
+        Example({"label": "y", "text": 'e "f"'}, None, f"{path}:9"),
     ]
 
 
@@ -166,7 +166,7 @@ def test_a_short_row_is_bad_although_its_missing_column_is_not_requested(tmp_pat
     assert [str(row) for row in read_rows(path, ("text",))] == [
         f"{path}:2: expected 2 fields as in the header, received 1; the first missing column is "
         "'label'",
-        str(Row({"text": "a line end"}, f"{path}:3")),
+        str(Example({"text": "a line end"}, None, f"{path}:3")),
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_blank_line_is_an_empty_text_if_the_text_is_the_only_column(tmp_path, 
     path = tmp_path / f"a{suffix}"
     path.write_text(f"\ntext\n\na\n\n\nb{ending}")
     rows = [
-        (row.values["text"], row.location.rpartition(":")[2]) for row in read_rows(path, ["text"])
+        (row.texts["text"], row.location.rpartition(":")[2]) for row in read_rows(path, ["text"])
     ]
     expected = [("", "3"), ("a", "4"), ("", "5"), ("", "6"), ("b", "7"), ("", "8")]
     assert rows == expected[: 6 if ending == "\n\n" else 5]
@@ -190,7 +190,7 @@ def test_tsv_ends_lines_at_line_feeds_only_and_jsonl_allows_blank_lines(tmp_path
     assert read(tmp_path / "a.tsv") == [("a\rb\u2028c\x85", "x"), ("d", "y")]
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n \r\n{"text": "b"}')
     rows = list(read_rows(tmp_path / "a.jsonl", ("text",)))
-    assert [(row.values["text"], row.location[-2:]) for row in rows] == [("a", ":1"), ("b", ":3")]
+    assert [(row.texts["text"], row.location[-2:]) for row in rows] == [("a", ":1"), ("b", ":3")]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_json_values_are_converted_or_rejected(tmp_path, value, expected):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": {value}}}\n')
     (row,) = read_rows(path, ("text",))
-    if isinstance(row, Row):
-        assert row.values["text"] == expected
+    if isinstance(row, Example):
+        assert row.texts["text"] == expected
     else:
         assert row.location == f"{path}:1" and row.message.startswith(expected)
 
@@ -233,7 +233,7 @@ def test_lists_of_labels_optional_columns_and_entities_are_read(tmp_path):
             path, ("text", "label"), unescape_html=True, lists=("label",), optional=("id", "no")
         )
     )
-    assert [row.values for row in rows[:3]] == [
+    assert [row.texts for row in rows[:3]] == [
         {"text": "a & b \u201c", "label": ["x", "&amp;"], "id": "7"},
         {"text": "c", "label": []},
         {"text": "d", "label": "&lt;"},
@@ -241,7 +241,7 @@ def test_lists_of_labels_optional_columns_and_entities_are_read(tmp_path):
     assert rows[3] == BadRow(
         f"{path}:4", "column 'label': expected text or a list of texts, received ['x', None]"
     )
-    assert next(read_rows(path, ("text",))).values == {"text": "a &amp; b &#8220;"}
+    assert next(read_rows(path, ("text",))).texts == {"text": "a &amp; b &#8220;"}
 
 
 def test_bytes_that_are_no_utf_8_are_reported_with_their_line(tmp_path):
@@ -290,7 +290,7 @@ def test_random_tables_are_read_back_with_their_lines(tmp_path, line_end):
             lines.append(path.read_bytes().count(b"\n") + 1)
             writer.writerow(row)
     found = list(raise_bad_rows(read_rows(path, ("a", "b", "c"))))
-    assert [list(row.values.values()) for row in found] == table
+    assert [list(row.texts.values()) for row in found] == table
     assert [row.location for row in found] == [f"{path}:{line}" for line in lines]
 
 
@@ -318,4 +318,4 @@ def test_the_readers_import_no_tensorflow():
 def test_published_rows_are_all_read(data_dir, name, columns, count):
     rows = list(raise_bad_rows(read_rows(data_dir / name, columns, unescape_html=True)))
     assert len(rows) == count
-    assert not any("&amp;" in row.values[columns[0]] for row in rows[:1000])
+    assert not any("&amp;" in row.texts[columns[0]] for row in rows[:1000])

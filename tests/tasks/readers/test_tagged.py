@@ -7,14 +7,19 @@ import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from bert_tf import UserError
-from tasks.data.readers.rows import BadRow, raise_bad_rows
-from tasks.data.readers.tagged import TaggedSentence, TaggedText, read_tagged, to_bio
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
+from tasks.data.readers.tagged import WordTags, read_tagged, to_bio
 
 
 def write_column_file(path, sentences):
     blocks = ("".join(f"w\t{tag}\n" for tag in tags) + "\n" for tags in sentences)
     path.write_text("".join(blocks))
     return path
+
+
+def sentence(words, tags, location):
+    label = None if tags is None else WordTags(words, tags)
+    return Example({"text": " ".join(words)}, label, location)
 
 
 def random_entities(rng, length):
@@ -54,7 +59,7 @@ def test_each_scheme_is_converted_to_bio(tmp_path, scheme, seqeval_scheme):
     sentences = [random_entities(rng, 12) for _ in range(200)]
     tagged = [tags_of(entities, 12, scheme) for entities in sentences]
     path = write_column_file(tmp_path / "a.conll", tagged)
-    found = [sentence.tags for sentence in raise_bad_rows(read_tagged(path))]
+    found = [row.label.tags for row in raise_bad_rows(read_tagged(path))]
     assert found == [tags_of(entities, 12, "BIO") for entities in sentences]
 
     def spans(tags, scheme):
@@ -84,7 +89,8 @@ def test_unknown_tags_are_rejected(tmp_path):
     for tag in ("person", "B-", "b-a", "X-a", "BI-a", "-a", "B-a,I-b", "O-a"):
         path = write_column_file(tmp_path / "a.conll", [["O"], ["O", tag]])
         good, bad = read_tagged(path)
-        assert good.tags == ["O"] and bad.location == f"{path}:4" and repr(tag) in bad.message
+        assert good.label.tags == ["O"] and bad.location == f"{path}:4"
+        assert bad.message.startswith("tag ") and repr(tag) in bad.message
 
 
 def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
@@ -95,19 +101,19 @@ def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
         "Rome NNP I-NP I-LOC".encode()
     )
     assert list(read_tagged(path)) == [
-        TaggedSentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
+        sentence(["EU", '"'], ["B-ORG", "O"], f"{path}:3"),
         BadRow(f"{path}:9", "expected 4 columns as in line 3, received 2"),
-        TaggedSentence(["Rome"], ["B-LOC"], f"{path}:13"),
+        sentence(["Rome"], ["B-LOC"], f"{path}:13"),
     ]
     unlabelled = next(read_tagged(path, labelled=False))
-    assert unlabelled == TaggedSentence(["EU", '"'], None, f"{path}:3")
+    assert unlabelled == sentence(["EU", '"'], None, f"{path}:3")
 
 
 def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
     good, empty, null = read_tagged(path)
-    assert good.words == ["New York"]
+    assert good.label.words == ["New York"]
     assert empty == BadRow(f"{path}:3", "expected 2 columns as in line 1, received 1")
     assert null.message == "the first column: expected text, received a NUL character"
 
@@ -123,10 +129,11 @@ def test_spans_are_sorted(tmp_path):
     }
     path.write_text(json.dumps(row) + '\n{"text": "", "entities": []}\n')
     (first, second) = raise_bad_rows(read_tagged(path))
-    assert first == TaggedText(row["text"], [(2, 5, "PER"), (10, 13, "PER")], f"{path}:1")
-    assert [first.text[start:end] for start, end, _ in first.entities] == ["Ann", "Bob"]
-    assert second.entities == [] and second.location == f"{path}:2"
-    assert [item.entities for item in read_tagged(path, labelled=False)] == [None, None]
+    entities = [(2, 5, "PER"), (10, 13, "PER")]
+    assert first == Example({"text": row["text"]}, entities, f"{path}:1")
+    assert [first.texts["text"][start:end] for start, end, _ in first.label] == ["Ann", "Bob"]
+    assert second.label == [] and second.location == f"{path}:2"
+    assert [item.label for item in read_tagged(path, labelled=False)] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +177,14 @@ def test_text_without_tags_is_read_from_rows_or_words(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tid\nAnn\t1\n")
     (tmp_path / "words.tsv").write_text("Ann\nmet\n\nBob\n")
     good, bad = read_tagged(tmp_path / "a.csv", labelled=False)
-    assert good == TaggedText("Ann, met", None, f"{tmp_path}/a.csv:2") and bad.location[-2:] == ":3"
+    assert good == Example({"text": "Ann, met"}, None, f"{tmp_path}/a.csv:2")
+    assert bad.location[-2:] == ":3"
     (row,) = read_tagged(tmp_path / "a.tsv", labelled=False)
-    assert row.text == "Ann"
+    assert row.texts == {"text": "Ann"}
     (row,) = read_tagged(tmp_path / "a.tsv", labelled=False, text_column="id")
-    assert row.text == "1"
-    words = [sentence.words for sentence in read_tagged(tmp_path / "words.tsv", labelled=False)]
-    assert words == [["Ann", "met"], ["Bob"]]
+    assert row.texts == {"text": "1"}
+    words = [row.texts["text"] for row in read_tagged(tmp_path / "words.tsv", labelled=False)]
+    assert words == ["Ann met", "Bob"]
 
 
 def test_unreadable_files_are_reported(tmp_path):
@@ -206,19 +214,20 @@ COMMENTS = {
 def test_comments_before_a_sentence_are_no_words(tmp_path, name):
     path = tmp_path / "a.conll"
     path.write_text(COMMENTS[name])
-    for labelled in (True, False):
-        first, second = raise_bad_rows(read_tagged(path, labelled))
-        assert len(first.words) == 3 and len(second.words) == 1
-        assert first.tags == (["O", "B-a", "O"] if labelled else None)
+    first, second = raise_bad_rows(read_tagged(path))
+    assert len(first.label.words) == 3 and len(second.label.words) == 1
+    assert first.label.tags == ["O", "B-a", "O"]
     if name != "columns":
-        assert first.words[:2] == ["#tag", "#"] and second.words == ["b"]
+        assert first.label.words[:2] == ["#tag", "#"] and second.label.words == ["b"]
+    of_unlabelled = [row.texts for row in raise_bad_rows(read_tagged(path, labelled=False))]
+    assert of_unlabelled == [first.texts, second.texts]
     path.write_text("# O\n\n#tag B-a\nb O\n\na O\n# comment = c\n")
     one, two, bad = read_tagged(path)
-    assert (one.words, two.words) == (["#"], ["#tag", "b"])
+    assert (one.label.words, two.label.words) == (["#"], ["#tag", "b"])
     assert bad == BadRow(f"{path}:7", "expected 2 columns as in line 4, received 4")
     path.write_text("# id x y\nAnn\nmet\n")
     (words,) = read_tagged(path, labelled=False)
-    assert words.words == ["Ann", "met"]
+    assert words.texts == {"text": "Ann met"}
 
 
 TEXT = "Ann met Bob"
@@ -261,11 +270,11 @@ def test_exports_of_annotation_tools_are_read(tmp_path, name):
     (item,) = raise_bad_rows(read_tagged(path))
     (unlabelled,) = raise_bad_rows(read_tagged(path, labelled=False))
     if name == "datasets":
-        assert item == TaggedSentence(TEXT.split(), ["B-PER", "O", "B-PER"], f"{path}:1")
-        assert unlabelled == TaggedSentence(TEXT.split(), None, f"{path}:1")
+        assert item == sentence(TEXT.split(), ["B-PER", "O", "B-PER"], f"{path}:1")
+        assert unlabelled == sentence(TEXT.split(), None, f"{path}:1")
     else:
-        assert item == TaggedText(TEXT, [(0, 3, "PER"), (8, 11, "PER")], f"{path}:1")
-        assert unlabelled == TaggedText(TEXT, None, f"{path}:1")
+        assert item == Example({"text": TEXT}, [(0, 3, "PER"), (8, 11, "PER")], f"{path}:1")
+        assert unlabelled == Example({"text": TEXT}, None, f"{path}:1")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +300,10 @@ def test_a_file_has_either_texts_or_tokens(tmp_path):
     rows = [{"text": "a", "entities": []}, {"tokens": ["a"], "tags": ["O"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     good, bad = read_tagged(tmp_path / "a.jsonl")
-    assert good.text == "a" and bad.message == "expected either texts or tokens, as in other rows"
+    assert (
+        good.texts == {"text": "a"}
+        and bad.message == "expected either texts or tokens, as in other rows"
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,5 +318,5 @@ def test_wnut17_is_read_completely(data_dir, name, sentences, words):
     path = data_dir / "ner" / "wnut17" / name
     found = list(raise_bad_rows(read_tagged(path)))
     assert len(found) == sentences
-    assert sum(len(sentence.words) for sentence in found) == words
-    assert len({tag for sentence in found for tag in sentence.tags}) == 13
+    assert sum(len(row.label.words) for row in found) == words
+    assert len({tag for row in found for tag in row.label.tags}) == 13

@@ -1,0 +1,175 @@
+"""A command opens each of its data files once: for hash, check, labels and examples."""
+
+import builtins
+import collections
+import gzip
+import hashlib
+import json
+import os
+
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from tasks import evaluate, read_examples
+from tasks.data.readers.rows import BadRow, DataFile, FileRows
+from tasks.data.readers.tables import read_rows
+from tasks.finetuning.recipe import finetune, read
+from tasks.finetuning.sweep import sweep
+from tasks.finetuning.sweep_settings import SweepSettings
+from tests import small
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the number of times that each path is opened to be read."""
+    counts, open_file = collections.Counter(), builtins.open
+
+    def counting(path, *arguments, **options):
+        counts[str(path)] += 1
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "open", counting)
+    return counts
+
+
+def question(context, answer, number):
+    answers = [{"text": answer, "answer_start": context.index(answer)}] if answer else []
+    entry = {"id": f"q{number}", "question": "what ?", "answers": answers}
+    return {"context": context, "qas": [{**entry, "is_impossible": not answers}]}
+
+
+def squad(answers):
+    paragraphs = [question("the bill is high", answer, n) for n, answer in enumerate(answers)]
+    return json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]})
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+CHOICE = {"prompt": "the", "choices": ["bill", "app"]}
+# By task type: suffix, training rows, dev rows, further settings.
+FILES = {
+    "classification": (".csv", "text,label\na,x\nb,y\n", "text,label\nc,y\n", {}),
+    "regression": (".tsv", "text\tlabel\na\t1\nb\t2\n", "text\tlabel\nc\t3\n", {}),
+    "sst2": (".tsv", "sentence\tlabel\na\t0\nb\t1\n", "sentence\tlabel\nc\t1\n", {}),
+    "tagging": (".conll", "a\tO\nb\tB-X\n", "b\tB-X\n", {}),
+    "conll": (".jsonl", lines({"tokens": ["a"], "tags": ["B-X"]}), "a\tB-X\n", {}),
+    "span_qa": (
+        ".json",
+        squad(["bill", None]),
+        squad(["high"]),
+        {"max_seq_length": 12, "max_query_length": 4},
+    ),
+    "multiple_choice": (".jsonl", lines({**CHOICE, "label": 0}), lines({**CHOICE, "label": 1}), {}),
+    "anomaly": (
+        ".csv",
+        "text,label\na,x\n",
+        "text,label\nb,x\nc,y\n",
+        {"normal_labels": ("x",), "latent_dim": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_check_labels_and_examples_read_a_file_once(task, huggingface_dir, tmp_path, opened):
+    suffix, train, dev, options = FILES[task]
+    paths = {"train": tmp_path / f"train{suffix}", "dev": tmp_path / f"dev{suffix}"}
+    paths["train"].write_text(train)
+    paths["dev"].write_text(dev if suffix != ".jsonl" or task != "conll" else train + train)
+    settings = small.settings(huggingface_dir, paths, tmp_path / "run", task=task, **options)
+    opened.clear()
+    settings.check()
+    data = settings.read_data()
+    training = read(settings, data, print, tf.distribute.get_strategy())
+    assert [opened[name] for name in training.names] == [1, 1]
+    assert training.digests == {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()
+    }
+    # Not those of the check once more: the settings have released them.
+    assert settings.read_data() is not data
+    for path, examples in zip(paths.values(), training.examples, strict=True):
+        assert training.task.reader.load_examples(path) == examples
+
+
+def test_a_run_opens_its_files_once(huggingface_dir, complaints, tmp_path, opened):
+    second = tmp_path / "second.csv"
+    second.write_text("text,label\nthe screen,hardware\n")
+    settings = small.settings(huggingface_dir, complaints, tmp_path / "run", epochs=1)
+    values = {**vars(settings), "dev": (*settings.dev, str(second))}
+    settings = SweepSettings(**values)
+    opened.clear()
+    settings.check()
+    finetune(settings.runs()[""], read_data=settings.read_data)
+    assert [opened[path] for path in (settings.train, *settings.dev)] == [1, 1, 1]
+
+
+def test_rows_for_fit_are_read_once(complaints, opened):
+    rows = read_examples(complaints["train"])
+    assert rows.labels == tuple(sorted(small.TEXTS)) and len(rows.y) == 27
+    assert opened[str(complaints["train"])] == 1
+
+
+@pytest.mark.slow
+def test_runs_of_a_sweep_and_an_evaluation_open_their_files_once(
+    huggingface_dir, complaints, tmp_path, opened, capsys
+):
+    settings = small.settings(huggingface_dir, complaints, tmp_path / "sweep", epochs=1)
+    settings = SweepSettings(**vars(settings), seeds=("1", "2"))
+    opened.clear()
+    settings.check()
+    sweep(settings)
+    assert [opened[path] for path in (settings.train, *settings.dev)] == [2, 2]
+    run = os.path.join(settings.output_dir, "seed-1")
+    evaluation = evaluate.EvaluateSettings(run=run, data=settings.train)
+    opened.clear()
+    evaluation.check()
+    evaluate.main(evaluation)
+    assert opened[settings.train] == 1 and "accuracy" in capsys.readouterr().out
+
+
+def test_rows_are_parsed_when_they_are_needed_and_kept(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"text,label\na,x\nb\nc,y\n"))
+    parsed = []
+
+    def read_one_by_one(file):
+        assert isinstance(file, DataFile)
+        for row in read_rows(file, ("text",)):
+            parsed.append(row)
+            yield row
+
+    rows = FileRows(path, read_one_by_one)
+    os.remove(path)
+    assert not parsed and next(iter(rows)).texts == {"text": "a"} and len(parsed) == 1
+    first, bad, last = rows
+    assert list(rows) == [first, bad, last] == parsed
+    assert isinstance(bad, BadRow) and bad.location == f"{path}:3" and str(rows) == str(path)
+
+
+def test_a_dev_file_with_the_training_rows_is_named_before_its_bad_rows(
+    huggingface_dir, complaints, tmp_path
+):
+    copy = tmp_path / "copy.csv"
+    complaints["train"].write_text("text,label\na\n")
+    copy.write_bytes(complaints["train"].read_bytes())
+    paths = {**complaints, "dev": copy}
+    settings = small.settings(huggingface_dir, paths, tmp_path / "run")
+    with pytest.raises(UserError, match=r"copy.csv: same content as --train="):
+        settings.check()
+
+
+def test_a_file_may_be_learned_with_and_without_its_labels(huggingface_dir, complaints, tmp_path):
+    settings = small.settings(
+        huggingface_dir,
+        complaints,
+        tmp_path / "run",
+        unlabelled=(str(complaints["train"]),),
+        teacher=str(huggingface_dir),
+    )
+    data = settings.read_data()
+    (labelled, _), (unlabelled,) = (tuple(of.values()) for of in data)
+    assert {row.label for row in labelled} == set(small.TEXTS)
+    assert {row.label for row in unlabelled} == {None}
+    assert [row.texts for row in labelled] == [row.texts for row in unlabelled]
