@@ -303,11 +303,11 @@ def test_text_that_changes_meanwhile_is_detected(corpus, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_user_error_in_a_beam_worker_is_reported_in_one_line(corpus, tmp_path, run_command):
     pytest.importorskip("apache_beam", reason="apache-beam is not installed")
-    (tmp_path / "empty.txt").write_text("\n\n".join(["\x01"] * 20))
-    flags = {"input": tmp_path / "empty.txt", "runner": "beam", "num_shards": 1}
+    Vocabulary(ENTRIES[:6]).save(tmp_path / "specials.txt")
+    flags = {"vocab": tmp_path / "specials.txt", "runner": "beam", "num_shards": 1}
     done = run_command("bert_tf.write_shards", *arguments(corpus, tmp_path / "shards", **flags))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "0 documents with tokens, expected at least 2" in done.stderr.splitlines()[-1]
+    assert "6 entries: only special tokens" in done.stderr.splitlines()[-1]
 
 
 def test_a_single_document_is_rejected_with_a_remedy(corpus, tmp_path):
