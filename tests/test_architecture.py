@@ -207,7 +207,7 @@ def test_one_place_opens_text():
         "plots.py",
         "transformers_runner.py",
         "dry_run.py",
-        "hub.py",
+        "huggingface.py",
         "isolated_runner.py",
     ]
 
