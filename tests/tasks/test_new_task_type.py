@@ -59,7 +59,7 @@ SCRIPT = """
 import json, sys
 from tasks import registry
 registry.TASK_TYPES["rating"] = registry.TaskType("tests.rating_task:RatingTask")
-from bert_tf import command
+from bert_tf.system import command
 {imports}
 sys.argv = {argv}
 command.run_main({main}, {settings}, "A test.")
