@@ -189,7 +189,7 @@ def test_a_flag_keeps_the_metadata_of_the_settings_class():
 
 def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell():
     code = (
-        "from bert_tf import command; import dataclasses, time\n"
+        "from bert_tf.system import command; import dataclasses, time\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
         "def main(settings):\n    print('ready', flush=True)\n    time.sleep(60)\n"
         "command.import_tensorflow = lambda verbose: None\n"
@@ -223,7 +223,7 @@ def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
     """A dash, a letter of another script, an emoji, and half of a surrogate pair."""
     text = "\u2013 \u0436 \U0001f600"
     code = (
-        "from bert_tf import command; import dataclasses, json\n"
+        "from bert_tf.system import command; import dataclasses, json\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
         f"text = {text!a}\n"
         "def main(settings):\n"
@@ -243,7 +243,7 @@ def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
 
 def test_a_command_imports_keras_without_its_optional_packages():
     code = (
-        "from bert_tf import command; import dataclasses, sys\n"
+        "from bert_tf.system import command; import dataclasses, sys\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
         "def main(settings):\n"
         "    print('keras' in sys.modules, [name for name in names if name in sys.modules])\n"
@@ -268,7 +268,7 @@ def run_code(code, name, value):
 @pytest.mark.parametrize("opts", [None, "0"])
 def test_a_command_uses_onednn_unless_the_environment_decides(opts):
     code = (
-        "import os\nfrom bert_tf import command\n"
+        "import os\nfrom bert_tf.system import command\n"
         "command._NVIDIA_DEVICE = '/no/such/device'\ncommand.import_tensorflow()\n"
         "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
         "command._NVIDIA_DEVICE = '/'\nos.environ.pop('TF_ENABLE_ONEDNN_OPTS', None)\n"
@@ -282,7 +282,8 @@ def test_a_command_uses_onednn_unless_the_environment_decides(opts):
 
 def test_a_gpu_that_tensorflow_cannot_use_is_reported():
     code = (
-        "from bert_tf import UserError, command\ncommand._NVIDIA_DEVICE = '/'\n"
+        "from bert_tf import UserError\nfrom bert_tf.system import command\n"
+        "command._NVIDIA_DEVICE = '/'\n"
         "import tensorflow as tf\ntf.config.list_physical_devices = lambda kind: []\n"
         "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
     )
@@ -294,7 +295,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_reported():
 @pytest.mark.parametrize("given", [None, "3"])
 def test_threads_of_a_command_share_arenas(given):
     code = (
-        "import ctypes, threading\nfrom bert_tf import command\ncommand._limit_arenas()\n"
+        "import ctypes, threading\nfrom bert_tf.system import command\ncommand._limit_arenas()\n"
         "libc, barrier = ctypes.CDLL(None), threading.Barrier(9)\n"
         "def allocate():\n    libc.malloc(100)\n    barrier.wait()\n    barrier.wait()\n"
         "for _ in range(8): threading.Thread(target=allocate).start()\n"

@@ -42,7 +42,7 @@ def test_an_error_leaves_a_directory_unchanged(tmp_path):
 
 def killed(code, path):
     """Run code that kills its own process."""
-    code = f"import os, sys\nfrom bert_tf import files, ownership\n{code}"
+    code = f"import os, sys\nfrom bert_tf.storage import files, ownership\n{code}"
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
 
