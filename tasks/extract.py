@@ -13,7 +13,8 @@ import dataclasses
 from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.prediction import input_checks, output_settings
+from tasks.base import input_checks
+from tasks.prediction import output_settings
 from tasks.prediction.output_jobs import VectorJob
 from tasks.prediction.output_shards import write_output_shards
 

@@ -54,7 +54,8 @@ def finetune(
     with Run.writing(settings.output_dir, is_chief(strategy)):
         training = read(settings, log, strategy)
         run = training.open_run()
-        return training.train(create_model(settings, training, run), run)
+        model = create_model(settings, training, run)
+        return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
 
 
 def read(

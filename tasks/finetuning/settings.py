@@ -12,24 +12,14 @@ from bert_tf.runs.run import Run
 from bert_tf.storage import files, paths
 from bert_tf.system.command import defaults, flag
 from bert_tf.weights import sources
-from tasks.base import registry
+from tasks.base import input_checks, registry
 from tasks.data.readers.rows import as_label
-from tasks.prediction import input_checks
-from tasks.training.settings import TrainingSettings, flag_by_task, recorded
+from tasks.training.settings import TrainingSettings, check_teacher, flag_by_task, recorded
 from tasks.types.classification import class_imbalance
 
 # Task types with a flag in common.
 _TEXT = ("classification", "regression", "anomaly")
 _PAIR = ("classification", "regression")
-
-
-def task_defaults(kind: str) -> dict[str, Any]:
-    """Return the settings whose defaults depend on the task type, by name."""
-    return {
-        field.name: field.metadata["defaults"].get(kind, field.metadata["others"])
-        for field in dataclasses.fields(FinetuneSettings)
-        if "defaults" in field.metadata
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +68,7 @@ class DataSettings:
     )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]",
-        128,
-        {"span_qa": 384},
+        "max_seq_length",
         bounds={">=": 4},
     )
     truncation: str = flag(
@@ -214,7 +203,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         for path in self.unlabelled:
             input_checks.check_rows({"kind": kind, **options}, path, labelled=False)
         if self.teacher:
-            input_checks.check_teacher(self.teacher, kind)
+            check_teacher(self.teacher, kind)
         self._check_output()
 
     def _check_output(self):
