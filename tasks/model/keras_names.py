@@ -264,6 +264,58 @@ def set_directions(callbacks: Sequence[keras.callbacks.Callback]) -> None:
             callback.mode = "min" if is_lower else "max"
 
 
+class LossMeans(keras.metrics.Metric):
+    """Weighted means of the terms of a loss, over all elements of all batches of an epoch.
+
+    A mean of the losses of batches would count elements of small batches and weights more.
+
+    Args:
+        loss_weights: Factor of each term, by the name of its output.
+    """
+
+    def __init__(self, loss_weights: Mapping[str, float]) -> None:
+        super().__init__(name="loss_means")
+        self.loss_weights = dict(loss_weights)
+        shape = (len(loss_weights),)
+        self.totals = self.add_variable(shape, "zeros", name="totals")
+        self.divisors = self.add_variable(shape, "zeros", name="divisors")
+
+    def update_state(
+        self, terms: Mapping[str, tuple[tf.Tensor, tf.Tensor]], norm: tf.Tensor | float = 0.0
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            terms: Results of `bert_tf.train.losses.weighted_sum` by term.
+            norm: Norm of the gradient. If it is not finite, so is the result.
+        """
+        in_order = [terms[name] for name in self.loss_weights]
+        totals, divisors = (tf.stack(part) for part in zip(*in_order, strict=True))
+        if isinstance(norm, tf.Tensor):
+            # With a scaled loss, the norm of an update that was skipped for good reason is finite.
+            is_kept = tf.math.is_finite(totals)
+            totals, divisors = (tf.where(is_kept, part, 0.0) for part in (totals, divisors))
+            totals += tf.where(tf.math.is_finite(norm), 0.0, float("nan"))
+        self.totals.assign_add(totals)
+        self.divisors.assign_add(divisors)
+
+    def is_finite(self) -> tf.Tensor:
+        """Return whether all batches were finite, a bool scalar."""
+        return tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(self.totals)))
+
+    def result(self) -> dict[str, tf.Tensor]:
+        """Return the "loss", and that of each term if there are several."""
+        totals, divisors = (tf.convert_to_tensor(part) for part in (self.totals, self.divisors))
+        means = tf.math.divide_no_nan(totals, divisors)
+        # Without a finite batch, the divisor is 0.
+        means = tf.unstack(tf.where(tf.math.is_finite(totals), means, totals))
+        of_terms = dict(zip(self.loss_weights, means, strict=True))
+        loss = tf.add_n([mean * self.loss_weights[name] for name, mean in of_terms.items()])
+        if len(of_terms) == 1:
+            return {"loss": loss}
+        return {"loss": loss, **{f"{name}_loss": mean for name, mean in of_terms.items()}}
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class LabelAccuracy(keras.metrics.MeanMetricWrapper):
     """Weighted fraction of correct labels, from logits.
@@ -273,22 +325,9 @@ class LabelAccuracy(keras.metrics.MeanMetricWrapper):
     """
 
     def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
-        super().__init__(_is_correct, name=name, dtype=dtype)
+        super().__init__(losses.is_correct, name=name, dtype=dtype)
         self._direction = "up"  # Read by callbacks of Keras.
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
         return {"name": self.name, "dtype": self.dtype}
-
-
-def _is_correct(labels, logits):
-    """Return 1.0 for correct labels, otherwise 0.0, shaped like the labels."""
-    labels = tf.cast(labels, tf.int32)
-    if len(logits.shape) == len(labels.shape):  # Multi-hot labels `(B, C)`.
-        correct = tf.cast(logits > 0, tf.int32) == labels
-        return tf.reduce_mean(tf.cast(correct, tf.float32), axis=-1)
-    if logits.shape[-1] == 1:
-        predictions = tf.cast(logits[..., 0] > 0, tf.int32)
-    else:
-        predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
-    return tf.cast(predictions == labels, tf.float32)

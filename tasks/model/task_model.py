@@ -25,8 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import UserError, argument_names
-from bert_tf.model.custom_gradient import own_gradients
+from bert_tf.errors import DivergenceError, UserError, argument_names
 from bert_tf.model.layout import to_flat, to_packed, to_padded
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
@@ -34,8 +33,9 @@ from bert_tf.system.scalars import to_python
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.compilation import is_accelerated
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
-from bert_tf.train.optimizer import AdamW, FitSchedule
-from bert_tf.train.step import dropout_seed
+from bert_tf.train.losses import FunctionLoss
+from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
+from bert_tf.train.step import TrainStep, batch_counter, innermost
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.registry import default_settings, task_from_dict
 from tasks.base.task import Task
@@ -138,7 +138,7 @@ class TaskModel(keras.Model):
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
-        for name in ("source", "_serving", "_evaluator"):
+        for name in ("source", "_serving", "_evaluator", "_step", "_loss_means"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
         object.__setattr__(self, "_process", os.getpid())
@@ -320,13 +320,10 @@ class TaskModel(keras.Model):
         Args:
             inputs: Batch of the encoder; strings are converted before.
             training: Turns dropout on.
-            seed: int64 `(2,)`, the dropout seed; by default a function of the model's seed, the
-                step and the replica, so that a resumed `fit` draws the same masks.
+            seed: int64 `(2,)`, the dropout seed; drawn by the encoder if `None`. That of `fit` is a
+                function of the model's seed, the step and the replica, so that a resumed `fit`
+                draws the same masks.
         """
-        replica = tf.distribute.get_replica_context()
-        if training and seed is None and self.optimizer is not None and replica is not None:
-            step = _batch_counter(self.optimizer)
-            seed = dropout_seed(self.seed, step, replica.replica_id_in_sync_group)
         return self.network(inputs, training=training, seed=seed)
 
     @argument_names()
@@ -456,16 +453,45 @@ class TaskModel(keras.Model):
                 optimizer = AdamW(
                     FitSchedule(learning_rate, warmup_proportion, is_continuous),
                     layer_decay=layer_decay,
+                    scales_loss=self.dtype_policy.name == "mixed_float16",
                 )
             of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)
-            super().compile(optimizer, **of_outputs, jit_compile=jit_compile, **kwargs)
-            # Variables made inside of the first step would double the time to trace it.
-            self.optimizer.build(self.trainable_variables)
+            self._compile(optimizer=optimizer, **of_outputs, jit_compile=jit_compile, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""
-        super().compile(**keras.saving.deserialize_keras_object(config))
+        self._compile(**keras.saving.deserialize_keras_object(config))
+
+    def _compile(self, *, loss, loss_weights=None, **arguments):
+        """Compile; the arguments are those of Keras, with losses by output."""
+        optimizer = arguments.get("optimizer")
+        if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
+            arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
+        super().compile(loss=loss, loss_weights=loss_weights, **arguments)
+        # Variables made inside of the first step would double the time to trace it.
         self.optimizer.build(self.trainable_variables)
+        losses = {name: keras.losses.get(given) for name, given in loss.items() if given}
+        losses = {
+            name: given if isinstance(given, keras.losses.Loss) else FunctionLoss(given)
+            for name, given in losses.items()
+        }
+        if not isinstance(loss_weights, Mapping):
+            several = isinstance(loss_weights, list | tuple)
+            several = loss_weights if several else [loss_weights or 1.0] * len(losses)
+            loss_weights = dict(zip(losses, several, strict=True))
+        factors = {name: loss_weights.get(name, 1.0) for name in losses}
+        step = TrainStep(
+            *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
+            is_compiled=bool(self.jit_compile),
+            loss_weights=factors,
+        )
+        object.__setattr__(self, "_step", step)
+        object.__setattr__(self, "_loss_means", keras_names.LossMeans(factors))
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Metrics of Keras, and the exact means of the loss, which replace its own."""
+        return [*super().metrics, *([self._loss_means] if self.compiled else [])]
 
     def _check_scope(self, method):
         """Raise UserError in the scope of a strategy in which the model was not created."""
@@ -661,7 +687,7 @@ class TaskModel(keras.Model):
         for callback in callbacks:
             name = type(callback).__name__
             if isinstance(callback, setters) and isinstance(
-                _innermost(self.optimizer)._learning_rate, schedules
+                innermost(self.optimizer)._learning_rate, schedules
             ):
                 raise UserError(
                     f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
@@ -726,6 +752,10 @@ class TaskModel(keras.Model):
         self.preprocessor.task = tuned.with_tuned({})
         try:
             yield
+        except tf.errors.InvalidArgumentError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            raise _diverged(self) from None
         finally:
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
@@ -951,16 +981,29 @@ class TaskModel(keras.Model):
             self.compile_from_config(self.get_compile_config())
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one step of Keras."""
-        logs = super().train_step(data)
-        own_gradients()
-        return logs
+        """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        outputs, terms, norm = self._step.on_batch(
+            (x, *self._targets(y, weights)), self._loss_means.is_finite()
+        )
+        self._loss_means.update_state(terms, norm)
+        return self.compute_metrics(x, y, outputs, weights)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one evaluation step of Keras."""
-        logs = super().test_step(data)
-        own_gradients()
-        return logs
+        """Run one step of `evaluate` on token ids; return the means so far."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        outputs = self(x, training=False)
+        self._loss_means.update_state(self._step.sums_of(*self._targets(y, weights), outputs))
+        return self.compute_metrics(x, y, outputs, weights)
+
+    def _targets(self, y, weights):
+        """Return labels and weights by output, of what Keras allows."""
+        names = self._step.losses
+        if isinstance(y, list | tuple):  # Keras sorts the outputs.
+            y = dict(zip(sorted(names), y, strict=True))
+        labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
+        by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
+        return labels, {name: by_name.get(name) for name in names}
 
     # Methods of Keras for token ids, which strings have others for.
 
@@ -1085,20 +1128,16 @@ def _teacher(teacher, kind, strategy) -> Teacher:
     )
 
 
-def _innermost(optimizer):
-    """Return the optimizer that updates the weights, of a wrapper such as LossScaleOptimizer."""
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
-def _batch_counter(optimizer):
-    """Return the number of batches an optimizer has seen; `iterations` counts updates."""
-    return _innermost(optimizer)._iterations
-
-
 def _batches_seen(model):
-    return int(_batch_counter(model.optimizer).numpy())
+    return int(batch_counter(model.optimizer).numpy())
+
+
+def _diverged(model):
+    """Return the error for a loss or gradient that is not finite."""
+    return DivergenceError(
+        f"step {_batches_seen(model)}: {NOT_FINITE}; the update was not applied; try a lower "
+        "learning_rate"
+    )
 
 
 class _Epochs(keras.callbacks.Callback):
@@ -1114,6 +1153,8 @@ class _Epochs(keras.callbacks.Callback):
         validate: Returns the metrics of the validation rows by name.
         validation_freq: Epochs per validation, or a list of epochs.
     """
+
+    async_safe = True  # Keras does not wait for the logs of a batch.
 
     def __init__(
         self,
@@ -1136,7 +1177,7 @@ class _Epochs(keras.callbacks.Callback):
         self.is_started, first_step = True, epoch * self.steps_per_epoch
         if self.first_step is not None:
             self.first_step.assign(first_step)
-        optimizer = _innermost(self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         per_update = optimizer.gradient_accumulation_steps or 1
         # Batches that the fit before has left over belong to the first update.
         start = _batches_seen(self.model) - first_step
@@ -1149,6 +1190,11 @@ class _Epochs(keras.callbacks.Callback):
             )
         if isinstance(optimizer._learning_rate, FitSchedule):
             optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop where XLA drops the check that raises an error."""
+        if not math.isfinite(logs["loss"]):
+            raise _diverged(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the metrics of the validation rows to the logs."""
