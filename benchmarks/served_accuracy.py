@@ -33,9 +33,9 @@ from export.checks import isolated_runner
 from export.checks.parity import TOLERANCES
 from export.graph.saved_model import write_saved_model
 from tasks.data.examples import Examples
-from tasks.model.fitting import encode
+from tasks.data.readers.memory import jsonable
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import in_batches, jsonable
+from tasks.prediction.prediction_files import in_batches
 
 ROWS_PER_REQUEST = 32
 REFERENCE = "float32"
@@ -53,7 +53,7 @@ def main(run, data, precisions):
         )
     metric_inputs, prediction_of, probabilities_of = KINDS[task.kind]
     metric = task.postprocessor.best_metric
-    encoded = encode(model, task.reader.load_examples(data))
+    encoded = model.encode(task.reader.load_examples(data))
     print(f"{data}: {len(encoded.examples):,} rows")
     print(f"| precision | {metric}, % | difference | rows changed | largest difference |")
     print("| --- | --- | --- | --- | --- |")

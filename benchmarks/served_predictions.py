@@ -20,9 +20,10 @@ import numpy as np
 
 from export.clients.local_client import LocalClient
 from tasks.data.examples import as_tensor
+from tasks.data.readers.memory import jsonable
 from tasks.data.readers.rows import BadRow
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import in_batches, jsonable
+from tasks.prediction.prediction_files import in_batches
 
 TOLERANCE = 1e-5
 

@@ -29,6 +29,8 @@ HOOKS = {
     "compile_from_config",
     "from_config",
     "get_config",
+    "metrics",
+    "scale_loss",
 }
 SECTIONS = re.compile(r"^(Args|Call arguments|Returns|Raises|Attributes|Options of `\w+`):$")
 NAMED = re.compile(r"(\*{0,2}\w[\w., ]*): ")
@@ -259,18 +261,6 @@ def arguments(text: str) -> str:
     return heading + rest
 
 
-def delegated(text: str) -> str:
-    """Append to a docstring the arguments of the function that it refers to with "see"."""
-    match = re.search(r"[;,] see `((?:bert_tf|tasks|export)(?:\.\w+)+)`(?: for[\w ]+)?\.", text)
-    if not match:
-        return inspect.cleandoc(text)
-    module, _, name = match[1].rpartition(".")
-    target = arguments(getattr(importlib.import_module(module), name).__doc__)
-    # The model is `self`, and the method of Keras is found by it.
-    target = re.sub(r"\n    (?:model|keras_\w+): .*(?:\n     .*)*", "", target)
-    return inspect.cleandoc(text).replace(match[0], ".") + "\n\n" + target
-
-
 def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator[str]:
     """Yield the lines of a class: constructor, docstring, methods."""
     text = inspect.cleandoc(owner.__doc__ or "")
@@ -286,7 +276,7 @@ def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator
         if not isinstance(inner, property):
             bound = not isinstance(value, staticmethod)
             yield from ("```python", *signature(f"{name}.{method}", inner, bound), "```", "")
-        yield from docstring(delegated(inner.__doc__))
+        yield from docstring(inspect.cleandoc(inner.__doc__))
 
 
 def api() -> str:

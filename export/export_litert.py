@@ -14,7 +14,7 @@ import os
 from bert_tf.storage import paths
 from bert_tf.system import command
 from export.litert import archive
-from tasks.prediction import input_checks
+from tasks.base import input_checks
 
 
 @dataclasses.dataclass(frozen=True)

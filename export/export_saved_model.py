@@ -12,7 +12,7 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
-from tasks.prediction import input_checks
+from tasks.base import input_checks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ import dataclasses
 
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
+from tasks.base import input_checks
 from tasks.base.task_types import read_file
 from tasks.data.readers.rows import check_good
-from tasks.prediction import input_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,6 @@ class EvaluateSettings:
 def main(settings: EvaluateSettings) -> None:
     """Print the metrics and tables of the run on the data."""
     from bert_tf.train.distribution import use_precision
-    from tasks.model.fitting import encode
     from tasks.model.loading import load_model
 
     use_precision("float32")
@@ -50,7 +49,7 @@ def main(settings: EvaluateSettings) -> None:
     examples = model.task.reader.load_examples(vars(settings).pop("_rows", settings.data))
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
-    encoded = encode(model, examples)
+    encoded = model.encode(examples)
     for line in model.task.label_warnings(encoded):
         command.log(f"{settings.data}: {line}")
     evaluator = model.evaluator()

@@ -13,7 +13,7 @@ import dataclasses
 from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.prediction import input_checks
+from tasks.base import input_checks
 from tasks.prediction.output_shards import OutputSettings, VectorJob, write_output_shards
 
 

@@ -18,9 +18,9 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
 from bert_tf.system import command
+from tasks.base import input_checks
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
-from tasks.prediction import input_checks
 from tasks.prediction.output_shards import (
     OutputJob,
     OutputSettings,

@@ -13,7 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.prediction import input_checks
+from tasks.base import input_checks
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
 

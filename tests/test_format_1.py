@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from bert_tf.data.manifest import Manifest
-from bert_tf.model.layout import to_flat
 from bert_tf.storage import format_versions
 from bert_tf.system import command
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
-from tasks.base.registry import TASK_TYPES, task_from_dict
+from tasks.base.registry import task_from_dict
+from tasks.base.task_types import TASK_TYPES
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings

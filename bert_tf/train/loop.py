@@ -23,6 +23,7 @@ from bert_tf.train.distribution import (
     is_multi_worker,
     lost_worker,
 )
+from bert_tf.train.optimizer import NOT_FINITE
 from bert_tf.train.shared_files import wait_for_files
 from bert_tf.train.signals import Interrupted, defer_signals
 from bert_tf.train.step import COUNTS, TrainStep
@@ -223,7 +224,7 @@ class TrainingLoop:
         user_error = bad_record(error)
         if user_error is not None:
             return user_error
-        if isinstance(error, tf.errors.InvalidArgumentError) and "not finite" in str(error):
+        if isinstance(error, tf.errors.InvalidArgumentError) and NOT_FINITE in str(error):
             return self._not_finite()
         if isinstance(error, tf.errors.DataLossError):
             return UserError(
@@ -237,7 +238,7 @@ class TrainingLoop:
         # With several steps per call only the optimizer knows at which one it stopped.
         where = self._where(int(self.step.optimizer.iterations))
         return DivergenceError(
-            f"{where}: the loss or its gradient is not finite; the update was not applied and "
+            f"{where}: {NOT_FINITE}; the update was not applied and "
             f"{self.run.checkpoints.directory} is unaffected; try a lower --learning_rate in a "
             "new --output_dir"
         )

@@ -11,6 +11,7 @@ that of a cross-entropy, for every temperature.
 Shape suffixes: B sequences, C classes, L tokens, P predictions per sequence, V vocabulary size.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -75,9 +76,22 @@ def half_softmax_cross_entropy(positions_B: tf.Tensor, logits_BL: tf.Tensor) -> 
 
 
 def is_correct(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 where the label has the highest logit, otherwise 0.0, shaped like the labels."""
-    best_B = tf.argmax(logits_BC, axis=-1, output_type=tf.int32)
-    return tf.cast(best_B == tf.cast(labels_B, tf.int32), tf.float32)
+    """Return 1.0 for correct labels, otherwise 0.0, float32 `(B,)`, or `(B, L)` for tokens.
+
+    Args:
+        labels_B: Integer class ids, `(B,)` or `(B, L)`; or multi-hot labels `(B, C)`, whose result
+            is the fraction of correct decisions.
+        logits_BC: One logit per class; or a single one, of the second of two classes.
+    """
+    labels_B = tf.cast(labels_B, tf.int32)
+    if len(logits_BC.shape) == len(labels_B.shape):
+        correct_BC = tf.cast(logits_BC > 0, tf.int32) == labels_B
+        return tf.reduce_mean(tf.cast(correct_BC, tf.float32), axis=-1)
+    if logits_BC.shape[-1] == 1:
+        best_B = tf.cast(logits_BC[..., 0] > 0, tf.int32)
+    else:
+        best_B = tf.argmax(logits_BC, axis=-1, output_type=tf.int32)
+    return tf.cast(best_B == labels_B, tf.float32)
 
 
 def sigmoid_cross_entropy(labels_B: tf.Tensor, logits_B1: tf.Tensor) -> tf.Tensor:
@@ -222,15 +236,12 @@ class WeightedMean(keras.losses.Loss):
 
         Keras would divide by the weights of the replica alone.
         """
-        losses = self.call(y_true, y_pred)
-        weights = tf.ones_like(losses) if sample_weight is None else sample_weight
-        weights = tf.cast(weights, losses.dtype)
-        weight_sum = tf.reduce_sum(weights)
+        total, weight_sum = weighted_sum(self, y_true, y_pred, sample_weight)
         replica = tf.distribute.get_replica_context()
         # While Keras builds a model under a strategy there is no replica context.
         if replica is not None and replica.num_replicas_in_sync > 1:
             weight_sum = replica.all_reduce(tf.distribute.ReduceOp.SUM, weight_sum)
-        return tf.math.divide_no_nan(tf.reduce_sum(weights * losses), weight_sum)
+        return tf.math.divide_no_nan(total, weight_sum)
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Return one loss per element."""
@@ -239,3 +250,53 @@ class WeightedMean(keras.losses.Loss):
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config; it stores the function's name."""
         return {"loss": self.function.__name__, "name": self.name, **self.options}
+
+
+class FunctionLoss(keras.losses.Loss):
+    """Loss of a function (labels, output), which Keras would wrap alike.
+
+    Args:
+        function: Returns one loss per element, or their mean.
+    """
+
+    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:
+        super().__init__()  # A lambda has no name that TensorFlow allows.
+        self.function = function
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Return the losses; labels `(B,)` of outputs `(B, 1)` get their axis."""
+        if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
+            y_true = y_true[..., tf.newaxis]
+        return self.function(y_true, y_pred)
+
+
+def weighted_sum(
+    loss: Callable[..., tf.Tensor],
+    labels: tf.Tensor,
+    output: tf.Tensor,
+    weights: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return sum(weight * loss), and its divisor; the quotient over all replicas is the mean.
+
+    The divisor is sum(weight), except for losses of Keras, which choose it by their `reduction`.
+
+    Args:
+        loss: Function of this module, or a loss of Keras.
+        labels: Labels of the replica's batch.
+        output: Output of the model.
+        weights: Weights of the elements; by default 1.
+    """
+    if isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean):
+        # A loss of Keras weights its elements itself, and may have its own way to do so.
+        of_elements = copy.copy(loss)
+        of_elements.reduction = None
+        weighted = of_elements(labels, output, weights)
+        if loss.reduction == "mean_with_sample_weight" and weights is not None:
+            return tf.reduce_sum(weighted), tf.reduce_sum(tf.cast(weights, weighted.dtype))
+        if loss.reduction in (None, "none", "sum"):
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            return tf.reduce_sum(weighted), tf.constant(1 / replicas, weighted.dtype)
+        return tf.reduce_sum(weighted), tf.cast(tf.size(weighted), weighted.dtype)
+    values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
+    weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
+    return tf.reduce_sum(weights * values), tf.reduce_sum(weights)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.model.fused_kernels import MIN_WIDTH
 
+NOT_FINITE = "the loss or its gradient is not finite"
 # Dynamic loss scaling of float16, as in tf.keras.mixed_precision.LossScaleOptimizer.
 FIRST_LOSS_SCALE, GROWTH_STEPS = 2.0**15, 2000
 NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
@@ -41,8 +42,14 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Return the learning rate at a step, a float32 scalar."""
-        rate = _warmup_linear_decay(step, self.num_train_steps, self.warmup_steps, self.continuous)
-        return self.peak * rate
+        step, num_train_steps, warmup_steps = (
+            tf.cast(number, tf.float32)
+            for number in (step, self.num_train_steps, self.warmup_steps)
+        )
+        warming = step / tf.maximum(warmup_steps, 1)
+        decay_steps = num_train_steps - warmup_steps * self.continuous
+        decaying = tf.maximum(0.0, (num_train_steps - step) / tf.maximum(decay_steps, 1))
+        return self.peak * tf.where(step < warmup_steps, warming, decaying)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
@@ -55,8 +62,8 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @keras.saving.register_keras_serializable("bert_tf")
-class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The rates of `WarmupLinearDecay` over the steps of each `fit` of a `TaskModel`.
+class FitSchedule(WarmupLinearDecay):
+    """`WarmupLinearDecay` over the steps of each `fit` of a `TaskModel`.
 
     `fit` sets the number of steps. A second `fit` warms up anew, without tracing the step again.
 
@@ -73,6 +80,9 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
         UserError: The rate is read before `fit` has set the steps.
     """
 
+    num_train_steps: tf.Variable
+    warmup_steps: tf.Variable
+
     def __init__(
         self,
         peak: float,
@@ -82,12 +92,12 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
         num_train_steps: int = 0,
         batches_per_update: int = 1,
     ) -> None:
-        self.peak, self.warmup_proportion = peak, warmup_proportion
-        self.continuous = continuous
         # Variables, so that a traced step reads their values.
-        self._first_step, self._num_train_steps, self._warmup_steps, self._batches = (
+        num_steps, warmup_steps, self._first_step, self._batches = (
             tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(4)
         )
+        super().__init__(peak, num_steps, warmup_steps, continuous)
+        self.warmup_proportion = warmup_proportion
         self.set_steps(first_step, num_train_steps, batches_per_update)
 
     def set_steps(self, first_step: int, num_train_steps: int, batches_per_update: int = 1) -> None:
@@ -95,8 +105,8 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self._is_set = num_train_steps > 0
         self._batches.assign(batches_per_update)
         self._first_step.assign(first_step)
-        self._num_train_steps.assign(num_train_steps)
-        self._warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
+        self.num_train_steps.assign(num_train_steps)
+        self.warmup_steps.assign(int(self.warmup_proportion * num_train_steps))
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Return the learning rate at a batch of the optimizer, a float32 scalar.
@@ -108,11 +118,7 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
                 "FitSchedule: the number of steps is not set; expected the fit of a model such as "
                 "TextClassifier, which sets it; elsewhere use WarmupLinearDecay"
             )
-        step = tf.cast(step, tf.int64) // self._batches - self._first_step
-        rate = _warmup_linear_decay(
-            step, self._num_train_steps, self._warmup_steps, self.continuous
-        )
-        return self.peak * rate
+        return super().__call__(tf.cast(step, tf.int64) // self._batches - self._first_step)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config, with the steps of the last `fit`."""
@@ -121,20 +127,9 @@ class FitSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "warmup_proportion": self.warmup_proportion,
             "continuous": self.continuous,
             "first_step": int(self._first_step.numpy()),
-            "num_train_steps": int(self._num_train_steps.numpy()),
+            "num_train_steps": int(self.num_train_steps.numpy()),
             "batches_per_update": int(self._batches.numpy()),
         }
-
-
-def _warmup_linear_decay(step, num_train_steps, warmup_steps, continuous):
-    """Return the fraction of the peak learning rate at a step, a float32 scalar."""
-    step, num_train_steps, warmup_steps = (
-        tf.cast(number, tf.float32) for number in (step, num_train_steps, warmup_steps)
-    )
-    warming = step / tf.maximum(warmup_steps, 1)
-    decay_steps = num_train_steps - warmup_steps * continuous
-    decaying = tf.maximum(0.0, (num_train_steps - step) / tf.maximum(decay_steps, 1))
-    return tf.where(step < warmup_steps, warming, decaying)
 
 
 class AdamBase(keras.optimizers.Optimizer):
@@ -201,6 +196,10 @@ class AdamBase(keras.optimizers.Optimizer):
                 first = keras.initializers.Constant(FIRST_LOSS_SCALE)
                 self.loss_scale = self.add_variable((), first, "float32", name="loss_scale")
                 self.finite_steps = self.add_variable((), "zeros", "int64", name="finite_steps")
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Return the loss whose gradient `apply` expects."""
+        return loss * tf.convert_to_tensor(self.loss_scale) if self.scales_loss else loss
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return True if weight decay applies to a variable."""
@@ -277,9 +276,7 @@ class AdamBase(keras.optimizers.Optimizer):
         if is_running is not None or self.scales_loss:
             is_running = tf.constant(True) if is_running is None else is_running
             return self._apply_or_skip(variables, grads, is_running, wrap)
-        norm = tf.debugging.check_numerics(
-            tf.linalg.global_norm(grads), "the loss or its gradient is not finite"
-        )
+        norm = tf.debugging.check_numerics(tf.linalg.global_norm(grads), NOT_FINITE)
         # Clipping the sum over all replicas makes the update independent of their number.
         factor = (
             1.0 if self.clip_norm is None else self.clip_norm / tf.maximum(norm, self.clip_norm)

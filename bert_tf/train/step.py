@@ -12,13 +12,17 @@ import tensorflow as tf
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import count_tokens
 from bert_tf.train.compilation import compile_with_weights, is_default
-from bert_tf.train.optimizer import AdamBase
+from bert_tf.train.losses import weighted_sum
+from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
 
 
 class TrainStep:
-    """Run one synchronized update.
+    """Run one synchronized update: of the training loop, or of Keras `fit`.
+
+    The training loop calls the step, with an iterator. Keras has its own loop, which calls
+    `on_batch` on each replica. Both run the same backward pass and update.
 
     The loss is a weighted mean over the global batch, sum(weight * loss) / sum(weight), added over
     the terms: one per output of the model, and `more_losses`. It does not depend on the number of
@@ -36,7 +40,7 @@ class TrainStep:
         model: Maps inputs to a dict of outputs; called with `training` and `seed`.
         losses: Maps an output name to a function (labels, output) that returns one loss per
             element.
-        optimizer: Applies the gradients; sums and clips them over all replicas.
+        optimizer: Applies the gradients; ours sum and clip them over all replicas.
         strategy: Distribution strategy.
         seed: Seed of the dropout masks, below 2**32.
         metrics: Maps a metric name to (output name, function), averaged like the loss.
@@ -45,6 +49,7 @@ class TrainStep:
             processed one after the other, and their sums make one update.
         more_losses: Further terms of the loss: maps a name to (output name, function). An example
             counts as one if it has a weight in the first of them.
+        loss_weights: Factors of the terms by name; by default 1.
         is_compiled: Compiles the step with XLA, which requires batches of static shapes: on one
             device as one program; on several as one for the gradients and one for the update, with
             the sum over all replicas in between.
@@ -57,7 +62,7 @@ class TrainStep:
         self,
         model: keras.Model,
         losses: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]],
-        optimizer: AdamBase,
+        optimizer: keras.optimizers.Optimizer,
         strategy: tf.distribute.Strategy,
         seed: int,
         metrics: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
@@ -66,9 +71,10 @@ class TrainStep:
         more_losses: Mapping[str, tuple[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]]
         | None = None,
         is_compiled: bool = False,
+        loss_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.model, self.losses, self.optimizer, self.strategy = model, losses, optimizer, strategy
-        self.more_losses = more_losses or {}
+        self.more_losses, self.loss_weights = more_losses or {}, loss_weights or {}
         self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps, self.is_compiled = accumulation_steps, is_compiled
         self._replica_step, self._wrap = self._on_replica, None
@@ -81,7 +87,7 @@ class TrainStep:
                 self._wrap = _compile
         # Keras 3's LossScaleOptimizer checks the gradients of one replica only.
         is_float16 = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
-        if is_float16 and not optimizer.scales_loss:
+        if is_float16 and isinstance(optimizer, AdamBase) and not optimizer.scales_loss:
             raise ValueError("float16: expected an optimizer with scales_loss=True")
 
     @tf.function(autograph=False)
@@ -157,21 +163,78 @@ class TrainStep:
         weight_sums = replica.all_reduce(
             tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
         )
-        seed = dropout_seed(self.seed, self.optimizer.iterations, replica.replica_id_in_sync_group)
-        options = {"is_running": is_running, "wrap": self._wrap} if self.is_compiled else {}
-        scale = tf.constant(1.0)
-        if self.optimizer.scales_loss:
-            scale = tf.convert_to_tensor(self.optimizer.loss_scale)
-        sums, gradients = self._sums_and_gradients(batch, weight_sums, seed, scale)
-        # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
-        gradients[-1] += tf.where(tf.math.is_finite(sums["loss"]), 0.0, float("nan"))
-        norm = self.optimizer.apply(gradients, self.model.trainable_variables, **options)
+        sums, gradients = self._sums_and_gradients(batch, weight_sums, *self._seed_and_scale())
+        norm = self._apply(gradients, sums["loss"], is_running)
         own_gradients()
         return (
             tf.stack([sums[name] for name in ("loss", *self.metrics)]),
             tf.stack([sums["examples"], sums["tokens"]]),
             norm,
         )
+
+    def on_batch(
+        self, batch: tuple[Any, Mapping[str, Any], Mapping[str, Any]], is_running: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]], tf.Tensor]:
+        """Run one update on this replica, inside of the function that Keras compiles.
+
+        Args:
+            batch: Inputs, labels and weights; weights of `None` are 1.
+            is_running: Bool scalar, for a step that XLA compiles: `False` changes nothing.
+
+        Returns:
+            The outputs of the model; by term the results of `weighted_sum`; and a float32 scalar
+            that is not finite if the update was rejected, see `AdamBase.apply`.
+        """
+        outputs, loss, terms, gradients = self._backward(batch, None, *self._seed_and_scale())
+        norm = self._apply(gradients, loss, is_running)
+        own_gradients()
+        return outputs, terms, norm
+
+    def _seed_and_scale(self):
+        """Return the dropout seed of this replica's batch, and the factor of its loss."""
+        replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
+        seed = dropout_seed(self.seed, batch_counter(self.optimizer), replica_id)
+        return seed, tf.convert_to_tensor(self.optimizer.scale_loss(tf.constant(1.0)))
+
+    def sums_of(
+        self, labels: Mapping[str, Any], weights: Mapping[str, Any], outputs: Mapping[str, Any]
+    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """Return the results of `weighted_sum` by term, of this replica's batch."""
+        return {
+            name: weighted_sum(loss, labels[name], outputs[output], weights[name])
+            for name, (output, loss) in self._terms.items()
+        }
+
+    def _apply(self, gradients, loss, is_running):
+        """Apply the gradients unless they or the loss are not finite; return their norm."""
+        variables = self.model.trainable_variables
+        if not isinstance(self.optimizer, AdamBase):
+            return self._apply_with_keras(gradients, variables, loss, is_running)
+        # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
+        _poison(gradients, loss)
+        options = {"is_running": is_running, "wrap": self._wrap} if self.is_compiled else {}
+        return self.optimizer.apply(gradients, variables, **options)
+
+    def _apply_with_keras(self, gradients, variables, loss, is_running):
+        """Do what `_apply` does with an optimizer of Keras, which sums over the replicas itself."""
+        _poison(gradients, loss)
+        norm = tf.linalg.global_norm([grad for grad in gradients if grad is not None])
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            # It skips the update and halves the scale, until a smaller one cannot help.
+            scale = tf.convert_to_tensor(self.optimizer.dynamic_scale)
+            norm = tf.where(tf.math.is_finite(norm) | (scale <= 1.0), norm, 0.0)
+        if self.is_compiled:  # XLA drops the check below.
+
+            def update():
+                self.optimizer.apply(gradients, variables)
+                return tf.no_op()
+
+            tf.cond(is_running & tf.math.is_finite(norm), update, tf.no_op)
+            return norm
+        with tf.control_dependencies([tf.debugging.check_numerics(norm, NOT_FINITE)]):
+            gradients = [grad if grad is None else tf.identity(grad) for grad in gradients]
+            self.optimizer.apply(gradients, variables)
+        return norm
 
     def _all_gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's sums and gradients, over all stacked batches if there are any."""
@@ -182,32 +245,42 @@ class TrainStep:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return sums, gradients
 
-    def _gradients(self, batch, weight_sums, seed, scale):
-        """Return this replica's summands of loss, counts and metrics, and of the gradients.
+    def _backward(self, batch, weight_sums, seed, scale):
+        """Return outputs, loss, terms and gradients of this replica's batch.
 
-        `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
+        Loss and gradients are summands of those of the global batch, by which the terms are divided
+        here, unless `weight_sums` are given.
         """
         inputs, labels, weights = batch
-
-        def mean(output, values):
-            return tf.math.divide_no_nan(
-                tf.reduce_sum(weights[output] * values), weight_sums[output]
-            )
-
         # The values that stand for the variables in a compiled function, or the variables.
         trained = [variable.value for variable in self.model.trainable_variables]
         with tf.GradientTape() as tape:
             if self.is_compiled:
                 tape.watch(trained)
             outputs = self.model(inputs, training=True, seed=seed)
+            terms = self.sums_of(labels, weights, outputs)
+            if weight_sums is None:
+                weight_sums = tf.distribute.get_replica_context().all_reduce(
+                    tf.distribute.ReduceOp.SUM,
+                    {name: weight_sum for name, (_, weight_sum) in terms.items()},
+                )
             loss = tf.add_n(
                 [
-                    mean(name, loss(labels[name], outputs[output]))
-                    for name, (output, loss) in self._terms.items()
+                    tf.math.divide_no_nan(total, weight_sums[name])
+                    * self.loss_weights.get(name, 1.0)
+                    for name, (total, _) in terms.items()
                 ]
             )
             scaled = loss * scale
-        gradients = tape.gradient(scaled, trained)
+        return outputs, loss, terms, tape.gradient(scaled, trained)
+
+    def _gradients(self, batch, weight_sums, seed, scale):
+        """Return this replica's summands of loss, counts and metrics, and of the gradients.
+
+        `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
+        """
+        inputs, labels, weights = batch
+        outputs, loss, _, gradients = self._backward(batch, weight_sums, seed, scale)
         without = [
             variable.path
             for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True)
@@ -226,7 +299,10 @@ class TrainStep:
             "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),
             "tokens": count_tokens(inputs),
             **{
-                name: mean(output, metric(labels[output], outputs[output]))
+                name: tf.math.divide_no_nan(
+                    weighted_sum(metric, labels[output], outputs[output], weights[output])[0],
+                    weight_sums[output],
+                )
                 for name, (output, metric) in self.metrics.items()
             },
         }
@@ -275,6 +351,28 @@ def dropout_seed(seed: int, step: keras.Variable, replica_id: tf.Tensor | int) -
 def batch_seed(seed: tf.Tensor, number: tf.Tensor | int) -> tf.Tensor:
     """Return the dropout seed of a batch within the step, with gradient accumulation."""
     return seed + tf.stack([tf.cast(number, tf.int64) * 2**32, 0])
+
+
+def batch_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Return the number of batches an optimizer has seen.
+
+    With gradient accumulation of Keras, `iterations` counts updates, and Keras has no other name
+    for the number of batches.
+    """
+    return innermost(optimizer)._iterations
+
+
+def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer that updates the weights, of a wrapper such as LossScaleOptimizer."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def _poison(gradients, loss):
+    """Add NaN to a gradient if the loss is not finite."""
+    index = max(number for number, grad in enumerate(gradients) if grad is not None)
+    gradients[index] += tf.where(tf.math.is_finite(loss), 0.0, float("nan"))
 
 
 def _compile(function):

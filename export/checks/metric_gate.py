@@ -11,7 +11,6 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
-from tasks.model.fitting import encode
 
 if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
@@ -57,7 +56,7 @@ def check(
     Raises:
         UserError: If a row is bad, or the metric drops by more than `max_drop`.
     """
-    encoded = encode(model, model.task.reader.load_examples(dev))
+    encoded = model.encode(model.task.reader.load_examples(dev))
     name, strategy = model.task.postprocessor.best_metric, tf.distribute.get_strategy()
     trained, served = (
         Evaluator(model.task, network, strategy, log=log).metrics(encoded)[name]

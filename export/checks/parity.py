@@ -26,7 +26,7 @@ from export.checks import isolated_runner
 from export.checks.parity_cases import Request, requests
 from export.package import warmup
 from tasks.base.task import OutputSpec
-from tasks.prediction.prediction_files import jsonable
+from tasks.data.readers.memory import jsonable
 
 if TYPE_CHECKING:
     from tasks.graph.pipeline import Pipeline

@@ -9,7 +9,7 @@ from bert_tf.errors import UserError
 from export.clients.client import ModelClient
 from export.clients.signature_defs import from_definitions
 from tasks.data.examples import as_tensor
-from tasks.prediction.prediction_files import jsonable
+from tasks.data.readers.memory import jsonable
 
 
 class GrpcClient(ModelClient):

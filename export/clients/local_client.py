@@ -12,8 +12,8 @@ from bert_tf.system.processes import FirstCalls
 from export.clients.client import ModelClient
 from export.clients.signature_defs import read_signatures
 from tasks.data.examples import as_tensor
+from tasks.data.readers.memory import jsonable
 from tasks.graph.published import version_directories
-from tasks.prediction.prediction_files import jsonable
 
 
 class LocalClient(ModelClient):

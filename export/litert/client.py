@@ -17,9 +17,9 @@ from export.litert.archive import Contents, check_runtime
 from export.litert.conversion import INPUTS
 from tasks.base.registry import task_from_dict
 from tasks.data.examples import as_tensor
+from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import model_class
-from tasks.prediction.prediction_files import jsonable
 
 
 class LiteRTClient(ModelClient):

@@ -15,6 +15,15 @@ from typing import Any
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import BadRow, Example, FileRows, Source
 
+# Settings whose defaults depend on the task type; those of training are google-research/bert's
+# (Devlin et al. 2019, A.3).
+DEFAULTS: dict[str, Any] = {
+    "max_seq_length": 128,
+    "global_batch_size": 32,
+    "epochs": 3,
+    "learning_rate": 5e-5,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskType:
@@ -27,12 +36,14 @@ class TaskType:
             training, the options of the task), a file, and whether the rows have labels.
         needs_dev: Whether it always has a field to tune on dev data.
         has_teacher: Whether a teacher's outputs can be learned.
+        defaults: Settings that differ from `DEFAULTS`.
     """
 
     class_path: str
     rows_path: str = "tasks.data.readers.glue:task_rows"
     needs_dev: bool = False
     has_teacher: bool = True
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 TASK_TYPES = {
@@ -44,6 +55,7 @@ TASK_TYPES = {
     "span_qa": TaskType(
         "tasks.types.question_answering.question_answerer:QuestionAnsweringTask",
         "tasks.data.readers.squad:task_rows",
+        defaults={"max_seq_length": 384},
     ),
     "multiple_choice": TaskType(
         "tasks.types.multiple_choice:MultipleChoiceTask", "tasks.data.readers.choices:task_rows"
@@ -53,12 +65,13 @@ TASK_TYPES = {
         "tasks.data.readers.tables:rows_with_optional_labels",
         needs_dev=True,
         has_teacher=False,
+        defaults={"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
     ),
 }
 # Task types without labelled rows; tasks.finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
     "embedding": TaskType("tasks.types.embedding:EmbeddingTask"),
-    "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask"),
+    "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }
 
 
@@ -88,6 +101,12 @@ DATASETS = {
     "swag": Dataset("multiple_choice", {"file_format": "swag"}),
     "arc": Dataset("multiple_choice", {"file_format": "arc"}),
 }
+
+
+def default_settings(kind: str) -> dict[str, Any]:
+    """Return `DEFAULTS` for a task type, which need not be known."""
+    task_type = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}.get(kind)
+    return {**DEFAULTS, **(task_type.defaults if task_type else {})}
 
 
 RowReader = Callable[[Mapping[str, Any], Source, bool], Iterable[Example | BadRow]]

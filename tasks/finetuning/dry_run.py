@@ -43,8 +43,8 @@ def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
     of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
     training = read(of_run, settings.read_data(), log, strategy)
     model = create_model(of_run, training, training.open_run())
-    train, *devs = training.encode(model)
-    learned = (train, *training.encode_unlabelled(model))
+    train, *devs = training.encode(model.serving.pipeline)
+    learned = (train, *training.encode_unlabelled(model.serving.pipeline))
     samples = [sample for data in learned for sample in window_lengths(data)]
     device = settings.typical()
     precision = planned_precision(settings.precision, device)

@@ -57,7 +57,8 @@ def finetune(
         # The examples have all that training needs: the rows are not kept.
         training = read(settings, (read_data or settings.read_data)(), log, strategy)
         run = training.open_run()
-        return training.train(create_model(settings, training, run), run)
+        model = create_model(settings, training, run)
+        return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
 
 
 def read(

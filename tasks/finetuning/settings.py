@@ -16,22 +16,12 @@ from bert_tf.weights import sources
 from tasks.base import task_types
 from tasks.base.task_types import read_file
 from tasks.data.readers.rows import FileRows, as_label, check_good
-from tasks.prediction import input_checks
-from tasks.training.settings import TrainingSettings, flag_by_task, recorded
+from tasks.training.settings import TrainingSettings, check_teacher, flag_by_task, recorded
 from tasks.types.classification import class_imbalance
 
 # Task types with a flag in common.
 _TEXT = ("classification", "regression", "anomaly")
 _PAIR = ("classification", "regression")
-
-
-def task_defaults(kind: str) -> dict[str, Any]:
-    """Return the settings whose defaults depend on the task type, by name."""
-    return {
-        field.name: field.metadata["defaults"].get(kind, field.metadata["others"])
-        for field in dataclasses.fields(FinetuneSettings)
-        if "defaults" in field.metadata
-    }
 
 
 class DataRows(NamedTuple):
@@ -96,8 +86,7 @@ class DataSettings:
     )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]",
-        128,
-        {"span_qa": 384},
+        "max_seq_length",
         bounds={">=": 4},
     )
     truncation: str = flag(
@@ -224,7 +213,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         for rows in (*data.labelled.values(), *data.unlabelled.values()):
             check_good(rows)
         if self.teacher:
-            input_checks.check_teacher(self.teacher, self._dataset.kind)
+            check_teacher(self.teacher, self._dataset.kind)
         self._check_output()
         # The dataclass is frozen, and `read_data` returns what was read for the check.
         object.__setattr__(self, "_data", data)

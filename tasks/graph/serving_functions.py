@@ -21,9 +21,9 @@ from bert_tf.text.packing import Packed
 from tasks.base.registry import task_from_dict
 from tasks.base.task import Task
 from tasks.data.examples import Examples
+from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.published import published_task
-from tasks.prediction.prediction_files import jsonable
 
 ROWS_PER_CALL = 1024  # Bounds memory.
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,14 +14,12 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
 from tasks.base.registry import task_class
-from tasks.base.task_types import read_file
+from tasks.base.task import Task
+from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
-from tasks.data.readers.memory import as_list, without_axis
-from tasks.finetuning.settings import task_defaults
-from tasks.prediction.prediction_files import jsonable
+from tasks.data.readers.memory import as_list, jsonable, without_axis
 
-if TYPE_CHECKING:
-    from tasks.base.task import Task
+WEIGHTS_UNSUPPORTED = "expected none in an evaluation, whose metrics count every row once"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +60,7 @@ def read_examples(
     Raises:
         UserError: At the first bad row.
     """
-    max_seq_length = task_defaults(task_type)["max_seq_length"]
-    options["max_seq_length"] = max_seq_length
+    options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options}, path)
     task = task_class(task_type).from_data(data, **options)
     examples = task.reader.load_examples(data if labelled else os.fspath(path), labelled)
@@ -134,8 +131,8 @@ def examples_of(
 
     Args:
         task: The task.
-        x: Rows, see `tasks.model.fitting.fit`; or `Examples` of the task.
-        y: Labels, see `tasks.model.fitting.fit`.
+        x: Rows, see `TaskModel.fit`; or `Examples` of the task.
+        y: Labels, see `TaskModel.fit`.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
         is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
@@ -161,6 +158,40 @@ def examples_of(
     labels = task.reader.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
+
+
+def evaluation_examples(task: Task, data: Any) -> Examples:
+    """Return the examples of (x, y), `Rows` or a dataset for an evaluation.
+
+    A list of columns is a tuple, as in Keras; weights other than 1 raise UserError.
+    """
+    if isinstance(data, list) and not any(isinstance(entry, str) for entry in data):
+        data = tuple(data)
+    if not isinstance(data, tuple):
+        return unweighted(examples_of(task, data))
+    if not 2 <= len(data) <= 3:
+        raise UserError(f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries")
+    return unweighted(examples_of(task, *data))
+
+
+def unweighted(examples: Examples) -> Examples:
+    """Return the rows of an evaluation; raises UserError if they have weights other than 1."""
+    if any(weight != 1 for weight in examples.weights):
+        raise UserError(f"sample_weight: {WEIGHTS_UNSUPPORTED}")
+    return examples
+
+
+def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
+    """Return the first rows for training and the last ones for validation, as Keras does."""
+    fraction = to_python(fraction)
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
+    first = math.floor(len(examples) * (1 - fraction))
+    if not 0 < first < len(examples):
+        raise UserError(
+            f"validation_split={fraction}: of {len(examples)} rows, one part would be empty"
+        )
+    return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
 
 
 def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from typing import TYPE_CHECKING
 
 import keras
 
 import tasks
 from bert_tf.errors import UserError
+from tasks.base.task import Task
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model.task_model import TaskModel
-
-if TYPE_CHECKING:
-    from tasks.base.task import Task
 
 
 def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:

@@ -8,43 +8,48 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_flat, to_padded
+from tasks.base.task import Task
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import named, without_axis
-from tasks.model.compiling import needs_padding
+from tasks.graph.pipeline import Pipeline
 from tasks.model.labelled_rows import class_factors, column_of, examples_of
-
-if TYPE_CHECKING:
-    from tasks.base.task import Task
-    from tasks.model.task_model import TaskModel
 
 _NO_WINDOWS: Any = None  # The targets of tasks that can stream do not depend on windows.
 
 
 def batches(
-    model: TaskModel, dataset: tf.data.Dataset, class_weight: Mapping[Any, float] | None
+    pipeline: Pipeline,
+    dataset: tf.data.Dataset,
+    class_weight: Mapping[Any, float] | None = None,
+    *,
+    num_replicas: int = 1,
+    is_padded: bool = False,
+    static_shape: bool = False,
 ) -> tf.data.Dataset:
     """Return batches (token ids, labels, weights) of a dataset.
 
     A batch is filled up to a multiple of the replicas with rows of weight 0.
 
     Args:
-        model: A model whose task has `can_stream`.
+        pipeline: Pipeline of a task that has `can_stream`.
         dataset: Batches (x, y) or (x, y, sample_weight) of strings and labels.
         class_weight: Loss weight by label name or id.
+        num_replicas: Replicas that Keras splits a batch between.
+        is_padded: Whether batches are padded, or else flat.
+        static_shape: Whether they are padded to max_seq_length.
 
     Raises:
         UserError: If the structure of the batches or class_weight does not fit the task.
     """
-    task, pipeline = model.task, model.serving.pipeline
-    num_replicas = model.distribute_strategy.num_replicas_in_sync
-    is_padded, length = needs_padding(model), task.max_seq_length if model.jit_compile else None
+    task = pipeline.task
+    length = task.max_seq_length if static_shape else None
     if class_weight is not None:
         class_factors(task, class_weight)  # Before the first batch.
 

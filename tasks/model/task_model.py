@@ -10,40 +10,78 @@ a network (token ids to outputs) and a postprocessor (outputs to predictions and
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import os
 import threading
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import UserError, argument_names
-from bert_tf.model.custom_gradient import own_gradients
+from bert_tf.errors import DivergenceError, UserError, argument_names
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
 from bert_tf.system.scalars import to_python
-from bert_tf.train.step import dropout_seed
-from bert_tf.weights.sources import read_pretrained
+from bert_tf.text.encoder_inputs import to_flat, to_packed, to_padded
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.train.compilation import is_accelerated
+from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
+from bert_tf.train.losses import FunctionLoss
+from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
+from bert_tf.train.step import TrainStep, batch_counter, innermost
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.registry import task_from_dict
+from tasks.base.task import Task
+from tasks.base.task_types import default_settings
+from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.memory import columns_of
-from tasks.finetuning.settings import task_defaults
-from tasks.graph.evaluation import Evaluator
+from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import RunCheckpoint, save_run
 from tasks.graph.serving_functions import ROWS_PER_CALL, ServingFunctions
-from tasks.model import compiling, creation, fitting, run_training
-from tasks.model.labelled_rows import first_batches, inputs_of, is_token_ids, positive
-
-if TYPE_CHECKING:
-    from bert_tf.text.vocabulary import Vocabulary
-    from bert_tf.weights.sources import PretrainedWeights
-    from tasks.base.task import Task
+from tasks.model import keras_names, streaming
+from tasks.model.labelled_rows import (
+    WEIGHTS_UNSUPPORTED,
+    check_dataset,
+    evaluation_examples,
+    examples_of,
+    first_batches,
+    inputs_of,
+    is_token_ids,
+    positive,
+    split,
+    unweighted,
+)
+from tasks.training.distillation import Distillation
+from tasks.training.settings import TrainingSettings, recorded
+from tasks.training.teacher import ModelTeacher, Teacher, read_teacher
+from tasks.training.training_run import TrainingRun, digests_of
 
 _PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
+_COMMON_OPTIONS = (
+    *("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers", "keep_head"),
+)
+_DTYPES = ("float32", "mixed_bfloat16", "mixed_float16")  # Weights and outputs are float32.
+_PRECISIONS = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+_TRAINED = ", trained with fit"
+_UNSUPPORTED = {
+    "sample_weight": WEIGHTS_UNSUPPORTED,
+    "callbacks": "expected with token ids only, since strings are not read batch by batch",
+}
+# Fields of `TrainingSettings` that are arguments of `train`.
+_SETTINGS = tuple(
+    field.name
+    for field in dataclasses.fields(TrainingSettings)
+    if not field.metadata.get("of_model")
+)
 
 
 class TaskModel(keras.Model):
@@ -75,7 +113,6 @@ class TaskModel(keras.Model):
     source: RunCheckpoint | None
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
-    max_seq_length_default: ClassVar[int | None] = None  # By default that of the task type.
     pipeline_class: type[Pipeline] = Pipeline
     has_head: ClassVar[bool] = True  # Beside what all pretrained weights of its class contain.
 
@@ -96,13 +133,13 @@ class TaskModel(keras.Model):
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
-        super().__init__(name=task.kind, dtype=compiling.dtype_policy(dtype), **kwargs)
+        super().__init__(name=task.kind, dtype=_dtype_policy(dtype), **kwargs)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
         self.has_new_head = has_new_head and self.has_head
         # Keras would replace dicts by tracked copies.
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "record", dict(record or {}))
-        for name in ("source", "_serving", "_evaluator", "_validation"):
+        for name in ("source", "_serving", "_evaluator", "_step", "_loss_means"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
         object.__setattr__(self, "_process", os.getpid())
@@ -146,11 +183,16 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If there is no model, or an option does not fit it.
         """
-        creation.check_options(cls, options)
+        for name in options:
+            if name not in cls.options:
+                raise UserError(
+                    f"{name}: unknown option of {cls.__name__}; expected one of "
+                    f"{', '.join((*cls.options, *_COMMON_OPTIONS))}"
+                )
         pretrained = read_pretrained(path, do_lower_case)
-        task = creation.create_task(cls, pretrained, max_seq_length, options)
+        task = cls._create_task(pretrained, max_seq_length, options)
         if keep_head and cls.has_head:
-            creation.warn_of_other_head(pretrained, task)
+            _warn_of_other_head(pretrained, task)
         return cls.from_weights(
             pretrained,
             task,
@@ -159,6 +201,25 @@ class TaskModel(keras.Model):
             frozen_layers=frozen_layers,
             dtype=dtype,
         )
+
+    @classmethod
+    def _create_task(
+        cls,
+        pretrained: PretrainedWeights,
+        max_seq_length: int | None,
+        options: Mapping[str, Any],
+    ) -> Task:
+        """Create the task of the options of `from_pretrained` for pretrained weights."""
+        max_seq_length, options = to_python(max_seq_length), to_python(dict(options))
+        limit = pretrained.config.max_position_embeddings
+        if max_seq_length is None:
+            max_seq_length = min(default_settings(cls.task_class.kind)["max_seq_length"], limit)
+        if type(max_seq_length) is not int or not 4 <= max_seq_length <= limit:
+            raise UserError(
+                f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
+                f"positions of {pretrained.origin}"
+            )
+        return cls.task_class.from_options(max_seq_length=max_seq_length, **options)
 
     @classmethod
     def from_weights(
@@ -202,7 +263,7 @@ class TaskModel(keras.Model):
     @property
     def fit_defaults(self) -> dict[str, Any]:
         """Batch size, epochs and learning rate of the task type."""
-        return task_defaults(self.task.kind)
+        return default_settings(self.task.kind)
 
     @property
     def task(self) -> Task:
@@ -260,13 +321,10 @@ class TaskModel(keras.Model):
         Args:
             inputs: Batch of the encoder; strings are converted before.
             training: Turns dropout on.
-            seed: int64 `(2,)`, the dropout seed; by default a function of the model's seed, the
-                step and the replica, so that a resumed `fit` draws the same masks.
+            seed: int64 `(2,)`, the dropout seed; drawn by the encoder if `None`. That of `fit` is a
+                function of the model's seed, the step and the replica, so that a resumed `fit`
+                draws the same masks.
         """
-        replica = tf.distribute.get_replica_context()
-        if training and seed is None and self.optimizer is not None and replica is not None:
-            step = compiling.batch_counter(self.optimizer)
-            seed = dropout_seed(self.seed, step, replica.replica_id_in_sync_group)
         return self.network(inputs, training=training, seed=seed)
 
     @argument_names()
@@ -298,16 +356,24 @@ class TaskModel(keras.Model):
         if is_token_ids(x):
             return super().predict(x, batch_size, verbose, steps, callbacks)
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
-        fitting.check_none(callbacks=callbacks)
-        creation.warn_if_untrained(self)
+        _check_none(callbacks=callbacks)
+        self._warn_if_untrained()
         return self.serving.call("serving_default", self._columns(x), batch_size)
 
     @argument_names()
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
         """Return one dict of Python values per row, without padding, as tasks.predict writes."""
         batch_size = positive("batch_size", batch_size)
-        creation.warn_if_untrained(self)
+        self._warn_if_untrained()
         return self.serving.predict_rows(self._columns(x), batch_size)
+
+    def _warn_if_untrained(self):
+        if self.has_new_head:
+            warnings.warn(
+                f"{type(self).__name__}: predictions of an untrained head are random; call fit or "
+                "train, or load weights with a head",
+                stacklevel=4,
+            )
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
@@ -332,18 +398,114 @@ class TaskModel(keras.Model):
 
     # Training.
 
-    def compile(self, optimizer: Any = "auto", loss: Any = "auto", **kwargs: Any) -> None:
-        """Configure training; see `tasks.model.compiling.resolve` for defaults and arguments."""
-        compiling.check_scope(self._created_in, "compile")
+    def compile(
+        self,
+        optimizer: Any = "auto",
+        loss: Any = "auto",
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = "auto",
+        learning_rate: float | None = None,
+        warmup_proportion: float = 0.1,
+        schedule: str = "released",
+        layer_decay: float = 1.0,
+        jit_compile: bool | str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        """Configure training.
+
+        Args:
+            optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
+            loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
+                losses of logits, such as "sparse_categorical_crossentropy".
+            metrics: Keras metrics of training; with one output, of that output.
+            weighted_metrics: "auto" is the accuracy, if the task has one.
+            learning_rate: Peak learning rate; by default that of the task type (5e-5; anomaly
+                3e-3).
+            warmup_proportion: Fraction of the steps of a `fit` used for warmup.
+            schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging
+                Face).
+            layer_decay: Factor on the learning rate from each layer to the one below.
+            jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on one
+                GPU.
+            **kwargs: Other arguments of keras.Model.compile.
+
+        Raises:
+            UserError: If an argument is wrong, or does not fit the task.
+        """
+        self._check_scope("compile")
+        if schedule not in ("released", "continuous"):
+            raise UserError(f"schedule={schedule!r}: expected released or continuous")
+        if not 0 <= warmup_proportion < 1:
+            raise UserError(
+                f"warmup_proportion={warmup_proportion}: expected a number >= 0 and < 1"
+            )
+        if optimizer != "auto" and learning_rate is not None:
+            raise UserError(
+                "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
+            )
+        if jit_compile == "auto":
+            jit_compile = self._num_replicas == 1 and is_accelerated(self.distribute_strategy)
         with self.distribute_strategy.scope():
-            super().compile(**compiling.resolve(self, optimizer, loss, **kwargs))
-            # Variables made inside of the first step would double the time to trace it.
-            self.optimizer.build(self.trainable_variables)
+            if optimizer == "auto":
+                if learning_rate is None:
+                    learning_rate = self.fit_defaults["learning_rate"]
+                is_continuous = schedule == "continuous"
+                optimizer = AdamW(
+                    FitSchedule(learning_rate, warmup_proportion, is_continuous),
+                    layer_decay=layer_decay,
+                    scales_loss=self.dtype_policy.name == "mixed_float16",
+                )
+            of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)
+            self._compile(optimizer=optimizer, **of_outputs, jit_compile=jit_compile, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""
-        super().compile(**keras.saving.deserialize_keras_object(config))
+        self._compile(**keras.saving.deserialize_keras_object(config))
+
+    def _compile(self, *, loss, loss_weights=None, **arguments):
+        """Compile; the arguments are those of Keras, with losses by output."""
+        optimizer = arguments.get("optimizer")
+        if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
+            arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
+        super().compile(loss=loss, loss_weights=loss_weights, **arguments)
+        # Variables made inside of the first step would double the time to trace it.
         self.optimizer.build(self.trainable_variables)
+        losses = {name: keras.losses.get(given) for name, given in loss.items() if given}
+        losses = {
+            name: given if isinstance(given, keras.losses.Loss) else FunctionLoss(given)
+            for name, given in losses.items()
+        }
+        if not isinstance(loss_weights, Mapping):
+            several = isinstance(loss_weights, list | tuple)
+            several = loss_weights if several else [loss_weights or 1.0] * len(losses)
+            loss_weights = dict(zip(losses, several, strict=True))
+        factors = {name: loss_weights.get(name, 1.0) for name in losses}
+        step = TrainStep(
+            *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
+            is_compiled=bool(self.jit_compile),
+            loss_weights=factors,
+        )
+        object.__setattr__(self, "_step", step)
+        object.__setattr__(self, "_loss_means", keras_names.LossMeans(factors))
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Metrics of Keras, and the exact means of the loss, which replace its own."""
+        return [*super().metrics, *([self._loss_means] if self.compiled else [])]
+
+    def _check_scope(self, method):
+        """Raise UserError in the scope of a strategy in which the model was not created."""
+        strategy = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and strategy is not self._created_in:
+            raise UserError(
+                f"{method}: the model was created outside of the scope of this "
+                f"{type(strategy).__name__}; create it inside"
+            )
+
+    @property
+    def _num_replicas(self):
+        return self.distribute_strategy.num_replicas_in_sync
 
     @argument_names()
     def fit(
@@ -354,21 +516,254 @@ class TaskModel(keras.Model):
         epochs: int | None = None,
         verbose: Any = "auto",
         callbacks: Any = None,
-        **kwargs: Any,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[Any, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | list[int] = 1,
     ) -> keras.callbacks.History:
-        """Train on strings and labels; see `tasks.model.fitting.fit` for the arguments."""
+        """Train on strings and labels; arguments as of keras.Model.fit.
+
+        Rows are tokenized once. All epochs are one dataset whose order is drawn from (seed, epoch),
+        so that a `fit` that BackupAndRestore resumes sees the same batches.
+
+        Args:
+            x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two,
+                or a dict or DataFrame with a column per input; `Rows` of `read_examples`, with y;
+                or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier and
+                TextRegressor read a dataset batch by batch in its own order, all others once. A
+                dict of token ids, or a dataset of them, goes to Keras untouched.
+            y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
+                Integers are names if the labels are numbers that no ids could be; they are refused
+                if both are possible. Predicted labels are names, as strings.
+            batch_size: Sequences per step over all replicas; by default that of the task type. A
+                dataset has its own.
+            epochs: By default those of the task type.
+            verbose: As in Keras.
+            callbacks: As in Keras. Logs contain each metric of the task on the validation rows as
+                val_NAME.
+            validation_split: Fraction of the rows, the last ones, for validation.
+            validation_data: Rows for validation: (x, y), `Rows` or a dataset. Every row counts
+                once.
+            shuffle: Draws the order of rows in memory anew in each epoch, from the model's seed.
+            class_weight: Loss weight by label name or id.
+            sample_weight: Loss weight per row.
+            initial_epoch: Number of the first epoch.
+            steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
+                unknown or infinite length.
+            validation_steps: Batches of a dataset as `validation_data` that are read; by default
+                all.
+            validation_batch_size: Sequences per validation step and replica; by default 64.
+            validation_freq: Epochs per validation, or a list of epochs, counted from 1.
+
+        Returns:
+            The Keras History.
+
+        Raises:
+            UserError: If a column, label, type or length is wrong.
+        """
         check_not_forked(self._process)
-        compiling.check_scope(self._created_in, "fit")
+        self._check_scope("fit")
         if not self.compiled:
             self.compile()
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
-        compiling.check_callbacks(self, callbacks)
-        kwargs |= {"batch_size": batch_size, "verbose": verbose, "callbacks": callbacks}
-        if epochs is not None:  # The default of Keras is another one.
-            kwargs["epochs"] = epochs
+        self._check_callbacks(callbacks)
+        of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
+        of_keras["steps_per_epoch"] = steps_per_epoch
         if is_token_ids(x):
-            return fitting.fit_batches(self, super().fit, x, y, **kwargs)
-        return fitting.fit(self, super().fit, x, y, **kwargs)
+            of_keras |= {
+                "batch_size": batch_size,
+                "epochs": 1 if epochs is None else epochs,
+                "callbacks": callbacks,
+                "validation_split": validation_split,
+                "validation_data": validation_data,
+                "shuffle": shuffle,
+                "class_weight": class_weight,
+                "sample_weight": sample_weight,
+                "validation_steps": validation_steps,
+                "validation_batch_size": validation_batch_size,
+                "validation_freq": validation_freq,
+            }
+            return self._fit_token_ids(x, y, **of_keras)
+        if isinstance(x, tf.data.Dataset):
+            check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
+        epochs = positive("epochs", self.fit_defaults["epochs"] if epochs is None else epochs)
+        if steps_per_epoch is not None:
+            steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
+        size_of_dev = 64 if validation_batch_size is None else validation_batch_size
+        size_of_dev = positive("validation_batch_size", size_of_dev)
+        dev = first_step = encoded = None
+        if validation_data is not None:
+            validation_data = first_batches(validation_data, validation_steps, "validation_steps")
+            try:
+                dev = evaluation_examples(self.task, validation_data)
+            except UserError as error:
+                raise UserError(f"validation_data: {error}") from None
+        if isinstance(x, tf.data.Dataset) and self.task.can_stream:
+            if validation_split:
+                raise UserError(
+                    "validation_split: expected none for a dataset; pass validation_data instead"
+                )
+            num_steps = streaming.num_steps(x, steps_per_epoch)
+            batches = streaming.batches(
+                *(self.serving.pipeline, x, class_weight),
+                num_replicas=self._num_replicas,
+                is_padded=self._needs_padding,
+                static_shape=bool(self.jit_compile),
+            )
+        else:
+            size = self._batch_size(x, batch_size)
+            train = examples_of(self.task, x, y, sample_weight, class_weight)
+            if dev is None and validation_split:
+                train, dev = split(train, validation_split)
+            encoded = self._encode_for_fit(self._training_examples(train))
+            num_steps = steps_per_epoch or math.ceil(len(encoded) / size)
+            of_keras["steps_per_epoch"] = num_steps
+            # A variable, because it is set after Keras has received the dataset.
+            first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            batches = encoded.fit_batches(
+                size,
+                num_epochs=epochs,
+                steps_per_epoch=num_steps,
+                seed=self.seed,
+                shuffle=shuffle,
+                first_step=first_step,
+                multiple_of=self._num_replicas,
+            )
+        encoded_dev = None if dev is None else self._encode_for_fit(dev)
+        if encoded is not None and self.has_new_head:
+            self.task.init_head(self.network, encoded)
+
+        def validate():
+            return self.evaluator(size_of_dev).metrics(encoded_dev)
+
+        keras_names.set_directions(callbacks)
+        start = _Epochs(
+            num_steps,
+            epochs,
+            first_step,
+            None if encoded_dev is None else validate,
+            validation_freq,
+        )
+        with self._changing_weights(), streaming.raising_row_errors():
+            history = super().fit(
+                batches,
+                epochs=epochs,
+                callbacks=[start, *callbacks],
+                shuffle=False,  # The dataset is shuffled already.
+                **of_keras,
+            )
+        if encoded_dev is not None and self.task.tunable_fields:
+            self.tune(encoded_dev)
+        return history
+
+    def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
+        """Train on token ids; arguments as of keras.Model.fit."""
+        batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
+        if self._num_replicas > 1:
+            self._batch_size(x, batch_size)
+        if isinstance(x, tf.data.Dataset):
+            kwargs["shuffle"] = False  # Keras warns otherwise.
+            num_steps = streaming.num_steps(x, steps_per_epoch)
+        elif num_steps is None:
+            num_steps = math.ceil(len(x["input_ids"]) / batch_size)
+        with self._changing_weights():
+            return super().fit(
+                *(x, y),
+                steps_per_epoch=steps_per_epoch,
+                epochs=epochs,
+                callbacks=[_Epochs(num_steps, epochs), *callbacks],
+                **kwargs,
+            )
+
+    def _check_callbacks(self, callbacks):
+        """Raise UserError for callbacks that would fail in the middle of a `fit`."""
+        schedules = keras.optimizers.schedules.LearningRateSchedule
+        setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+        for callback in callbacks:
+            name = type(callback).__name__
+            if isinstance(callback, setters) and isinstance(
+                innermost(self.optimizer)._learning_rate, schedules
+            ):
+                raise UserError(
+                    f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
+                    "schedule; call compile(AdamW(2e-5))"
+                )
+            if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
+                raise UserError(
+                    f"callbacks: {name} requires tensorboard, which is not installed; run pip "
+                    "install 'bert_tf[tensorboard]'"
+                )
+
+    @property
+    def _needs_padding(self):
+        """Whether `fit` requires padded batches.
+
+        XLA compiles per shape, and Keras splits a batch between replicas by the first axis, which
+        must count sequences.
+        """
+        return bool(self.jit_compile) or self._num_replicas > 1
+
+    def _encode_for_fit(self, examples):
+        layout = to_padded if self._needs_padding else to_flat
+        if self.jit_compile and self._num_replicas == 1:
+            layout = to_packed  # Keras could not divide its rows between replicas.
+        encoded = EncodedExamples.encode(
+            examples, self.serving.pipeline, layout, static_shape=bool(self.jit_compile)
+        )
+        if not self.task.trains_on_vectors:
+            return encoded
+        return FeatureExamples(encoded, self.evaluator(), lambda line: None)
+
+    def _training_examples(self, examples):
+        """Return the rows that training uses; raises UserError if there are none."""
+        selected = self.task.select_training_examples(examples)
+        if not len(selected):
+            raise UserError("x: expected at least one row to train on, received none")
+        return selected
+
+    def _batch_size(self, x, batch_size):
+        """Return the batch size of rows; raises UserError if replicas cannot share it."""
+        if isinstance(x, tf.data.Dataset):
+            batch_size = next((int(tf.nest.flatten(batch)[0].shape[0]) for batch in x), None)
+            if batch_size is None:
+                raise UserError("x: expected at least one batch, received an empty dataset")
+        elif batch_size is None:
+            batch_size = self.fit_defaults["global_batch_size"]
+        batch_size = positive("batch_size", batch_size)
+        if batch_size % self._num_replicas:
+            raise UserError(
+                f"batch_size={batch_size}: expected a multiple of {self._num_replicas}, the number "
+                "of replicas"
+            )
+        return batch_size
+
+    @contextlib.contextmanager
+    def _changing_weights(self) -> Iterator[None]:
+        """Let what was tuned or recorded for the weights end with them, once a batch changes them.
+
+        An error before leaves the model as it was.
+        """
+        tuned, before = self.task, _batches_seen(self)
+        self.preprocessor.task = tuned.with_tuned({})
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            raise _diverged(self) from None
+        finally:
+            if _batches_seen(self) == before:
+                self.preprocessor.task = tuned
+            else:
+                self.has_new_head = False
+                origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
+                self.record["origin"] = origin + _TRAINED
 
     @argument_names()
     def evaluate(
@@ -396,8 +791,6 @@ class TaskModel(keras.Model):
             return_dict: False returns a list, for token ids only.
             _use_cached_eval_dataset: Given by `fit` of Keras.
         """
-        if _use_cached_eval_dataset and self._validation is not None:
-            return self._validation()
         batch_size = 64 if batch_size is None else batch_size
         if is_token_ids(x):
             if not self.compiled:
@@ -408,20 +801,35 @@ class TaskModel(keras.Model):
                 _use_cached_eval_dataset=_use_cached_eval_dataset,
             )
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
-        fitting.check_none(sample_weight=sample_weight, callbacks=callbacks)
+        _check_none(sample_weight=sample_weight, callbacks=callbacks)
         if not return_dict:
             raise UserError("return_dict=False: expected True, since metrics have names")
-        return self.evaluator(batch_size).metrics(fitting.encode(self, x, y))
+        return self.evaluator(batch_size).metrics(self.encode(x, y))
+
+    def encode(self, x: Any, y: Any = None) -> EncodedExamples:
+        """Tokenize labelled rows for evaluation.
+
+        Args:
+            x: Rows, see `fit`; or rows that are tokenized already.
+            y: Labels, see `fit`.
+
+        Raises:
+            UserError: If rows and labels differ in number, or a label does not fit the task.
+        """
+        if isinstance(x, EncodedExamples):
+            return x
+        examples = unweighted(examples_of(self.task, x, y))
+        return EncodedExamples.encode(examples, self.serving.pipeline, to_flat)
 
     @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
         """Return the metrics, and tables such as metrics per label and the confusion matrix."""
-        return self.evaluator().report(fitting.encode(self, x, y))
+        return self.evaluator().report(self.encode(x, y))
 
     @argument_names()
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
-        encoded = fitting.encode(self, x, y)
+        encoded = self.encode(x, y)
         self.preprocessor.task = self.task.postprocessor.tune(
             encoded, self.evaluator().outputs(encoded)
         )
@@ -438,6 +846,8 @@ class TaskModel(keras.Model):
         self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
         return self._evaluator
 
+    @names_lost_worker
+    @argument_names()
     def train(
         self,
         x: Any,
@@ -445,12 +855,121 @@ class TaskModel(keras.Model):
         dev: Any = (),
         *,
         output_dir: str | os.PathLike[str],
+        teacher: str | os.PathLike[str] | TaskModel | None = None,
+        unlabelled: Any = None,
+        log: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> Self:
-        """Train in a run directory as tasks.finetune does; see `tasks.model.run_training.train`."""
-        compiling.check_scope(self._created_in, "train")
-        run_training.train(self, x, y, dev, output_dir=output_dir, **settings)
+        """Train on rows, or resume, in a run directory that all commands read.
+
+        The same call resumes after an interruption, with the same bits. The model gets the weights
+        of the best checkpoint, and the values tuned for it.
+
+        Args:
+            x: Rows, see `fit`.
+            y: Labels, see `fit`.
+            dev: Rows that select the best checkpoint and tune thresholds: (x, y), `Rows` or a
+                dataset; or a list of these, of which the first one does.
+            output_dir: Run directory, created or resumed.
+            teacher: Model whose outputs are learned, or its run or SavedModel
+                (docs/distillation.md).
+            unlabelled: Rows without labels, which are learned from the teacher alone.
+            log: Receives progress lines.
+            **settings: Fields of `TrainingSettings`, such as epochs, learning_rate and patience.
+                Seed, frozen layers and precision are those of the model by default.
+
+        Returns:
+            The model.
+
+        Raises:
+            UserError: If rows, settings or the run directory do not fit.
+            Interrupted: After Ctrl-C or SIGTERM; the state is saved.
+        """
+        self._check_scope("train")
+        if is_token_ids(x):
+            raise UserError("x: expected strings, received token ids; use fit")
+        strategy, task = self.distribute_strategy, self.task.with_tuned({})
+        if teacher is not None:
+            settings["teacher"] = "model" if isinstance(teacher, TaskModel) else os.fspath(teacher)
+        chosen = self._training_settings(settings)
+        chosen.check_teacher_fits(task.kind)
+        examples = [examples_of(task, x, y), *_dev_examples(task, dev)]
+        numbers = range(1, len(examples))
+        names = ["train", *(f"dev{number if number > 1 else ''}" for number in numbers)]
+        self._training_examples(examples[0])
+        digests, distillation, rows = digests_of(names, examples), None, []
+        if unlabelled is not None:
+            if teacher is None:
+                raise UserError("unlabelled: requires teacher")
+            rows = [Examples(task.reader.columns(inputs_of(unlabelled)), [])]
+            digests |= digests_of(["unlabelled"], rows)
+        if teacher is not None:
+            distillation = Distillation(
+                _teacher(teacher, task.kind, strategy),
+                chosen.distill_temperature,
+                chosen.distill_alpha,
+                rows,
+            )
+        training = TrainingRun(
+            settings=chosen,
+            task=task,
+            names=names,
+            examples=examples,
+            digests=digests,
+            rows="x, dev: the rows",
+            recorded=recorded(
+                {"dev": names[1:], **{name: getattr(chosen, name) for name in _SETTINGS}}
+            ),
+            output_dir=os.fspath(output_dir),
+            strategy=strategy,
+            log=log,
+            distillation=distillation,
+        )
+        if chosen.patience and not examples[1:]:
+            raise UserError("patience: requires dev")
+        with Run.writing(output_dir, is_chief(strategy)):
+            run = training.open_run()
+            if run and not self._has_started(run):
+                raise UserError(
+                    f"{run.path}: was started with another model; choose a new output_dir"
+                )
+            self.preprocessor.task = task
+            if chosen.frozen_layers not in (None, self.frozen_layers):
+                self.freeze(chosen.frozen_layers)
+            run = training.train(self.serving.pipeline, self.record, self.has_new_head, run)
+            source = training.open_best(run)
+        source.assign(source.read(), self.network)
+        self.preprocessor.task, self.source = source.task, source
+        self.has_new_head = False
         return self
+
+    def _training_settings(self, given):
+        """Return the settings of `train`; by default those of the model and of its task type."""
+        for name in given:
+            if name not in _SETTINGS:
+                raise UserError(f"{name}: unknown setting; expected one of {', '.join(_SETTINGS)}")
+        policy, of_task = self.dtype_policy.name, self.fit_defaults
+        defaults = {
+            **{name: of_task[name] for name in of_task.keys() & set(_SETTINGS)},
+            "seed": self.seed,
+            "frozen_layers": self.frozen_layers,
+            "precision": _PRECISIONS.get(policy, "float32"),
+        }
+        settings = TrainingSettings(**to_python({**defaults, **given}))
+        settings.check_fits(self.config, self.record.get("origin", "the model"))
+        if use_precision(settings.precision) != policy:
+            raise UserError(
+                f"precision={settings.precision!r}: does not fit a model with dtype={policy!r}; "
+                "pass dtype to from_pretrained instead"
+            )
+        return settings
+
+    def _has_started(self, run):
+        """Whether a run was created by training a model of the same weights."""
+        origins = run.train.get("origin"), self.record.get("origin")
+        return run.config == self.config and (
+            run.vocabulary.sha256 == self.vocabulary.sha256 and origins[0] == origins[1]
+        )
 
     def freeze(self, num_layers: int) -> None:
         """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
@@ -463,16 +982,29 @@ class TaskModel(keras.Model):
             self.compile_from_config(self.get_compile_config())
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one step of Keras."""
-        logs = super().train_step(data)
-        own_gradients()
-        return logs
+        """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        outputs, terms, norm = self._step.on_batch(
+            (x, *self._targets(y, weights)), self._loss_means.is_finite()
+        )
+        self._loss_means.update_state(terms, norm)
+        return self.compute_metrics(x, y, outputs, weights)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one evaluation step of Keras."""
-        logs = super().test_step(data)
-        own_gradients()
-        return logs
+        """Run one step of `evaluate` on token ids; return the means so far."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        outputs = self(x, training=False)
+        self._loss_means.update_state(self._step.sums_of(*self._targets(y, weights), outputs))
+        return self.compute_metrics(x, y, outputs, weights)
+
+    def _targets(self, y, weights):
+        """Return labels and weights by output, of what Keras allows."""
+        names = self._step.losses
+        if isinstance(y, list | tuple):  # Keras sorts the outputs.
+            y = dict(zip(sorted(names), y, strict=True))
+        labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
+        by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
+        return labels, {name: by_name.get(name) for name in names}
 
     # Methods of Keras for token ids, which strings have others for.
 
@@ -545,3 +1077,137 @@ class TaskModel(keras.Model):
 def _check_token_ids(x, method, other):
     if not is_token_ids(x):
         raise UserError(f"{method}: expected token ids; call {other} with strings")
+
+
+def _check_none(**arguments):
+    """Raise UserError at the first argument of Keras that rows of strings do not support."""
+    for name, value in arguments.items():
+        if value is not None and value != []:
+            raise UserError(f"{name}: {_UNSUPPORTED[name]}")
+
+
+def _dtype_policy(dtype):
+    """Return a Keras dtype policy; raises UserError if models do not have it."""
+    name = getattr(dtype, "name", dtype)
+    if isinstance(dtype, Mapping):  # As in a Keras config.
+        name = dtype.get("config", {}).get("name")
+    if name not in _DTYPES:
+        raise UserError(f"dtype={name!r:.80}: expected {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}")
+    return keras.DTypePolicy(name)
+
+
+def _warn_of_other_head(pretrained, task):
+    """Warn if a task gets a new head although the weights have one, of another task or labels."""
+    if pretrained.task is None:
+        return
+    try:
+        pretrained.head_for(task.to_dict(), keep=True)
+    except UserError as error:
+        warnings.warn(
+            f"{error}; the model has a new head, which is random before training (keep_head=False "
+            "omits this warning)",
+            stacklevel=4,
+        )
+
+
+def _dev_examples(task, dev):
+    """Return the examples of each dev data."""
+    several = dev if isinstance(dev, list) else [dev] if dev != () else []
+    try:
+        return [evaluation_examples(task, one) for one in several]
+    except UserError as error:
+        raise UserError(f"dev: {error}") from None
+
+
+def _teacher(teacher, kind, strategy) -> Teacher:
+    """Return the teacher of a model or path."""
+    if not isinstance(teacher, TaskModel):
+        return read_teacher(os.fspath(teacher), kind, strategy)
+    return ModelTeacher(
+        *(teacher.task, teacher.network, lambda: teacher.serving.pipeline),
+        teacher.distribute_strategy,
+    )
+
+
+def _batches_seen(model):
+    return int(batch_counter(model.optimizer).numpy())
+
+
+def _diverged(model):
+    """Return the error for a loss or gradient that is not finite."""
+    return DivergenceError(
+        f"step {_batches_seen(model)}: {NOT_FINITE}; the update was not applied; try a lower "
+        "learning_rate"
+    )
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Set the first batch and the schedule of a `fit`, and add the metrics of the validation rows.
+
+    Before all other callbacks, which read them. The first epoch is known when it begins, since
+    BackupAndRestore sets it after Keras has received dataset and optimizer.
+
+    Args:
+        steps_per_epoch: Steps per epoch.
+        epochs: The number of the last epoch.
+        first_step: Set to the first step of the dataset.
+        validate: Returns the metrics of the validation rows by name.
+        validation_freq: Epochs per validation, or a list of epochs.
+    """
+
+    async_safe = True  # Keras does not wait for the logs of a batch.
+
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        epochs: int,
+        first_step: tf.Variable | None = None,
+        validate: Callable[[], dict[str, float]] | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> None:
+        super().__init__()
+        self.steps_per_epoch, self.epochs, self.first_step = steps_per_epoch, epochs, first_step
+        self.validate, self.validation_freq = validate, validation_freq
+        self.is_started = False
+        self.validated: dict[str, float] = {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the first epoch."""
+        if self.is_started:
+            return
+        self.is_started, first_step = True, epoch * self.steps_per_epoch
+        if self.first_step is not None:
+            self.first_step.assign(first_step)
+        optimizer = innermost(self.model.optimizer)
+        per_update = optimizer.gradient_accumulation_steps or 1
+        # Batches that the fit before has left over belong to the first update.
+        start = _batches_seen(self.model) - first_step
+        end = start + self.steps_per_epoch * self.epochs
+        num_updates = end // per_update - start // per_update
+        if not num_updates:
+            raise UserError(
+                f"fit: {end - start} batches are less than an update with "
+                f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
+            )
+        if isinstance(optimizer._learning_rate, FitSchedule):
+            optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop where XLA drops the check that raises an error."""
+        if not math.isfinite(logs["loss"]):
+            raise _diverged(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the metrics of the validation rows to the logs."""
+        frequency = self.validation_freq
+        is_due = (
+            (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
+        )
+        if self.validate is not None and is_due:
+            self.validated = {f"val_{name}": value for name, value in self.validate().items()}
+            logs.update(self.validated)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Add the last metrics to the last logs."""
+        if logs:
+            logs.update(self.validated)

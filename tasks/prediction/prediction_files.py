@@ -7,9 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
 from bert_tf.storage.files import atomic_writer
@@ -156,17 +153,3 @@ def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]
         prediction if row.id is None else {"id": row.id, **prediction}
         for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
     ]
-
-
-def jsonable(tensor: ArrayLike) -> Any:
-    """Convert a tensor or array to nested lists of JSON types.
-
-    Strings become text, invalid UTF-8 U+FFFD.
-    """
-
-    def text(value):
-        if isinstance(value, list):
-            return [text(entry) for entry in value]
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-    return text(np.asarray(tensor).tolist())

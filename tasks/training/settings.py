@@ -4,14 +4,19 @@ The module is free of TensorFlow, so that wrong flags are reported at once.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
 from bert_tf.system.command import check_bounds, check_types, flag
 from bert_tf.train.settings import compile_flag, precision_flag
 from tasks.base import task_types
+from tasks.base.input_checks import check_run
+from tasks.graph.published import TASK_OF_VERSION, published_task
 
 # Settings that runs without a teacher, such as those of earlier versions, do not record.
 DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
@@ -25,12 +30,21 @@ def format_number(number: float) -> str:
     return repr(number).replace("e-0", "e-")
 
 
-def flag_by_task(help: str, default: float, defaults: Mapping[str, float], **metadata: Any) -> Any:
-    """Return a flag whose default is `default`, or that of its task type in `defaults`."""
-    others = "".join(f"; {kind} {format_number(value)}" for kind, value in defaults.items())
-    defaults = {**dict.fromkeys(task_types.TASK_TYPES, default), **defaults}
+def flag_by_task(help: str, name: str, **metadata: Any) -> Any:
+    """Return the flag of a setting whose default depends on the task type.
+
+    Args:
+        help: Help of the flag, without the defaults.
+        name: Name in `task_types.DEFAULTS`.
+        **metadata: See `bert_tf.system.command.flag`.
+    """
+    default = task_types.DEFAULTS[name]
+    defaults = {kind: task_types.default_settings(kind)[name] for kind in task_types.TASK_TYPES}
+    others = "".join(
+        f"; {kind} {format_number(value)}" for kind, value in defaults.items() if value != default
+    )
     help = f"{help} (default {format_number(default)}{others})"
-    return flag(help, None, defaults=defaults, others=default, **metadata)
+    return flag(help, None, defaults=defaults, **metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +58,11 @@ class TrainingSettings:
         UserError: If a value is out of range; the message names the flag.
     """
 
-    # The defaults are those of google-research/bert (Devlin et al. 2019, A.3).
     global_batch_size: int = flag_by_task(
-        "examples per step, over all replicas", 32, {"anomaly": 128}, bounds={">=": 1}
+        "examples per step, over all replicas", "global_batch_size", bounds={">=": 1}
     )
-    epochs: int = flag_by_task(
-        "passes over the training rows", 3, {"anomaly": 20}, bounds={">=": 1}
-    )
-    learning_rate: float = flag_by_task(
-        "peak learning rate", 5e-5, {"anomaly": 3e-3}, bounds={">": 0}
-    )
+    epochs: int = flag_by_task("passes over the training rows", "epochs", bounds={">=": 1})
+    learning_rate: float = flag_by_task("peak learning rate", "learning_rate", bounds={">": 0})
     warmup_proportion: float = flag(
         "fraction of the steps used for learning rate warmup", 0.1, bounds={">=": 0, "<": 1}
     )
@@ -174,3 +183,51 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     unused = [] if values["teacher"] else [*DISTILLATION, "unlabelled"]
     unused += ["keep_head"] * (values.get("keep_head") == "auto")
     return {name: value for name, value in values.items() if name not in unused}
+
+
+# A SavedModel serves the probabilities or values of these; of the others only what is decided.
+SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
+
+
+def is_saved_model(path: str) -> bool:
+    """Return whether a directory is a SavedModel, such as a published version."""
+    return files.exists(os.path.join(path, "saved_model.pb"))
+
+
+def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
+    """Check that a teacher is a fine-tuned run or a SavedModel of a task type.
+
+    Args:
+        path: Run directory, or directory of a published version.
+        kind: The student's task type.
+
+    Returns:
+        The values of its task.json, or None for a remote path.
+
+    Raises:
+        UserError: It is not.
+    """
+    if files.is_remote(path):
+        return None
+    if not is_saved_model(path):
+        task = Run.open(path).task
+        if task is None:
+            raise UserError(f"--teacher={path}: expected a fine-tuned run")
+        check_run(path)
+    else:
+        if not files.exists(os.path.join(path, TASK_OF_VERSION)):
+            raise UserError(
+                f"--teacher={path}: no {TASK_OF_VERSION}; expected a SavedModel of "
+                "export.export_saved_model, or a run"
+            )
+        task = published_task(path)
+        if kind not in SERVED_TEACHERS:
+            raise UserError(
+                f"--teacher={path}: a SavedModel of {kind} does not return its logits; pass the "
+                "run that it was exported from"
+            )
+    if task.get("kind") != kind:
+        raise UserError(
+            f"--teacher={path}: expected a model of task {kind}, received {task.get('kind')}"
+        )
+    return task

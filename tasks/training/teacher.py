@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,13 +24,14 @@ from bert_tf.train.distribution import exact_float32
 from tasks.base.registry import task_from_dict
 from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import RunCheckpoint
-from tasks.prediction.input_checks import check_teacher, is_saved_model
+from tasks.training.settings import check_teacher, is_saved_model
 
 if TYPE_CHECKING:
     from tasks.base.task import Task
     from tasks.data.examples import Layout
-    from tasks.model.task_model import TaskModel
 
 # Served probabilities are float32: nearer to 0 or 1 than this, their logit is not known.
 _SMALLEST = 1e-7
@@ -86,13 +88,29 @@ class Teacher(abc.ABC):
 
 
 class ModelTeacher(Teacher):
-    """A model in this process."""
+    """A model in this process.
 
-    def __init__(self, model: TaskModel) -> None:
-        self.name, self.task, self._model = "--teacher", model.task, model
+    Args:
+        task: Its task.
+        network: Its network.
+        pipeline: Returns its pipeline, once it is needed.
+        strategy: Strategy in whose scope the network was created.
+        name: The teacher in messages.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        network: keras.Model,
+        pipeline: Callable[[], Pipeline],
+        strategy: tf.distribute.Strategy,
+        name: str = "--teacher",
+    ) -> None:
+        self.name, self.task = name, task
+        self._network, self._pipeline, self._strategy = network, pipeline, strategy
         values = {
             name: variable.numpy()
-            for name, variable in checkpoints.model_variables(model.network).items()
+            for name, variable in checkpoints.model_variables(network).items()
         }
         self.record = {"source": "model", "sha256": _sha256(values)}
 
@@ -100,11 +118,8 @@ class ModelTeacher(Teacher):
         self, student: EncodedExamples, layout: Layout, log: Callable[[str], None]
     ) -> Arrays:
         """Return the outputs of the network."""
-        model = self._model
         unlabelled = Examples(student.examples.texts, [])
-        encoded = EncodedExamples.encode(
-            unlabelled, model.serving.pipeline, layout, student.static_shape
-        )
+        encoded = EncodedExamples.encode(unlabelled, self._pipeline(), layout, student.static_shape)
         if self.task.has_windows:
             own, expected = (data.windows.packed.input_ids for data in (encoded, student))
             if not all(
@@ -115,7 +130,7 @@ class ModelTeacher(Teacher):
                     f"{self.name}: splits texts into other tokens; expected the vocabulary and "
                     "lower-casing of the student"
                 )
-        evaluator = Evaluator(self.task, model.network, model.distribute_strategy, log=log)
+        evaluator = Evaluator(self.task, self._network, self._strategy, log=log)
         return evaluator.network_outputs(encoded)
 
 
@@ -136,15 +151,15 @@ class RunTeacher(Teacher):
         self, student: EncodedExamples, layout: Layout, log: Callable[[str], None]
     ) -> Arrays:
         """Return the outputs of the network."""
-        from tasks.model.loading import (
-            load_model,  # It imports the models, whose training imports this.
-        )
-
-        checkpoint = os.path.basename(self._source.path)
+        source, task = self._source, self.task
+        weights, config = source.read(), source.run.config
         with exact_float32():  # Whatever the precision of the student.
             with self._strategy.scope():
-                teacher = ModelTeacher(load_model(self._source.run.path, checkpoint=checkpoint))
-            teacher.name = self.name
+                network = task.build_model(config)
+            source.assign(weights, network)
+            tokenizer = Preprocessor.of(task, config, source.run.vocabulary).tokenizer
+            pipeline = Pipeline(task, tokenizer, network)
+            teacher = ModelTeacher(task, network, lambda: pipeline, self._strategy, self.name)
             return teacher.outputs(student, layout, log)
 
 
@@ -196,22 +211,17 @@ class SavedModelTeacher(Teacher):
         return log_NC[:, 1:] - log_NC[:, :1] if self.task.is_binary else log_NC
 
 
-def read_teacher(
-    teacher: str | os.PathLike[str] | TaskModel, kind: str, strategy: tf.distribute.Strategy
-) -> Teacher:
-    """Return a teacher, of which the weights may be read later.
+def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teacher:
+    """Return a teacher on disk, of which the weights may be read later.
 
     Args:
-        teacher: Run directory, directory of a published version, or model.
+        path: Run directory, or directory of a published version.
         kind: The student's task type.
         strategy: Strategy of the student.
 
     Raises:
         UserError: If there is no model of this task type.
     """
-    if not isinstance(teacher, str | os.PathLike):
-        return ModelTeacher(teacher)
-    path = os.fspath(teacher)
     check_teacher(path, kind)
     return SavedModelTeacher(path, kind) if is_saved_model(path) else RunTeacher(path, strategy)
 

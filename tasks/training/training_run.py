@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +34,12 @@ from tasks.base.tuning import task_at
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.run_checkpoint import RunCheckpoint
-from tasks.model import fitting
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from tasks.base.task import Task
-    from tasks.model.task_model import TaskModel
+    from tasks.graph.pipeline import Pipeline
 
 
 @dataclasses.dataclass
@@ -115,11 +115,19 @@ class TrainingRun:
             self.distillation.check(self.task, run)
         return run
 
-    def train(self, model: TaskModel, run: Run | None) -> Run:
+    def train(
+        self,
+        pipeline: Pipeline,
+        record: Mapping[str, Any],
+        has_new_head: bool,
+        run: Run | None,
+    ) -> Run:
         """Train, then tune the task with the best checkpoint.
 
         Args:
-            model: The model of the task. It ends with the weights of any step.
+            pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
+            record: What train.json records about the origin of the model's weights.
+            has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
 
         Returns:
@@ -129,13 +137,14 @@ class TrainingRun:
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
         """
         settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
+        model = pipeline.model
         replicas = strategy.num_replicas_in_sync
-        evaluator = Evaluator(task, model.network, strategy, log=log, is_compiled=self.is_compiled)
+        evaluator = Evaluator(task, model, strategy, log=log, is_compiled=self.is_compiled)
         encoded, *encoded_devs = [
             FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
-            for data in self.encode(model)
+            for data in self.encode(pipeline)
         ]
-        unlabelled = self.encode_unlabelled(model)
+        unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
         steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs
@@ -153,7 +162,7 @@ class TrainingRun:
                 layer_decay=settings.layer_decay,
                 scales_loss=settings.precision == "float16",
             )
-            optimizer.build(model.network.trainable_variables)
+            optimizer.build(model.trainable_variables)
 
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             checkpoints = run.checkpoints
@@ -170,7 +179,9 @@ class TrainingRun:
             losses, more_losses = self.distillation.losses(task)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
-            run = self._create_run(model, encoded)
+            if has_new_head:
+                task.init_head(model, encoded)
+            run = self._create_run(pipeline, record)
         else:
             for line in run.changes():
                 log(line)
@@ -181,8 +192,8 @@ class TrainingRun:
             for line in task.label_warnings(data):
                 log(f"{name}: {line}")
         log(
-            f"{model.network.count_params():,} parameters from {run.train.get('origin')}; "
-            f"{'uncased' if model.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
+            f"{model.count_params():,} parameters from {run.train.get('origin')}; "
+            f"{'uncased' if run.config.do_lower_case else 'cased'}; {num_train_steps} steps of "
             f"{settings.global_batch_size} samples on {replicas} replica{'s' * (replicas > 1)}"
         )
         log(compilation.describe(settings.precision, self.is_compiled))
@@ -195,7 +206,7 @@ class TrainingRun:
         TrainingLoop(
             run,
             TrainStep(
-                *(model.network, losses, optimizer, strategy, settings.seed),
+                *(model, losses, optimizer, strategy, settings.seed),
                 more_losses=more_losses,
                 is_compiled=self.is_compiled,
             ),
@@ -230,22 +241,22 @@ class TrainingRun:
         wait_for_files(self.strategy, best, run_directory.CHECKPOINT_FILES, self.log_wait)
         return RunCheckpoint.open(run.path, os.path.basename(best))
 
-    def encode(self, model: TaskModel) -> list[EncodedExamples]:
-        """Return the encoded training and dev examples."""
+    def encode(self, pipeline: Pipeline) -> list[EncodedExamples]:
+        """Return the training and dev examples as token ids.
+
+        The pipeline is the one that is exported for serving, so that both see the same ids.
+        """
         train, *devs = self.examples
-        # Tokenize with the pipeline that is exported for serving, so that both see the same ids.
         return [
-            EncodedExamples.encode(
-                examples, model.serving.pipeline, self._layout, static_shape=self.is_compiled
-            )
+            EncodedExamples.encode(examples, pipeline, self._layout, self.is_compiled)
             for examples in (self.task.select_training_examples(train), *devs)
         ]
 
-    def encode_unlabelled(self, model: TaskModel) -> list[EncodedExamples]:
+    def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
         if not self.distillation:
             return []
-        return self.distillation.encode(model.serving.pipeline, self._layout, self.is_compiled)
+        return self.distillation.encode(pipeline, self._layout, self.is_compiled)
 
     @property
     def _layout(self):
@@ -253,15 +264,15 @@ class TrainingRun:
             return to_padded  # One shape, known before the first batch.
         return to_packed if self.is_compiled else to_flat
 
-    def _create_run(self, model, encoded):
-        """Initialize the head from the training examples, and create the run directory."""
-        fitting.init_head(model, encoded)
-        entries = {"settings": self.recorded, "data": self.digests, **model.record}
+    def _create_run(self, pipeline, record):
+        """Create the run directory."""
+        entries = {"settings": self.recorded, "data": self.digests, **record}
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
             task = self.task.to_dict()
-            Run.create(self.output_dir, model.config, model.vocabulary, entries, task)
+            config = pipeline.model.encoder.config
+            Run.create(self.output_dir, config, pipeline.vocabulary, entries, task)
         return open_run(self.strategy, self.output_dir, self.log_wait)
 
     def _is_finished(self, run, num_train_steps):
@@ -340,6 +351,20 @@ class TrainingRun:
             directory,
             ignore=checkpoints.OPTIMIZER_STATE,
         )
+
+
+def digests_of(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, str]:
+    """Return the sha256 of texts, labels and weights by name."""
+    digests = {}
+    for name, data in zip(names, examples, strict=True):
+        digest = hashlib.sha256()
+        for row in zip(*data.texts.values(), *[data.labels] * bool(data.labels), strict=True):
+            digest.update(repr(row).encode())
+        digest.update(repr(data.weights).encode())
+        digests[name] = digest.hexdigest()
+        if "train" in digests and name != "train" and digests[name] == digests["train"]:
+            raise UserError(f"{name}: same rows as x; expected rows that training does not use")
+    return digests
 
 
 def _by_dev(results):

@@ -217,7 +217,6 @@ class MaskedLanguageModel(TaskModel):
 
     task_class = MaskedLmTask
     has_head = False
-    max_seq_length_default = 512
     pipeline_class = MaskedLmPipeline
 
     @classmethod

@@ -21,10 +21,10 @@ from export.graph import served_encoder
 from export.graph.saved_model import write_saved_model
 from export.publishing import publish, versions
 from export.request import RequestSettings
+from tasks.data.readers.memory import jsonable
 from tasks.finetuning.recipe import finetune
 from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import jsonable
 from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations

@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+from unittest import mock
 
+import keras
 import pytest
 import tensorflow as tf
 
 from bert_tf import Vocabulary
 from export.graph.saved_model import write_saved_model
 from tasks import TextClassifier
-from tasks.model import fitting
 from tasks.model.loading import load_model
 from tests import small
 from tests.conftest import WORDS
@@ -60,15 +61,9 @@ def ids_in_fit(model):
     """Return the token ids of the batches that Keras receives in `fit`."""
     model.compile()
     batches = []
-    fitting.fit(
-        model,
-        lambda dataset, **options: batches.extend(dataset),
-        TEXTS,
-        ["a", "b"] * (len(TEXTS) // 2),
-        batch_size=len(TEXTS),
-        epochs=1,
-        shuffle=False,
-    )
+    labels = ["a", "b"] * (len(TEXTS) // 2)
+    with mock.patch.object(keras.Model, "fit", lambda _, data, **options: batches.extend(data)):
+        model.fit(TEXTS, labels, batch_size=len(TEXTS), epochs=1, shuffle=False)
     return [ids for inputs, *_ in batches for ids in unpadded(inputs)]
 
 

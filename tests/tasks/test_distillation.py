@@ -16,7 +16,6 @@ from bert_tf.text.encoder_inputs import to_flat
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
-from tasks.model import fitting
 from tasks.training.distillation import Distillation
 from tasks.training.teacher import read_teacher
 from tests import small
@@ -211,7 +210,7 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
     )
 
     def distance(student):
-        encoded = fitting.encode(student, x, y)
+        encoded = student.encode(x, y)
         own, expected = (one.evaluator().network_outputs(encoded) for one in (student, teacher))
         losses = student.task.soft_losses.items()
         return sum(np.mean(loss(expected[name], own[name], 1.0)) for name, loss in losses)

@@ -7,10 +7,12 @@ import weakref
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf import AdamW, FitSchedule, UserError
+from bert_tf.errors import DivergenceError
+from bert_tf.train import step
 from tasks import AnomalyDetector, TextClassifier, load_model
-from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
@@ -60,14 +62,80 @@ def test_accumulated_batches_have_masks_of_their_own(no_dropout, monkeypatch):
     """Dropout masks are a function of the seed, which is one of each batch."""
     model, steps = create(no_dropout), []
     model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=3), run_eagerly=True)
-    seed = task_model.dropout_seed
+    seed = step.dropout_seed
     monkeypatch.setattr(
-        task_model,
+        step,
         "dropout_seed",
-        lambda own, step, *rest: steps.append(int(step.numpy())) or seed(own, step, *rest),
+        lambda own, count, *rest: steps.append(int(count.numpy())) or seed(own, count, *rest),
     )
     model.fit(ROWS, NAMES, batch_size=3, epochs=1, verbose=0)
     assert steps == [0, 1, 2]
+
+
+# The step that `fit` shares with `train`.
+
+
+def test_fit_and_train_take_the_same_step(directory, tmp_path):
+    """With dropout: the seeds of the masks are equal, too."""
+    by_fit, by_train = create(directory), create(directory)
+    by_fit.compile(learning_rate=1e-3, warmup_proportion=0.0)
+    by_fit.fit(ROWS, IDS[: len(ROWS)], batch_size=9, epochs=1, verbose=0)
+    by_train.train(
+        *(ROWS, IDS[: len(ROWS)]),
+        output_dir=tmp_path / "run",
+        global_batch_size=9,
+        epochs=1,
+        learning_rate=1e-3,
+        warmup_proportion=0.0,
+    )
+    assert_equal_weights(weights_of(by_train), weights_of(by_fit), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["auto", lambda labels, logits: _cross_entropy(labels, logits)])
+def test_the_loss_of_an_epoch_is_exact(no_dropout, loss):
+    """The last batch has one row, and rows have weights; the model does not learn."""
+    model, weights = create(no_dropout), np.linspace(0.5, 2.0, 9)
+    model.compile(keras.optimizers.SGD(0.0), loss)
+    ids = IDS[: len(ROWS)]
+    logs = model.fit(ROWS, ids, batch_size=4, epochs=1, sample_weight=weights, verbose=0).history
+    logits = model(ROWS)["label"]
+    losses = _cross_entropy(tf.constant(ids), logits).numpy()
+    # Losses of Keras are divided by the number of rows.
+    divisor = weights.sum() if loss == "auto" else len(ROWS)
+    assert logs["loss"] == [pytest.approx(np.sum(weights * losses) / divisor, rel=1e-5)]
+    inputs = {name: value.numpy() for name, value in model.preprocessor(ROWS).items()}
+    found = model.evaluate(inputs, {"label": np.array(ids)}, 4, 0, weights)
+    assert found["loss"] == pytest.approx(logs["loss"][0], rel=1e-5)
+
+
+def _cross_entropy(labels, logits):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), logits)
+
+
+@pytest.mark.parametrize(
+    "options",
+    small.fast(
+        [
+            {"optimizer": keras.optimizers.Adam(1e-3)},
+            {},
+            {"optimizer": keras.optimizers.SGD(1e-3), "jit_compile": True},
+            {"jit_compile": True},
+        ],
+        {"optimizer": keras.optimizers.Adam(1e-3)},
+    ),
+)
+def test_fit_stops_where_a_loss_is_not_finite(no_dropout, options):
+    model = create(no_dropout)
+    model.compile(**options)
+    model.network.head.bias.assign([np.inf, 0.0, 0.0])
+    before = weights_of(model)
+    with pytest.raises(DivergenceError, match="step 0: the loss or its gradient is not finite"):
+        model.fit(ROWS, NAMES, batch_size=9, epochs=2, verbose=0)
+    assert_equal_weights(before, weights_of(model), rtol=0, atol=0)
+    assert model.has_new_head
+
+
+# Schedules.
 
 
 def test_the_schedule_counts_updates():

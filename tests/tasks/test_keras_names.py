@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.model import compiling
+from tasks.model import keras_names
+from tasks.model.keras_names import compile_arguments as resolve
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
@@ -35,14 +36,6 @@ LOGITS = {
 }
 SPARSE, BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
 keras_losses, keras_metrics = keras.losses, keras.metrics
-
-
-def resolve(task, *args, **kwargs):
-    strategy = tf.distribute.get_strategy()
-    model = types.SimpleNamespace(
-        task=task, fit_defaults={"learning_rate": 1e-3}, distribute_strategy=strategy
-    )
-    return compiling.resolve(model, "auto", *args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,7 @@ def test_metrics_that_do_not_fit_are_refused_before_training(task, metric, messa
 )
 def test_callbacks_wait_for_better_metrics(monitor, logs, best):
     stop = keras.callbacks.EarlyStopping(monitor, patience=5)
-    compiling.set_directions([stop, keras.callbacks.History()])
+    keras_names.set_directions([stop, keras.callbacks.History()])
     stop.set_model(types.SimpleNamespace(stop_training=False))
     stop.on_train_begin()
     for epoch, value in enumerate((*logs, logs[0])):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf import AdamW, FitSchedule, UserError
 from tasks import TextRegressor
-from tasks.model import compiling, fitting, task_model
+from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of
@@ -37,14 +37,14 @@ def table():
 
 
 def test_columns_of_a_table_are_rows(model, table):
-    expected = fitting.encode(model, ROWS, NAMES)
+    expected = model.encode(ROWS, NAMES)
     for x, y in (
         (table["text"], table["intent"]),
         (table, table["intent"].astype("category")),
         (table[::-1][["text"]][::-1], table["intent"].map(LABELS.index)),
         (table["text"].to_numpy(), table["intent"].to_numpy()),
     ):
-        found = fitting.encode(model, x, y)
+        found = model.encode(x, y)
         assert found.examples == expected.examples
     assert model.predict_rows(table.query("intent == 'billing'")) == model.predict_rows(ROWS[:3])
     with pytest.raises(UserError, match=r"x: text\[1\]: expected a string, received float nan"):
@@ -72,14 +72,15 @@ def test_tables_of_pairs_and_validation_split(weights, table):
 
 
 @pytest.mark.slow
-def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model):
+def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model, monkeypatch):
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).shuffle(9999, seed=0).batch(4)
     received = []
 
-    def keras_fit(batches, **options):
+    def keras_fit(model, batches, **options):
         received.extend(np.concatenate([y["label"] for _, y, _ in batches]) for _ in range(2))
 
-    fitting.fit(model, keras_fit, dataset, epochs=2)
+    monkeypatch.setattr(keras.Model, "fit", keras_fit)
+    model.fit(dataset, epochs=2)
     first, second = (labels.tolist() for labels in received)
     assert sorted(first) == sorted(second) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert first != second
@@ -125,7 +126,7 @@ def test_a_rate_is_reduced_unless_the_optimizer_has_a_schedule(model, weights):
 
 
 def test_event_files_need_a_package(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(compiling, "find_spec", lambda name: None)
+    monkeypatch.setattr(task_model, "find_spec", lambda name: None)
     callback = keras.callbacks.TensorBoard(str(tmp_path))
     with pytest.raises(UserError, match=r"TensorBoard requires tensorboard.*bert_tf\[tensorboard"):
         model.fit(ROWS, NAMES, callbacks=[callback])

@@ -10,8 +10,7 @@ from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
 from tasks.base.registry import task_class
 from tasks.base.task_types import TASK_TYPES
-from tasks.model.creation import create_task
-from tasks.model.run_training import _settings_of
+from tasks.model.task_model import TaskModel
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create
 
 INTEGER, FLOAT = np.int64, np.float32
@@ -60,20 +59,17 @@ OPTIONS = {
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_tasks_can_be_saved(kind):
-    class Model:
-        task_class = task_class(kind)
-        max_seq_length_default = None
-
     class Pretrained:
         config = BertConfig(vocab_size=9)
 
-    task = create_task(Model, Pretrained, INTEGER(16), OPTIONS.get(kind, {}))
+    (model,) = (one for one in TaskModel.__subclasses__() if one.task_class is task_class(kind))
+    task = model._create_task(Pretrained, INTEGER(16), OPTIONS.get(kind, {}))
     assert json.loads(json.dumps(task.to_dict()))["max_seq_length"] == 16
 
 
 def test_settings_of_train(huggingface_dir):
     model = create("TextRegressor", huggingface_dir)
-    settings = _settings_of(model, {"epochs": INTEGER(2), "learning_rate": FLOAT(0.5)})
+    settings = model._training_settings({"epochs": INTEGER(2), "learning_rate": FLOAT(0.5)})
     assert (settings.epochs, settings.learning_rate) == (2, 0.5)
     assert type(settings.epochs) is int
 

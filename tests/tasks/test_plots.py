@@ -116,6 +116,6 @@ CASES = {
 def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]
     model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
-    encoded = tasks.model.fitting.encode(model, x, y)
+    encoded = model.encode(x, y)
     found = model.task.postprocessor.plots(encoded, model.evaluator().outputs(encoded))
     assert set(found) == expected

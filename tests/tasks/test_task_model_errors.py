@@ -17,7 +17,6 @@ from tasks import (
     TextRegressor,
     TokenClassifier,
 )
-from tasks.model import fitting
 from tests import small
 from tests.small import TEXTS
 
@@ -174,8 +173,6 @@ def test_arguments_of_keras_that_strings_do_not_support(model):
 def test_names_of_arguments_are_those_of_keras(model):
     for name in ("fit", "evaluate", "predict"):
         ours = set(inspect.signature(getattr(model, name)).parameters)
-        if name == "fit":
-            ours |= set(inspect.signature(fitting.fit).parameters)
         keras_method = inspect.signature(getattr(keras.Model, name))
         assert set(keras_method.parameters) - {"self", "kwargs"} <= ours
 

@@ -12,7 +12,6 @@ from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples
 from tasks.graph.evaluation import Evaluator, FeatureExamples
-from tasks.model import fitting
 from tasks.model.labelled_rows import Rows
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
@@ -48,7 +47,7 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     _, x, y = CASES[name]
     by_fit, by_step = (create(name, no_dropout_dir) for _ in range(2))
     by_fit.compile(learning_rate=1e-3)
-    encoded = fitting.encode(by_step, x, y)
+    encoded = by_step.encode(x, y)
     encoded = EncodedExamples.encode(encoded.examples, by_step.serving.pipeline, to_flat)
     strategy = make_strategy("none")
     if by_step.task.trains_on_vectors:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
 from tasks.data.readers.rows import RowError, check_text
@@ -111,3 +114,17 @@ def _text(value, where):
     except RowError as error:
         raise UserError(str(error)) from None
     return value
+
+
+def jsonable(tensor: ArrayLike) -> Any:
+    """Convert a tensor or array to nested lists of JSON types.
+
+    Strings become text, invalid UTF-8 U+FFFD.
+    """
+
+    def text(value):
+        if isinstance(value, list):
+            return [text(entry) for entry in value]
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    return text(np.asarray(tensor).tolist())

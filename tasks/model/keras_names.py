@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train import losses
 from bert_tf.train.losses import WeightedMean
-
-if TYPE_CHECKING:
-    from tasks.base.task import Task
+from tasks.base.task import Task
 
 _SPARSE, _BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
 _FOCAL = "binary_focal_crossentropy"
@@ -54,8 +53,76 @@ _METRICS = {
     **dict.fromkeys(_SOFTMAX, ("sparse_top_k_categorical_accuracy",)),
     losses.squared_error: ("mean_squared_error", "root_mean_squared_error", *_REGRESSION[:3]),
 }
+# All other metrics of tasks are the better the higher they are.
+LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
 # Metrics of Keras that compare probabilities with a threshold, by its attribute.
 _THRESHOLDS = {"binary_accuracy": "threshold", "precision": "thresholds", "recall": "thresholds"}
+
+
+def compile_arguments(
+    task: Task, loss: Any = "auto", metrics: Any = None, weighted_metrics: Any = "auto"
+) -> dict[str, Any]:
+    """Return "loss", "metrics" and "weighted_metrics" of keras.Model.compile, by output.
+
+    Args:
+        task: The task.
+        loss: Losses of Keras; "auto" for those of the task.
+        metrics: Metrics of Keras; with one output, of that output.
+        weighted_metrics: Metrics of Keras; "auto" for the accuracy, if the task has one.
+
+    Raises:
+        UserError: If one does not fit an output.
+    """
+    outputs = list(task.losses)
+    if loss == "auto":
+        loss = {name: WeightedMean(function) for name, function in task.losses.items()}
+    else:
+        if isinstance(loss, list | tuple):
+            loss = dict(zip(outputs, loss, strict=False))
+        elif not isinstance(loss, Mapping):
+            loss = dict.fromkeys(outputs, loss)
+        loss = {name: loss_of(task, name, value) for name, value in loss.items()}
+    metrics = _by_output(task, metrics)
+    if weighted_metrics == "auto":
+        # Of several outputs, Keras puts the output's name before the metric's.
+        weighted_metrics = dict.fromkeys(task.accuracies, ("accuracy",))
+    weighted_metrics = _by_output(task, weighted_metrics)
+    for name, of_output in metrics.items():
+        # Padding and tokens without a label have the weight 0, which other metrics do not see.
+        names = [metric.name for metric in weighted_metrics.setdefault(name, [])]
+        weighted_metrics[name] += [
+            metric
+            for metric in of_output
+            if isinstance(metric, LabelAccuracy) and metric.name not in names
+        ]
+        metrics[name] = [entry for entry in of_output if not isinstance(entry, LabelAccuracy)]
+    chosen = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+    return {
+        "loss": loss,
+        **{
+            argument: {name: entries for name, entries in of_outputs.items() if entries} or None
+            for argument, of_outputs in chosen.items()
+        },
+    }
+
+
+def _by_output(task, metrics):
+    """Return lists of Keras metrics by the name of the output."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        # Two outputs cannot share the state of a metric.
+        if len(task.losses) > 1 and not all(isinstance(name, str) for name in _listed(metrics)):
+            raise UserError(f"metrics: expected a dict by output: {', '.join(task.losses)}")
+        metrics = dict.fromkeys(task.losses, metrics)
+    return {
+        output: [metric_of(task, output, metric) for metric in _listed(of_output)]
+        for output, of_output in metrics.items()
+    }
+
+
+def _listed(entries):
+    return list(entries) if isinstance(entries, list | tuple) else [entries]
 
 
 def loss_of(task: Task, output: str, loss: Any) -> Any:
@@ -95,14 +162,13 @@ def loss_of(task: Task, output: str, loss: Any) -> Any:
     )
 
 
-def metric_of(task: Task, output: str, metric: Any, accuracy: Callable[[str], Any]) -> Any:
+def metric_of(task: Task, output: str, metric: Any) -> Any:
     """Return a metric of Keras for an output of a task.
 
     Args:
         task: The task.
         output: Name of the output.
         metric: Name, function or Metric of Keras. Others are returned unchanged.
-        accuracy: Creates the accuracy of labels, from its name.
 
     Raises:
         UserError: If it does not fit the output.
@@ -127,7 +193,7 @@ def metric_of(task: Task, output: str, metric: Any, accuracy: Callable[[str], An
             _check_logits("metrics", metric)
             return metric
     elif name in accuracies:
-        return accuracy(name)
+        return LabelAccuracy(name)
     elif name in others:
         return metric
     raise UserError(
@@ -183,3 +249,85 @@ def _described(task, function):
     if function in _SIGMOID:
         return f"{task.kind} with two labels, which is one logit"
     return f"{task.kind} with multi_label" if function in _MULTI_LABEL else task.kind
+
+
+def set_directions(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Set whether callbacks wait for lower or higher metrics of the task, which Keras cannot know.
+
+    Args:
+        callbacks: Those that monitor val_NAME with mode="auto" are changed.
+    """
+    for callback in callbacks:
+        monitor = str(getattr(callback, "monitor", ""))
+        if getattr(callback, "mode", None) == "auto" and monitor.startswith("val_"):
+            is_lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
+            callback.mode = "min" if is_lower else "max"
+
+
+class LossMeans(keras.metrics.Metric):
+    """Weighted means of the terms of a loss, over all elements of all batches of an epoch.
+
+    A mean of the losses of batches would count elements of small batches and weights more.
+
+    Args:
+        loss_weights: Factor of each term, by the name of its output.
+    """
+
+    def __init__(self, loss_weights: Mapping[str, float]) -> None:
+        super().__init__(name="loss_means")
+        self.loss_weights = dict(loss_weights)
+        shape = (len(loss_weights),)
+        self.totals = self.add_variable(shape, "zeros", name="totals")
+        self.divisors = self.add_variable(shape, "zeros", name="divisors")
+
+    def update_state(
+        self, terms: Mapping[str, tuple[tf.Tensor, tf.Tensor]], norm: tf.Tensor | float = 0.0
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            terms: Results of `bert_tf.train.losses.weighted_sum` by term.
+            norm: Norm of the gradient. If it is not finite, so is the result.
+        """
+        in_order = [terms[name] for name in self.loss_weights]
+        totals, divisors = (tf.stack(part) for part in zip(*in_order, strict=True))
+        if isinstance(norm, tf.Tensor):
+            # With a scaled loss, the norm of an update that was skipped for good reason is finite.
+            is_kept = tf.math.is_finite(totals)
+            totals, divisors = (tf.where(is_kept, part, 0.0) for part in (totals, divisors))
+            totals += tf.where(tf.math.is_finite(norm), 0.0, float("nan"))
+        self.totals.assign_add(totals)
+        self.divisors.assign_add(divisors)
+
+    def is_finite(self) -> tf.Tensor:
+        """Return whether all batches were finite, a bool scalar."""
+        return tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(self.totals)))
+
+    def result(self) -> dict[str, tf.Tensor]:
+        """Return the "loss", and that of each term if there are several."""
+        totals, divisors = (tf.convert_to_tensor(part) for part in (self.totals, self.divisors))
+        means = tf.math.divide_no_nan(totals, divisors)
+        # Without a finite batch, the divisor is 0.
+        means = tf.unstack(tf.where(tf.math.is_finite(totals), means, totals))
+        of_terms = dict(zip(self.loss_weights, means, strict=True))
+        loss = tf.add_n([mean * self.loss_weights[name] for name, mean in of_terms.items()])
+        if len(of_terms) == 1:
+            return {"loss": loss}
+        return {"loss": loss, **{f"{name}_loss": mean for name, mean in of_terms.items()}}
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class LabelAccuracy(keras.metrics.MeanMetricWrapper):
+    """Weighted fraction of correct labels, from logits.
+
+    One logit is the second of two labels; more are one label each. Multi-hot labels have one
+    decision per logit.
+    """
+
+    def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
+        super().__init__(losses.is_correct, name=name, dtype=dtype)
+        self._direction = "up"  # Read by callbacks of Keras.
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config."""
+        return {"name": self.name, "dtype": self.dtype}

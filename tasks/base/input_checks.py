@@ -3,16 +3,13 @@
 A task is represented by the values of its task.json, or by the options that it is created with.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from tasks.base.task_types import row_reader
 from tasks.data.readers.rows import check_any_good, check_good
-from tasks.graph.published import TASK_OF_VERSION, published_task
 
 
 def check_rows(
@@ -55,51 +52,3 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
     run = Run.open(path)
     run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
     return run
-
-
-# A SavedModel serves the probabilities or values of these; of the others only what is decided.
-SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
-
-
-def is_saved_model(path: str) -> bool:
-    """Return whether a directory is a SavedModel, such as a published version."""
-    return files.exists(os.path.join(path, "saved_model.pb"))
-
-
-def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
-    """Check that a teacher is a fine-tuned run or a SavedModel of a task type.
-
-    Args:
-        path: Run directory, or directory of a published version.
-        kind: The student's task type.
-
-    Returns:
-        The values of its task.json, or None for a remote path.
-
-    Raises:
-        UserError: It is not.
-    """
-    if files.is_remote(path):
-        return None
-    if not is_saved_model(path):
-        task = Run.open(path).task
-        if task is None:
-            raise UserError(f"--teacher={path}: expected a fine-tuned run")
-        check_run(path)
-    else:
-        if not files.exists(os.path.join(path, TASK_OF_VERSION)):
-            raise UserError(
-                f"--teacher={path}: no {TASK_OF_VERSION}; expected a SavedModel of "
-                "export.export_saved_model, or a run"
-            )
-        task = published_task(path)
-        if kind not in SERVED_TEACHERS:
-            raise UserError(
-                f"--teacher={path}: a SavedModel of {kind} does not return its logits; pass the "
-                "run that it was exported from"
-            )
-    if task.get("kind") != kind:
-        raise UserError(
-            f"--teacher={path}: expected a model of task {kind}, received {task.get('kind')}"
-        )
-    return task
