@@ -12,6 +12,7 @@ import tasks
 from bert_tf import UserError, Vocabulary
 from bert_tf.model.layout import to_flat
 from bert_tf.runs import checkpoints
+from bert_tf.runs.checkpoints import CheckpointManager
 from bert_tf.runs.run import Run
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
@@ -32,8 +33,11 @@ class Stopped(Exception):
     """Raised by a log function, in place of an interruption."""
 
 
-def stop_at(start):
+def stop_at(start, lines):
+    """Return a log function that keeps lines, and stops at one before the first step."""
+
     def log(line):
+        lines.append(line)
         if line.startswith(start):
             raise Stopped
 
@@ -79,22 +83,27 @@ def alone(place):
 
 @pytest.fixture(scope="module")
 def complete(place):
-    """Return a run with a teacher and unlabelled rows, which tests must not change."""
-    return finetune(settings_of(place, "complete", unlabelled=unlabelled_of(place)))
+    """Return a run with a teacher and unlabelled rows, which tests must not change.
+
+    Place has a copy of it from when it saved its first checkpoint.
+    """
+    save = CheckpointManager.save
+
+    def save_and_copy(self, step, *arguments, **options):
+        save(self, step, *arguments, **options)
+        if step == 4:
+            shutil.copytree(place / "complete", place / "stopped")
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(CheckpointManager, "save", save_and_copy)
+        return finetune(settings_of(place, "complete", unlabelled=unlabelled_of(place)))
 
 
 @pytest.fixture
-def stopped(place, stopped_run, tmp_path):
+def stopped(place, complete, tmp_path):
     """Return the settings of a copy of `complete` that stopped after its first checkpoint."""
-    shutil.copytree(stopped_run, tmp_path / "stopped")
+    shutil.copytree(place / "stopped", tmp_path / "stopped")
     return settings_of(place, tmp_path / "stopped", unlabelled=unlabelled_of(place))
-
-
-@pytest.fixture(scope="module")
-def stopped_run(place):
-    with pytest.raises(Stopped):
-        finetune(settings_of(place, "stopped", unlabelled=unlabelled_of(place)), stop_at("step 6/"))
-    return place / "stopped"
 
 
 def test_alpha_0_equals_training_without_a_teacher(place, alone, tmp_path):
@@ -144,7 +153,8 @@ def test_damaged_file_of_outputs_is_computed_again(stopped):
     before = path.read_bytes()
     path.write_bytes(before[:-30])
     lines = []
-    finetune(stopped, lines.append)
+    with pytest.raises(Stopped):
+        finetune(stopped, stop_at("precision ", lines))
     assert [line for line in lines if line.startswith("teacher:")]
     assert path.read_bytes() == before
     assert dict(np.load(path)).keys() == {"key", "label"}
