@@ -17,9 +17,9 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import fused_kernels
 from bert_tf.model.layout import to_flat
-from export import export_saved_model
 from export.checks import parity_cases
 from export.clients.local_client import LocalClient
+from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
 from export.graph.saved_model import write_saved_model
 from export.publishing import publish, versions
@@ -55,7 +55,7 @@ def models(run_dir, tmp_path_factory):
     """Return MODELS/name with one version, published by the command's function."""
     directory = tmp_path_factory.mktemp("models") / "complaints"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        export_saved_model.main(export_saved_model.ExportSettings(str(run_dir), str(directory)))
+        main(ExportSettings(str(run_dir), str(directory)))
     assert printed.getvalue() == f"{directory / '1'}\n"
     return directory
 
