@@ -1,6 +1,7 @@
 """Common fixtures: two logical processors, a tiny BERT, its vocabulary, the data directory."""
 
 import collections
+import contextlib
 import gc
 import os
 import pathlib
@@ -15,17 +16,10 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # As in the commands, on an
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-# The devices have to be configured first: the replicas of MirroredStrategy are CPU:0 and CPU:1.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-
-from bert_tf import BertConfig, Vocabulary  # noqa: E402
-from bert_tf.__main__ import COMMANDS  # noqa: E402, F401  Imported by tests.
-from bert_tf.system import plotting  # noqa: E402
-from bert_tf.train.distribution import make_strategy  # noqa: E402
+from bert_tf import BertConfig, Vocabulary
+from bert_tf.__main__ import COMMANDS  # noqa: F401  Imported by tests.
+from bert_tf.system import command, plotting
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 READS_PROC = pytest.mark.skipif(
@@ -36,6 +30,24 @@ WORDS = (
     "##aff ##able ! , ? a b c "
     "##s cafe 中 my"
 ).split()
+
+
+def pytest_configure(config):
+    """Import TensorFlow, except in the process of xdist that only distributes the tests.
+
+    It comes without packages that it would import for functions that no test calls, except pandas,
+    whose tables are passed to Keras.
+    """
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return
+    with contextlib.suppress(ImportError):
+        import pandas  # noqa: F401
+    with command.optional_packages_hidden():
+        import tensorflow as tf
+    # The devices have to be configured first: the replicas of MirroredStrategy are CPU:0 and CPU:1.
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 
 
 def pytest_collection_finish(session):
@@ -125,6 +137,8 @@ def mirrored():
     All tests use the same one, because strategies of one process share the keys of their
     reductions.
     """
+    from bert_tf.train.distribution import make_strategy
+
     return make_strategy("mirrored", ["CPU:0", "CPU:1"])
 
 

@@ -12,7 +12,7 @@ from tests.corpus import config_of, write_shards
 
 TINY = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 24,
 }

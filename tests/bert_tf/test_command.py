@@ -17,21 +17,40 @@ from bert_tf.system import command, cpus
 from tests.conftest import COMMANDS, ROOT
 
 
-@pytest.fixture
-def without_tensorflow(tmp_path):
-    """Return an environment in which importing TensorFlow ends the process with status 77."""
-    (tmp_path / "tensorflow.py").write_text("import os\nos._exit(77)\n")
-    return {"PYTHONPATH": str(tmp_path)}
+@pytest.fixture(scope="module")
+def run_without_tensorflow(tmp_path_factory):
+    """Return a function that runs a command; importing TensorFlow ends it with status 77."""
+    directory = tmp_path_factory.mktemp("without_tensorflow")
+    (directory / "tensorflow.py").write_text("import os\nos._exit(77)\n")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.command_forks"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def run(module, *arguments):
+        print(json.dumps([module, arguments]), file=server.stdin, flush=True)
+        status, stdout, stderr = json.loads(server.stdout.readline())
+        return subprocess.CompletedProcess(module, status, stdout, stderr)
+
+    with server:
+        yield run
+
+
+def test_a_command_that_imports_tensorflow_has_status_77(run_without_tensorflow):
+    """Check the control of the tests below."""
+    assert run_without_tensorflow("tests.bert_tf.test_encoder").returncode == 77
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_help_has_status_0_and_a_wrong_flag_status_2_with_one_line(
-    run_command, without_tensorflow, verb
-):
-    done = run_command(verb, "--help", env=without_tensorflow)
+def test_help_has_status_0_and_a_wrong_flag_status_2_with_one_line(run_without_tensorflow, verb):
+    done = run_without_tensorflow(verb, "--help")
     assert done.returncode == 0
     assert f"python -m {verb}" in done.stdout and "--" in done.stdout and not done.stderr
-    done = run_command(verb, "--no_such_flag=1", env=without_tensorflow)
+    done = run_without_tensorflow(verb, "--no_such_flag=1")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "no_such_flag" in done.stderr and not done.stdout
 
@@ -75,9 +94,9 @@ def test_help_has_status_0_and_a_wrong_flag_status_2_with_one_line(
     ],
 )
 def test_flags_are_checked_before_tensorflow_is_imported(
-    run_command, without_tensorflow, arguments, message
+    run_without_tensorflow, arguments, message
 ):
-    done = run_command("tasks.finetune", *arguments, env=without_tensorflow)
+    done = run_without_tensorflow("tasks.finetune", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert message in done.stderr
 
@@ -120,9 +139,9 @@ def test_flags_are_checked_before_tensorflow_is_imported(
     ],
 )
 def test_flags_of_the_other_commands_are_checked_before_tensorflow_is_imported(
-    run_command, without_tensorflow, verb, arguments, message
+    run_without_tensorflow, verb, arguments, message
 ):
-    done = run_command(verb, *arguments, env=without_tensorflow)
+    done = run_without_tensorflow(verb, *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert message in done.stderr
 
@@ -265,9 +284,17 @@ def run_code(code, name, value):
     )
 
 
+# In place of TensorFlow, which takes seconds to import, in tests of what is done around its import.
+NO_TENSORFLOW = (
+    "import sys, types\n"
+    "config = types.SimpleNamespace(list_physical_devices=lambda kind: [])\n"
+    "sys.modules['tensorflow'] = types.SimpleNamespace(config=config)\n"
+)
+
+
 @pytest.mark.parametrize("opts", [None, "0"])
 def test_a_command_uses_onednn_unless_the_environment_decides(opts):
-    code = (
+    code = NO_TENSORFLOW + (
         "import os\nfrom bert_tf.system import command\n"
         "command._NVIDIA_DEVICE = '/no/such/device'\ncommand.import_tensorflow()\n"
         "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
@@ -281,10 +308,9 @@ def test_a_command_uses_onednn_unless_the_environment_decides(opts):
 
 
 def test_a_gpu_that_tensorflow_cannot_use_is_reported():
-    code = (
+    code = NO_TENSORFLOW + (
         "from bert_tf import UserError\nfrom bert_tf.system import command\n"
         "command._NVIDIA_DEVICE = '/'\n"
-        "import tensorflow as tf\ntf.config.list_physical_devices = lambda kind: []\n"
         "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
     )
     assert "tensorflow[and-cuda]" in run_code(code, "CUDA_VISIBLE_DEVICES", None).stdout

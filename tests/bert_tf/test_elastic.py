@@ -1,6 +1,7 @@
 """A run resumes on another number of replicas: same data, losses and weights."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from bert_tf.data.batches import PretrainingDataset
 from bert_tf.pretraining import recipe
+from bert_tf.runs.checkpoints import CheckpointManager
 from bert_tf.runs.run import Run
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.signals import Interrupted
@@ -36,9 +38,24 @@ def directories(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def complete(directories, strategies, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("complete") / "run"
-    return recipe.pretrain(settings_of(directories, directory, **STEPS), strategy=strategies[1])
+def runs(directories, strategies, tmp_path_factory):
+    """Return a run on one replica, and its copy from when it saved step 3."""
+    directory, save = tmp_path_factory.mktemp("complete"), CheckpointManager.save
+
+    def save_and_copy(self, step, variables):
+        save(self, step, variables)
+        if step == 3:
+            shutil.copytree(directory / "run", directory / "at3")
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(CheckpointManager, "save", save_and_copy)
+        settings = settings_of(directories, directory / "run", **STEPS)
+        return recipe.pretrain(settings, strategy=strategies[1]), directory / "at3"
+
+
+@pytest.fixture
+def complete(runs):
+    return runs[0]
 
 
 def assert_same_training(run, complete):
@@ -52,10 +69,10 @@ def assert_same_training(run, complete):
         np.testing.assert_allclose(values, weights[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("replicas", [(1, 2), (2, 1)], ids=str)
 def test_a_run_continues_on_another_number_of_replicas(
-    directories, strategies, complete, tmp_path, monkeypatch, replicas
+    directories, strategies, complete, tmp_path, monkeypatch
 ):
+    """Start on two replicas, continue on one, and end on two."""
     read, training_batches = [], PretrainingDataset.training_batches
 
     def batches(self, position, size, layout):
@@ -64,14 +81,14 @@ def test_a_run_continues_on_another_number_of_replicas(
 
     monkeypatch.setattr(PretrainingDataset, "training_batches", batches)
     settings = settings_of(directories, tmp_path / "run", **STEPS)
-    before, after = (strategies[number] for number in replicas)
-    with monkeypatch.context() as context:
-        stop_at(context, 4)
-        with pytest.raises(Interrupted):
-            recipe.pretrain(settings, strategy=before)
-    run = recipe.pretrain(settings, strategy=after)
-    # The second part reads from where the first one ended, in batches of its replicas.
-    assert read == [(0, 12 // replicas[0]), (48, 12 // replicas[1])]
+    for replicas, stop in ((2, 4), (1, 7)):
+        with monkeypatch.context() as context:
+            stop_at(context, stop)
+            with pytest.raises(Interrupted):
+                recipe.pretrain(settings, strategy=strategies[replicas])
+    run = recipe.pretrain(settings, strategy=strategies[2])
+    # Each part reads from where the one before it ended, in batches of its replicas.
+    assert read == [(0, 6), (48, 12), (84, 6)]
     assert_same_training(run, complete)
 
 
@@ -97,14 +114,9 @@ def test_a_run_continues_on_1_2_and_4_replicas(directories, complete, tmp_path, 
     ),
     ids=str,
 )
-def test_flags_that_divide_a_batch_may_change(
-    directories, strategies, complete, tmp_path, monkeypatch, changes
-):
-    settings = settings_of(directories, tmp_path / "run", **STEPS)
-    with monkeypatch.context() as context:
-        stop_at(context, 3)
-        with pytest.raises(Interrupted):
-            recipe.pretrain(settings, strategy=strategies[1])
+def test_flags_that_divide_a_batch_may_change(directories, strategies, runs, tmp_path, changes):
+    complete, stopped = runs
+    shutil.copytree(stopped, tmp_path / "run")
     changed = settings_of(directories, tmp_path / "run", **STEPS, **changes)
     changed.check()
     run = recipe.pretrain(changed, strategy=strategies[2])

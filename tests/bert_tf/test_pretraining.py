@@ -119,7 +119,9 @@ def log_softmax(scores):
 
 
 def test_the_loss_is_the_sum_of_both_means():
-    config = tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = tiny_config(
+        num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     found = examples(config)
     losses = []
     for layout in (dict, flat):

@@ -119,6 +119,7 @@ def test_a_model_with_compiled_kernels_resumes_bitwise_equal(directories, tmp_pa
     """Use a model wide enough for compiled kernels, with dropout; TINY ones use plain formulas."""
     config = config_of(
         **{**TINY, "hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2},
+        num_hidden_layers=2,
         max_position_embeddings=48,
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
@@ -199,12 +200,13 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_rejected_and_left_unchanged(
     directories, runs, tmp_path, damage, file
 ):
     path, said = tmp_path / "run", []
-    shutil.copytree(runs("shards")[1][7], path)
+    shutil.copytree(runs("dynamic")[1][7], path)
     for step in (6, 7):
         damage(directory_of(path, step) / file)
     before = contents(path)
     with pytest.raises(UserError, match="none of the 2 checkpoints can be restored") as caught:
-        recipe.pretrain(settings_of(directories, path, save_every=1, **STEPS), said.append)
+        settings = settings_of(directories, path, ("dynamic",), save_every=1, **STEPS)
+        recipe.pretrain(settings, said.append)
     assert str(path / "checkpoints") in str(caught.value) and "\n" not in str(caught.value)
     warnings = [line for line in said if line.startswith("warning: ")]
     for step, warning in zip((7, 6), warnings, strict=True):
@@ -261,15 +263,29 @@ def test_killed_before_the_last_evaluation_a_run_evaluates_when_it_resumes(
     ]
 
 
+class Stopped(Exception):
+    """Raised by a log function before training."""
+
+
 def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, monkeypatch):
+    """Train one step; later starts are stopped when they have read and recorded the shards."""
     shards = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "shards"))
     read, sha256 = [], files.sha256
     monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))
 
+    def log(line):
+        if line.startswith("precision "):
+            raise Stopped
+
     def shards_read(num_train_steps):
         read.clear()
         with_copy = {**directories, "shards": shards}
-        recipe.pretrain(settings_of(with_copy, tmp_path / "run", num_train_steps=num_train_steps))
+        settings = settings_of(with_copy, tmp_path / "run", num_train_steps=num_train_steps)
+        if num_train_steps == 1:
+            recipe.pretrain(settings)
+        else:
+            with pytest.raises(Stopped):
+                recipe.pretrain(settings, log)
         return sorted(pathlib.Path(path).name for path in read if str(path).endswith(".tfrecord"))
 
     names = [f"examples-0000{number}-of-00003.tfrecord" for number in range(3)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
 from bert_tf.text import unicode_tables
-from tests import tokenization
+from tests import small, tokenization
 from tests.conftest import WORDS
 
 SPECIALS = WORDS[:5]
@@ -247,7 +247,8 @@ ASCII_ENTRIES = (
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False], ids=["uncased", "cased"])
-def test_random_ascii_strings_with_control_characters(do_lower_case):
+@pytest.mark.parametrize("count", small.fast([20_000, 97_000], 20_000))
+def test_random_ascii_strings_with_control_characters(do_lower_case, count):
     vocabulary = Vocabulary([*SPECIALS, *ASCII_ENTRIES])
     rng = random.Random(0)
     pools = (
@@ -255,7 +256,7 @@ def test_random_ascii_strings_with_control_characters(do_lower_case):
         "".join(map(chr, range(32, 127))) + "\t\n\r",
         "abAB .'#-$[1\t",
     )
-    texts = ["".join(rng.choices(rng.choice(pools), k=rng.randint(0, 24))) for _ in range(97_000)]
+    texts = ["".join(rng.choices(rng.choice(pools), k=rng.randint(0, 24))) for _ in range(count)]
     texts += [" ".join(rng.choices(vocabulary.entries, k=8)) for _ in range(2_000)]
     texts += [rng.choice("aB1") * rng.randint(198, 203) + rng.choice(" .-a") for _ in range(1_000)]
     tokenizer = Tokenizer(vocabulary, do_lower_case)

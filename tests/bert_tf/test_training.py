@@ -207,7 +207,7 @@ def test_two_replicas_equal_one_with_uneven_weights_and_clipping(
     mirrored, labels, hidden_size, rate
 ):
     """Run 10 steps with 8 and 3 real rows per replica; every step clips the norm."""
-    config = tiny_config(hidden_size=hidden_size, **NO_DROPOUT)
+    config = tiny_config(hidden_size=hidden_size, num_hidden_layers=1, **NO_DROPOUT)
     weights = [1] * 8 + [1, 0, 1, 0, 1, 0, 0, 0]
     arguments = {"rows": 16, "weights": weights, "num_labels": len(labels)}
     one, two = (

@@ -1,7 +1,9 @@
 """The export: contents of the graph, its predictions, and rejection of wrong models."""
 
 import base64
+import contextlib
 import dataclasses
+import io
 import json
 import pathlib
 import shutil
@@ -17,6 +19,7 @@ from bert_tf.model import fused_kernels
 from bert_tf.text.encoder_inputs import to_flat
 from export.checks import parity_cases
 from export.clients.local_client import LocalClient
+from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
 from export.graph.saved_model import write_saved_model
 from export.publishing import publish, versions
@@ -48,11 +51,12 @@ def trained(run_dir):
 
 
 @pytest.fixture(scope="module")
-def models(run_dir, tmp_path_factory, run_command):
-    """Return MODELS/name with one version, published by the command."""
+def models(run_dir, tmp_path_factory):
+    """Return MODELS/name with one version, published by the command's function."""
     directory = tmp_path_factory.mktemp("models") / "complaints"
-    done = run_command("export.export_saved_model", f"--run={run_dir}", f"--output_dir={directory}")
-    assert (done.returncode, done.stdout) == (0, f"{directory / '1'}\n"), done.stderr
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(ExportSettings(str(run_dir), str(directory)))
+    assert printed.getvalue() == f"{directory / '1'}\n"
     return directory
 
 
@@ -201,7 +205,7 @@ def altered(trained, *, weight=False, vocabulary=None, cased=False, labels=None)
     for variable, value in zip(model.variables, trained.network.variables, strict=True):
         variable.assign(value)
     if weight:
-        kernel = model.encoder.transformer[1].intermediate.kernel
+        kernel = model.encoder.transformer[-1].intermediate.kernel
         kernel.assign(kernel + np.eye(*kernel.shape) * 1e-2)
     return type(trained)(task, config, vocabulary or trained.vocabulary, network=model)
 

@@ -1,5 +1,6 @@
 """Embedder: vectors of Python strings, files, and what it refuses."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -22,6 +23,12 @@ TEXTS = ["the bill is too high", "the", "my app does not open ! the app", ""]
 @pytest.fixture
 def model(huggingface_dir):
     return tasks.TextEmbedder.from_pretrained(huggingface_dir, max_seq_length=8)
+
+
+@pytest.fixture(scope="module")
+def config(config):
+    """Return a configuration with two layers."""
+    return dataclasses.replace(config, num_hidden_layers=2)
 
 
 @pytest.mark.slow

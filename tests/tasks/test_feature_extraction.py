@@ -18,6 +18,12 @@ TEXTS = ["the bill is too high", "the", "", "my app does not open ! the app", "t
 CLS, SEP = 2, 3
 
 
+@pytest.fixture(scope="module")
+def config(config):
+    """Return a configuration with two layers."""
+    return dataclasses.replace(config, num_hidden_layers=2)
+
+
 @pytest.fixture
 def pretrained(tmp_path, config, vocabulary):
     """Write a model of five layers, so that the last four are not all of them."""

@@ -17,6 +17,12 @@ from tests import small
 FROZEN = ("bert/embeddings/", "bert/layer_0/")
 
 
+@pytest.fixture(scope="module")
+def config(config):
+    """Return a configuration with two layers."""
+    return dataclasses.replace(config, num_hidden_layers=2)
+
+
 @pytest.fixture
 def settings(huggingface_dir, complaints, tmp_path):
     return small.settings(huggingface_dir, complaints, tmp_path / "run")

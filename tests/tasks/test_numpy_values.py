@@ -1,5 +1,6 @@
 """Scalars of NumPy as options and arguments: used, and saved, as Python's own."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -14,6 +15,12 @@ from tasks.model.task_model import TaskModel
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create
 
 INTEGER, FLOAT = np.int64, np.float32
+
+
+@pytest.fixture(scope="module")
+def config(config):
+    """Return a configuration with two layers."""
+    return dataclasses.replace(config, num_hidden_layers=2)
 
 
 def test_values_have_the_types_of_python():

@@ -186,7 +186,7 @@ WRONG_OPTIONS = {
     "labels=['a', 'a']: expected at least two different names": {"labels": ["a", "a"]},
     "max_seq_length=999: expected 4 to 16": {"labels": LABELS, "max_seq_length": 999},
     "max_seq_length='9': expected 4 to 16": {"labels": LABELS, "max_seq_length": "9"},
-    "num_layers=7: expected 0 to 2, the number of encoder layers": {
+    "num_layers=7: expected 0 to 1, the number of encoder layers": {
         "labels": LABELS,
         "frozen_layers": 7,
     },

@@ -1,5 +1,7 @@
 """`fit` of the model classes: equal to the train step, on replicas, resumed, with callbacks."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -231,8 +233,10 @@ def test_parts_compose_with_keras(huggingface_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_frozen_layers_stay_frozen(huggingface_dir, tmp_path):
-    model = compiled("TextClassifier", huggingface_dir, frozen_layers=1)
+def test_frozen_layers_stay_frozen(config, vocabulary, tmp_path):
+    config = dataclasses.replace(config, num_hidden_layers=2)
+    weights = small.write_huggingface(tmp_path / "weights", config, vocabulary)
+    model = compiled("TextClassifier", weights, frozen_layers=1)
     before = weights_of(model)
     model.fit(ROWS, NAMES, verbose=0)
     changed = {name for name, value in weights_of(model).items() if (value != before[name]).any()}

@@ -129,7 +129,7 @@ def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp
         ({"batch_size": 8}, "batch_size: unknown setting; expected one of global_batch_size, "),
         ({"strategy": "mirrored"}, "strategy: unknown setting; expected one of"),
         ({"precision": "bfloat16"}, "precision='bfloat16': does not fit a model with dtype='float"),
-        ({"frozen_layers": 3}, "frozen_layers=3: expected at most 2, the number of layers of Hugg"),
+        ({"frozen_layers": 3}, "frozen_layers=3: expected at most 1, the number of layers of Hugg"),
         ({"seed": 2**32}, f"seed={2**32}: expected an integer < "),
         ({"patience": 1}, "patience: requires dev"),
         ({"dev": (TEXTS, LABELS)}, "dev: same rows as x; expected rows that training does not use"),
