@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from export.package.model_card import MetricChange
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
-
-
-class MetricChange(NamedTuple):
-    """A metric of a file of labelled rows, computed by the trained model and by the served graph.
-
-    Attributes:
-        name: The metric that selects the task's best checkpoint.
-        path: The file.
-        trained: Value of the trained model, in float32.
-        served: Value of the served graph.
-    """
-
-    name: str
-    path: str
-    trained: float
-    served: float
-
-    @property
-    def drop(self) -> float:
-        """By how many points of 100 the metric is lower."""
-        return 100 * (self.trained - self.served)
 
 
 def check(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bert_tf.text import unicode_tables
 from export.package import documents
 
 if TYPE_CHECKING:
-    from export.checks.metric_gate import MetricChange
     from tasks.model.task_model import TaskModel
 
 PACKAGES = ("tensorflow", "tensorflow-text", "keras", "bert_tf")
@@ -27,6 +26,27 @@ _SETTINGS = (
     "seed",
     "precision",
 )
+
+
+class MetricChange(NamedTuple):
+    """A metric of a file of labelled rows, computed by the trained model and by the served graph.
+
+    Attributes:
+        name: The metric that selects the task's best checkpoint.
+        path: The file.
+        trained: Value of the trained model, in float32.
+        served: Value of the served graph.
+    """
+
+    name: str
+    path: str
+    trained: float
+    served: float
+
+    @property
+    def drop(self) -> float:
+        """By how many points of 100 the metric is lower."""
+        return 100 * (self.trained - self.served)
 
 
 def model_card(

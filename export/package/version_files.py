@@ -21,14 +21,13 @@ from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
 from export.graph.served_encoder import FUSED_PRODUCT
 from export.package import warmup
-from export.package.model_card import model_card
+from export.package.model_card import MetricChange, model_card
 from export.package.signature_page import signature_page
 from export.package.tf_serving_config import BATCHING, batching_parameters, models_config
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from export.checks.metric_gate import MetricChange
     from tasks.model.task_model import TaskModel
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_tf import MODEL_SIZES, BertConfig, UserError
-from bert_tf.config_keys import FIXED_KEYS, IGNORED_KEYS
+from bert_tf.config import FIXED_KEYS, IGNORED_KEYS
 from bert_tf.weights import name_map
 
 PUBLISHED = {
