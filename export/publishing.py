@@ -10,17 +10,17 @@ import errno
 import functools
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.storage import paths
+from bert_tf.storage import ownership, paths
 from bert_tf.storage.files import sync
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
-from export import staging
 from export.checks import metric_gate, parity
 from export.graph.saved_model import write_saved_model
 from export.graph.served_encoder import has_packed_products
@@ -32,6 +32,7 @@ from tasks.model.task_model import TaskModel
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 MAX_METRIC_DROP = 0.5
+_STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
 
 def publish(
@@ -140,7 +141,7 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
-            staging.staging_directory(output_dir, log) as temporary,
+            _staging_directory(output_dir, log) as temporary,
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
@@ -206,3 +207,55 @@ def _rename_to_next_version(temporary, output_dir):
 def _name(output_dir):
     """Return the name of the model, which is the name of its directory, as valid UTF-8."""
     return output_dir.resolve().name.encode("utf-8", "replace").decode() or "model"
+
+
+@contextlib.contextmanager
+def _staging_directory(
+    output_dir: pathlib.Path, log: Callable[[str], None]
+) -> Iterator[pathlib.Path]:
+    """Create an empty directory in `output_dir` for the block, and remove it afterwards.
+
+    Directories of killed exports are removed if `output_dir` has a marker.
+
+    Args:
+        output_dir: Directory of versions. It is created if it does not exist.
+        log: Receives one line per removed directory.
+
+    Yields:
+        The staging directory.
+
+    Raises:
+        UserError: If another process exports to `output_dir`.
+    """
+    is_marked = ownership.is_marked(output_dir)
+    with ownership.sole_writer(output_dir) as made:
+        for directory in made:
+            os.chmod(directory, 0o755)  # The server may run as another user.
+        path = output_dir / f"{_STAGING}{os.getpid()}"
+        if is_marked:
+            _remove_abandoned(output_dir, path, log)
+        path.mkdir()
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_abandoned(output_dir, own, log):
+    for path in sorted(output_dir.glob(f"{_STAGING}*")):
+        number = path.name.removeprefix(_STAGING)
+        # Without locks in the file system, another process may be writing there.
+        is_pid = number.isascii() and number.isdecimal()
+        if is_pid and path.is_dir() and (path == own or not _lives(int(number))):
+            shutil.rmtree(path, ignore_errors=True)
+            log(f"{path}: removed, left by a killed export")
+
+
+def _lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass  # Another user's process, or a number beyond the range of PIDs.
+    return True

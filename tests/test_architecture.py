@@ -41,7 +41,7 @@ FLOORS = {
         {"__init__", "clients", "graph"},
         {"package"},
         {"checks"},
-        {"publishing", "staging"},
+        {"publishing"},
         {"litert"},
     ),
 }
