@@ -11,7 +11,6 @@ that of a cross-entropy, for every temperature.
 Shape suffixes: B sequences, C classes, L tokens, P predictions per sequence, V vocabulary size.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -288,8 +287,8 @@ def weighted_sum(
     """
     if isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean):
         # A loss of Keras weights its elements itself, and may have its own way to do so.
-        of_elements = copy.copy(loss)
-        of_elements.reduction = None
+        of_elements = object.__new__(type(loss))  # The module copy would save and load it.
+        vars(of_elements).update(vars(loss), reduction=None)
         weighted = of_elements(labels, output, weights)
         if loss.reduction == "mean_with_sample_weight" and weights is not None:
             return tf.reduce_sum(weighted), tf.reduce_sum(tf.cast(weights, weighted.dtype))
