@@ -38,7 +38,7 @@ class ShardJob(Protocol):
 
 
 class ShardManifest(abc.ABC, Generic[_Entry]):
-    """What determines the shards of a directory, and the entries of those that are complete.
+    """Manifest of a directory of shards: what determines them, and the entries of complete ones.
 
     Args:
         directory: The directory.
