@@ -210,8 +210,8 @@ def test_a_template_rejects_a_missing_value():
 def test_an_installation_has_the_templates(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    installed = {path.name for path in (tmp_path / "export" / "templates").iterdir()}
-    assert installed == {path.name for path in (ROOT / "export" / "templates").iterdir()}
+    installed = {path.name for path in (tmp_path / "export" / "package" / "templates").iterdir()}
+    assert installed == {path.name for path in (ROOT / "export" / "package" / "templates").iterdir()}
     assert "MODEL_CARD.md.j2" in installed
 
 

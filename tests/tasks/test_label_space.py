@@ -5,7 +5,6 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.base.registry import task_from_dict
 from tasks.data.readers.choices import read_choices
 from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -89,12 +88,3 @@ def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, co
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
     with pytest.raises(UserError, match="expected two or more labels. Received: 'x'"):
         ClassificationTask.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)
-
-
-def test_runs_that_saved_labels_with_space_still_read_rows(tmp_path):
-    saved = ClassificationTask(labels=("x ", "y"), max_seq_length=8).to_dict()
-    task = task_from_dict(json.loads(json.dumps(saved)))
-    assert task.labels == ("x ", "y")
-    assert task.reader.load_examples(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 1]
-    both = ClassificationTask(labels=("x", "x ", "y"), max_seq_length=8)
-    assert both.reader.load_examples(write(tmp_path / "rows.csv", ROWS)).labels == [0, 0, 0, 2]
