@@ -210,8 +210,11 @@ def test_a_template_rejects_a_missing_value():
 def test_an_installation_has_the_templates(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    installed = {path.name for path in (tmp_path / "export" / "package" / "templates").iterdir()}
-    assert installed == {path.name for path in (ROOT / "export" / "package" / "templates").iterdir()}
+    installed, expected = (
+        {path.name for path in (root / "export" / "package" / "templates").iterdir()}
+        for root in (tmp_path, ROOT)
+    )
+    assert installed == expected
     assert "MODEL_CARD.md.j2" in installed
 
 
