@@ -18,7 +18,7 @@ from tasks.base import task_types
 from tasks.base.input_checks import check_run
 from tasks.graph.published import TASK_OF_VERSION, published_task
 
-# Settings that runs without a teacher, such as those of earlier versions, do not record.
+# Settings that runs without a teacher do not record.
 DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
 
 # Values of --keep_head, as `PretrainedWeights.head_for` takes them.
@@ -177,8 +177,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingS
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as they are saved in train.json, by name.
 
-    Those that earlier versions did not have are left out at their defaults, so that runs of these
-    versions can be resumed.
+    Those of a teacher are left out if there is none, and --keep_head at its default.
     """
     unused = [] if values["teacher"] else [*DISTILLATION, "unlabelled"]
     unused += ["keep_head"] * (values.get("keep_head") == "auto")
