@@ -32,7 +32,9 @@ from tests.export import c_engine
 # Publishes in separate processes, each killed at another moment.
 KILLED = """
 import os, shutil, signal, sys
-from export import package, parity, publishing
+from export import publishing
+from export.checks import parity
+from export.package import version_files
 
 run, complete, output_dir = sys.argv[1:]
 

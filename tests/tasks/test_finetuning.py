@@ -134,13 +134,13 @@ def test_a_killed_run_resumes_from_the_last_save(settings, tmp_path):
     complete = finetune(settings)
     code = (
         "import os, sys\nfrom bert_tf.train.loop import TrainingLoop\n"
-        "from tasks import finetuning, settings\noriginal = TrainingLoop._steps\n"
+        "from tasks.finetuning import recipe, settings\noriginal = TrainingLoop._steps\n"
         "def step(loop, iterator, number, asked, steps):\n"
         "    if number == 6: os.kill(os.getpid(), 9)\n"
         "    return original(loop, iterator, number, asked, steps)\n"
         "TrainingLoop._steps = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
         "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
-        "finetuning.finetune(settings.FinetuneSettings(**values))"
+        "recipe.finetune(settings.FinetuneSettings(**values))"
     )
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "killed"))
     done = subprocess.run(
