@@ -135,9 +135,9 @@ def test_a_killed_run_resumes_from_the_last_save(settings, tmp_path):
     code = (
         "import os, sys\nfrom bert_tf.train.loop import TrainingLoop\n"
         "from tasks.finetuning import recipe, settings\noriginal = TrainingLoop._steps\n"
-        "def step(loop, iterator, number, asked, steps):\n"
+        "def step(loop, iterator, number, *rest):\n"
         "    if number == 6: os.kill(os.getpid(), 9)\n"
-        "    return original(loop, iterator, number, asked, steps)\n"
+        "    return original(loop, iterator, number, *rest)\n"
         "TrainingLoop._steps = step\nimport json\nvalues = json.loads(sys.argv[1])\n"
         "values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}\n"
         "recipe.finetune(settings.FinetuneSettings(**values))"
