@@ -16,6 +16,20 @@ class DivergenceError(UserError):
     """Loss or gradient is not finite."""
 
 
+_is_command = False
+
+
+@contextlib.contextmanager
+def flag_names() -> Iterator[None]:
+    """Let `argument_names` keep flags: the functions of the Python API are called by a command."""
+    global _is_command
+    before, _is_command = _is_command, True
+    try:
+        yield
+    finally:
+        _is_command = before
+
+
 @contextlib.contextmanager
 def argument_names() -> Iterator[None]:
     """Name arguments in the messages of UserErrors, not flags of commands.
@@ -25,6 +39,8 @@ def argument_names() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if _is_command:
+            raise
         message = re.sub(r"(?<![\w-])--(?=[a-z])", "", str(error))
         if message == str(error):
             raise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.storage import ownership, paths
 from bert_tf.storage.files import sync
 from bert_tf.system.progress import Progress
@@ -35,6 +35,7 @@ MAX_METRIC_DROP = 0.5
 _STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
 
+@argument_names()
 def publish(
     model_or_run: TaskModel | os.PathLike | str,
     output_dir: os.PathLike | str,

@@ -24,7 +24,7 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, flag_names
 from bert_tf.system import cpus
 from bert_tf.system.processes import check_backend
 from bert_tf.system.progress import log
@@ -168,7 +168,8 @@ def run_main(
             settings.check()
         if imports_tensorflow(settings) if callable(imports_tensorflow) else imports_tensorflow:
             import_tensorflow(verbose)
-        main(settings)
+        with flag_names():
+            main(settings)
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_USER_ERROR)
     except OSError as error:

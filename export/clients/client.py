@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from export.clients.signatures import Signature
 
 
@@ -17,6 +17,7 @@ class ModelClient:
     def __init__(self, signatures: Iterable[Signature]) -> None:
         self.signatures = {signature.name: signature for signature in signatures}
 
+    @argument_names()
     def predict(
         self, inputs: Mapping[str, Sequence], signature: str = "serving_default"
     ) -> dict[str, Any]:

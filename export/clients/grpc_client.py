@@ -5,7 +5,7 @@ import re
 
 import tensorflow as tf
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from export.clients.client import ModelClient
 from export.clients.signature_defs import from_definitions
 from tasks.data.examples import as_tensor
@@ -15,6 +15,7 @@ from tasks.data.readers.memory import jsonable
 class GrpcClient(ModelClient):
     """Client of the newest version of a model on a TensorFlow Serving gRPC server."""
 
+    @argument_names()
     def __init__(self, address: str, model: str, timeout: float = 60.0) -> None:
         """Connect and read the model's signatures.
 

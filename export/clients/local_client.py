@@ -6,7 +6,7 @@ import pathlib
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from export.clients.client import ModelClient
@@ -19,6 +19,7 @@ from tasks.graph.published import version_directories
 class LocalClient(ModelClient):
     """Client of the newest version of a published model, or of a given version."""
 
+    @argument_names()
     def __init__(self, model_dir: os.PathLike | str) -> None:
         """Load the SavedModel.
 

@@ -9,7 +9,7 @@ import ssl
 import requests
 import urllib3
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.storage import strict_json
 from export.clients.client import ModelClient
 from export.clients.signatures import Signature, Tensor, is_public_signature, to_shape
@@ -25,6 +25,7 @@ _DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64"}
 class RestClient(ModelClient):
     """Client of a model on a TensorFlow Serving REST server."""
 
+    @argument_names()
     def __init__(self, url: str, timeout: float = 60.0) -> None:
         """Read the model's signatures.
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from export.clients.client import ModelClient
@@ -25,6 +25,7 @@ from tasks.model.loading import model_class
 class LiteRTClient(ModelClient):
     """Client of a LiteRT file, with the requests and responses of the published SavedModel."""
 
+    @argument_names()
     def __init__(self, path: str | os.PathLike) -> None:
         """Load the file.
 

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.storage import files, ownership, paths
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
 
 
+@argument_names()
 def write_litert(
     model_or_run: TaskModel | os.PathLike | str,
     output: os.PathLike | str,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from bert_tf.system.scalars import to_python
 from tasks.base.registry import task_class
 from tasks.base.task import Task
@@ -42,6 +42,7 @@ class Rows:
         return len(next(iter(self.x.values())))
 
 
+@argument_names()
 def read_examples(
     path: str | os.PathLike[str],
     task_type: str = "classification",

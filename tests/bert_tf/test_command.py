@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names, flag_names
 from bert_tf.system import command, cpus
 from tests.conftest import COMMANDS, ROOT
 
@@ -375,3 +375,14 @@ def test_a_tensorflow_error_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
     with pytest.raises(tf.errors.OutOfRangeError):
         command.run_main(fail, Settings, "doc")
+
+
+def test_the_python_api_names_flags_in_a_command_only():
+    @argument_names()
+    def publish():
+        raise UserError("--output_dir=x: expected a directory")
+
+    with pytest.raises(UserError, match="^output_dir=x: expected"):
+        publish()
+    with flag_names(), pytest.raises(UserError, match="^--output_dir=x: expected"):
+        publish()

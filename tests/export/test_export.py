@@ -337,7 +337,7 @@ def test_a_wrong_request_is_reported_in_one_line(models, tmp_path):
         LocalClient(tmp_path)
     served = LocalClient(models)
     with pytest.raises(
-        UserError, match="--signature=sing: expected one of embed, serving_default, tokenize"
+        UserError, match="^signature=sing: expected one of embed, serving_default, tokenize"
     ):
         served.predict({"text": ["a"]}, "sing")
     with pytest.raises(UserError, match="serving_default: expected text; received more, text"):

@@ -75,7 +75,7 @@ def test_a_metric_that_is_not_a_number_is_not_published(model, dev, monkeypatch)
 
 
 def test_int8_needs_rows_with_labels(model, tmp_path):
-    with pytest.raises(UserError, match="expected --dev=FILE, labelled rows"):
+    with pytest.raises(UserError, match="expected dev=FILE, labelled rows"):
         export.publish(model, tmp_path / "models", precision="int8")
     with pytest.raises(UserError, match="no portable graph"):
         export.publish(model, tmp_path / "models", precision="int8", portable=True)

@@ -215,9 +215,9 @@ def test_versions_are_published_to_local_directories_only(
     tmp_path, without_tensorflow, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--output_dir=gs://b/m: expected a local path"):
+    with pytest.raises(UserError, match="^output_dir=gs://b/m: expected a local path"):
         publish("run", "gs://b/m", write=fake())
-    with pytest.raises(UserError, match=r"--output_dir=models \[x\]: expected a path without"):
+    with pytest.raises(UserError, match=r"^output_dir=models \[x\]: expected a path without"):
         publish("run", "models [x]", write=fake())
     assert not list(tmp_path.iterdir())
 

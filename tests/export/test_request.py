@@ -140,12 +140,12 @@ def test_sizes_and_ranks_of_a_signature_may_be_unknown(targets):
 @pytest.mark.parametrize(
     ("signature", "inputs", "message"),
     [
-        ("sing", {"text": ["a"]}, "--signature=sing: expected one of choose, number"),
-        ("one", {"texts": ["a"]}, "--input: signature one: expected text; received texts"),
+        ("sing", {"text": ["a"]}, "^signature=sing: expected one of choose, number"),
+        ("one", {"texts": ["a"]}, "^input: signature one: expected text; received texts"),
         (
             "one",
             {"text": ["a"], "more": ["b"]},
-            "--input: signature one: expected text; received more, text",
+            "^input: signature one: expected text; received more, text",
         ),
         (
             "choose",
@@ -157,7 +157,7 @@ def test_sizes_and_ranks_of_a_signature_may_be_unknown(targets):
             {"prompt": ["a", "b"], "choices": ["c", "d"]},
             "the same number of values per name, received 2 of prompt, 1 of choices",
         ),
-        ("twice", {"x": ["a"]}, "--signature=twice: x is float32 of rank 2; only strings"),
+        ("twice", {"x": ["a"]}, "^signature=twice: x is float32 of rank 2; only strings"),
         ("one", {"text": ["many"]}, "could not correctly convert string: many"),
     ],
 )
@@ -209,9 +209,9 @@ def test_wrong_flags_are_reported(settings, message):
     ),
 )
 def test_a_wrong_address_is_reported(url):
-    with pytest.raises(UserError, match=f"--url={url}: expected http://HOST:PORT/v1/models/NAME"):
+    with pytest.raises(UserError, match=f"^url={url}: expected http://HOST:PORT/v1/models/NAME"):
         RestClient(url)
-    with pytest.raises(UserError, match="--grpc=http://h:8500: expected HOST:PORT"):
+    with pytest.raises(UserError, match="^grpc=http://h:8500: expected HOST:PORT"):
         GrpcClient("http://h:8500", "name")
 
 
