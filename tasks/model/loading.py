@@ -9,12 +9,13 @@ import zipfile
 import keras
 
 import tasks
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, argument_names
 from tasks.base.task import Task
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model.task_model import TaskModel
 
 
+@argument_names()
 def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:
     """Load a run directory or a .keras file of any task type.
 

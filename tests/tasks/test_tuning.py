@@ -117,7 +117,7 @@ def test_a_checkpoint_is_opened_with_its_own_values(run, tmp_path):
     with pytest.raises(UserError, match="untuned: .* was fitted to step-00000006 only; omit"):
         publishing.publish(other, tmp_path / "models")
     assert not (tmp_path / "models").exists()
-    with pytest.raises(UserError, match="--checkpoint=step-3: no complete checkpoint .* expected"):
+    with pytest.raises(UserError, match="^checkpoint=step-3: no complete checkpoint .* expected"):
         load_model(run.path, checkpoint="step-3")
     # Checkpoints that are saved and removed later do not affect the values.
     run.checkpoints.annotate(6, 7.0, {"dev_pr_auc": 0.7})
