@@ -176,7 +176,7 @@ def test_recomputed_layers_have_the_same_gradients(layout):
     # Equal up to the last digit but one: the two graphs may fuse products differently.
     np.testing.assert_allclose(loss, loss_again, rtol=2e-7)
     for one, other in zip(plain, again, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1.0, np.abs(one).max()))
     assert sizes[1] > sizes[0]  # Kernels are called twice.
 
 
