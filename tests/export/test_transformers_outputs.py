@@ -127,8 +127,8 @@ def test_a_saved_model_predicts_as_transformers(name, written, rows, tmp_path, t
     flags = {"format": "huggingface", "verify_python": transformers_python}
     back = converted(run, tmp_path / "back", **flags)
     outputs = json.loads((back / "conversion.json").read_text())["outputs"]
-    # Logits are larger than 1: float32 rounds those of the masked language model, up to 7.4, by
-    # 8e-6 in transformers and by 6e-6 here (both measured against float64).
+    # Logits are larger than 1, up to 7.4 in the masked language model. There float32 differs from
+    # float64 by 8e-6 in transformers and by 6e-6 here.
     assert outputs["largest_difference"] < TOLERANCE * max(1.0, outputs["largest_output"])
     assert outputs["warnings"] == []
     found, original = read_pretrained(back), read_pretrained(written / name)
