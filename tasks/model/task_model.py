@@ -1047,11 +1047,6 @@ class TaskModel(keras.Model):
             )
         super().save(filepath, *args, **kwargs)
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """Create a model from its Keras config; files without `has_new_head` have a trained one."""
-        return super().from_config({"has_new_head": False, **config}, custom_objects)
-
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Load weights, and with them a head; see keras.Model.load_weights."""
         super().load_weights(filepath, *args, **kwargs)

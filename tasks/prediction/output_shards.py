@@ -219,12 +219,10 @@ class Loaded(NamedTuple):
     """A loaded model, as its worker uses it.
 
     Attributes:
-        rows: Function that reads the rows of a file.
         outputs: Function that returns the output of each row of a batch, as JSON types by name.
         types: Name of the TensorFlow dtype, and number of list levels, by name of the output.
     """
 
-    rows: Callable[[str], Iterable[Any]]
     outputs: Callable[[list], Iterable[dict[str, Any]]]
     types: dict[str, tuple[str, int]]
 
@@ -265,7 +263,7 @@ class OutputJob(abc.ABC):
 
         def lines() -> Iterator[dict[str, Any]]:
             nonlocal count, bad
-            rows = _rows_of(spans, loaded.rows)
+            rows = _rows_of(spans, self.rows)
             for batch in outputs_of_rows(rows, loaded.outputs, self.batch_size):
                 for row, output in batch:
                     count += 1
@@ -311,9 +309,7 @@ class PredictionJob(OutputJob):
         from tasks.prediction.prediction_files import predict_batch
 
         serving = self.serving()
-        reader = serving.task.reader
         return Loaded(
-            lambda path: reader.iter_examples(path, labelled=False),
             lambda rows: predict_batch(serving, rows),
             serving.output_types(),
         )
@@ -424,7 +420,6 @@ class VectorJob(OutputJob):
             len(self.columns),
         )
         return Loaded(
-            self.rows,
             lambda rows: row_outputs(embedder, rows, self.columns, self.per_token),
             {"tokens": ("string", 1), "vectors": ("float32", 2)}
             if self.per_token

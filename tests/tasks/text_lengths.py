@@ -27,7 +27,7 @@ class LengthJob(OutputJob):
         return read_rows(path, ("text",))
 
     def load(self):
-        return Loaded(self.rows, _outputs, {"length": ("int32", 0), "words": ("string", 1)})
+        return Loaded(_outputs, {"length": ("int32", 0), "words": ("string", 1)})
 
 
 def _outputs(rows):
