@@ -14,7 +14,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "QuestionAnswerer": "tasks.types.question_answering.question_answerer",
         "Rows": "tasks.model.labelled_rows",
         "TextClassifier": "tasks.types.classification.text_classifier",
-        "TextEmbedder": "tasks.types.embedding",
+        "TextEmbedder": "tasks.types.similarity.text_embedder",
         "TextRegressor": "tasks.types.regression",
         "TokenClassifier": "tasks.types.tagging.token_classifier",
         "load_model": "tasks.model.loading",

@@ -173,7 +173,11 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
-        required = {field.name for field in fields if field.default is dataclasses.MISSING}
+        required = {
+            field.name
+            for field in fields
+            if field.default is field.default_factory is dataclasses.MISSING
+        }
         if missing := sorted(required - values.keys()):
             raise UserError(f"task.json: no field {', '.join(missing)}; expected it of {cls.kind}")
         known = sorted(field.name for field in fields)
@@ -267,6 +271,10 @@ def _fits(value, hint):
         return any(_fits(value, kind) for kind in kinds)
     if typing.get_origin(hint) is tuple:
         return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, kinds[0]) and _fits(entry, kinds[1]) for key, entry in value.items()
+        )
     # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
     return type(value) is hint or (hint is float and type(value) is int)
 

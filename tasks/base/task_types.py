@@ -70,7 +70,7 @@ TASK_TYPES = {
 }
 # Task types without labelled rows; tasks.finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
-    "embedding": TaskType("tasks.types.embedding:EmbeddingTask"),
+    "similarity": TaskType("tasks.types.similarity.text_embedder:SimilarityTask"),
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }
 

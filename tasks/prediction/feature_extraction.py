@@ -16,7 +16,8 @@ from bert_tf.weights.sources import PretrainedWeights
 from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
 from tasks.data.readers.tables import read_rows
 from tasks.prediction.prediction_files import in_batches, outputs_of_rows
-from tasks.types.embedding import LAYERS, EmbeddingTask, TextEmbedder
+from tasks.types.similarity.embedding_model import LAYERS
+from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 
 
 def create_embedder(
@@ -48,7 +49,7 @@ def create_embedder(
             raise UserError(
                 f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
             )
-    task = EmbeddingTask.from_options(
+    task = SimilarityTask.from_options(
         max_seq_length=max_seq_length, pairs=num_texts == 2, layers=layers, pooling=pooling
     )
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
@@ -113,7 +114,7 @@ def row_outputs(
     """
     texts = _texts(embedder, rows, columns)
     if not per_token:
-        return embedder.predict_rows(texts)
+        return [{"vector": vector} for vector in embedder.predict(texts).tolist()]
     return [
         {"tokens": tokens, "vectors": vectors_LD.tolist()}
         for tokens, vectors_LD in embedder.token_vectors(texts)

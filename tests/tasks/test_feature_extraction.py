@@ -11,7 +11,7 @@ from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
 from tasks.prediction.feature_extraction import create_embedder, extract
-from tasks.types.embedding import LAYERS
+from tasks.types.similarity.embedding_model import LAYERS
 from tests import small
 
 TEXTS = ["the bill is too high", "the", "", "my app does not open ! the app", "the screen"]

@@ -14,7 +14,7 @@ from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
 from tasks.prediction.output_shards import PublishedJob, RunJob, VectorJob
 from tasks.prediction.prediction_files import predict
-from tasks.types.embedding import EmbeddingTask, TextEmbedder
+from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
@@ -116,7 +116,7 @@ def test_vectors_are_those_of_the_embedder(models, tmp_path, per_token):
     )
     found = rows_of(job, tmp_path / "shards", models / "rows.jsonl")
     assert found.pop(2)["error"].startswith("no column 'text'")
-    task = EmbeddingTask.from_options(max_seq_length=8, layers="last", pooling="mean", pairs=False)
+    task = SimilarityTask.from_options(max_seq_length=8, layers="last", pooling="mean", pairs=False)
     embedder = TextEmbedder.from_weights(read_pretrained(models / "bert"), task)
     if per_token:
         for row, (tokens, vectors) in zip(found, embedder.token_vectors(TEXTS), strict=True):

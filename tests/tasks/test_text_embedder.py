@@ -13,7 +13,7 @@ from bert_tf import UserError, read_pretrained
 from tasks.base.registry import task_from_dict
 from tasks.base.task_types import TASK_TYPES
 from tasks.prediction.feature_extraction import create_embedder, extract
-from tasks.types.embedding import EmbeddingTask
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import small
 from tests.conftest import ROOT
 
@@ -43,7 +43,7 @@ def test_vectors_of_strings_and_token_ids_are_the_pooled_hidden_states(model):
     np.testing.assert_allclose(model.predict(inputs, verbose=0), vectors, atol=1e-5)
     np.testing.assert_array_equal(model.predict(TEXTS, batch_size=4), vectors)
     np.testing.assert_allclose(model.predict(TEXTS, batch_size=1), vectors, atol=1e-5)
-    assert model.predict_rows(TEXTS) == [{"vector": vector} for vector in vectors.tolist()]
+    assert model.predict_rows(TEXTS) == [{"embedding": vector} for vector in vectors.tolist()]
     tokens, weights = model.attention(TEXTS)[1]
     assert tokens == ["[CLS]", "the", "[SEP]"] and weights.shape == (2, 3, 3, 3)
 
@@ -69,7 +69,7 @@ def test_options_select_layers_pooling_and_the_end_of_the_text(huggingface_dir):
     [
         ({"layers": "sum_last_4"}, "layers=sum_last_4: requires 4 layers, but the encoder has 2"),
         ({"layers": "first"}, "layers='first': expected one of last, second_to_last, sum_last_4"),
-        ({"pooling": "max"}, "pooling='max': expected one of cls, mean"),
+        ({"pooling": "mean+sum"}, "pooling='mean.sum': expected one of cls, mean, max, mean_sqrt"),
         ({"max_seq_length": 17}, "max_seq_length=17: expected 4 to 16"),
     ],
 )
@@ -112,8 +112,8 @@ def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp
 
 
 def test_the_kind_is_known_to_runs_but_not_to_fine_tuning():
-    assert "embedding" not in TASK_TYPES
-    task = EmbeddingTask(max_seq_length=8, layers="concat_last_4")
+    assert "similarity" not in TASK_TYPES
+    task = SimilarityTask(max_seq_length=8, layers="concat_last_4")
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
     with pytest.raises(UserError, match=r"rows.csv: an embedding has no metrics"):
         list(task.reader.iter_examples("rows.csv", labelled=True))

@@ -1,0 +1,1 @@
+"""Similarity: vectors of texts, and scores of pairs of them."""

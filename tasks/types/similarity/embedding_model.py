@@ -1,0 +1,128 @@
+"""Network of embedders: encoder, pooling, dense layers and normalization.
+
+Shape suffixes: B sequences of a batch, D size of a vector.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.model.dense import dense
+from bert_tf.weights.pretrained_encoder import Encoder
+from tasks.graph.pooling import POOLING
+
+# By name: number of last layers, and their combination. Embeddings are not a layer.
+LAYERS = {
+    "last": (1, lambda outputs: outputs[0]),
+    "second_to_last": (2, lambda outputs: outputs[0]),
+    "sum_last_4": (4, tf.add_n),
+    "concat_last_4": (4, lambda outputs: tf.concat(outputs, axis=-1)),
+}
+ACTIVATIONS = {"tanh": "tanh", "identity": None}  # Of dense layers: name in Keras.
+MIN_NORM = 1e-12  # Of a vector that is divided by its norm, as in PyTorch.
+
+
+def _difference_norm(order: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return -tf.norm(a - b, ord=order, axis=-1)
+
+
+def _cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(normalized(a) * normalized(b), axis=-1)
+
+
+# By name, from two tensors `(..., D)` of vectors to scores `(...)`; a distance is negated, so that
+# more similar vectors have a larger score.
+SIMILARITIES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "cosine": _cosine,
+    "dot": lambda a, b: tf.reduce_sum(a * b, axis=-1),
+    "euclidean": functools.partial(_difference_norm, 2),
+    "manhattan": functools.partial(_difference_norm, 1),
+}
+
+
+def normalized(vectors: tf.Tensor) -> tf.Tensor:
+    """Return vectors `(..., D)` divided by their norms."""
+    return tf.math.l2_normalize(vectors, axis=-1, epsilon=MIN_NORM**2)
+
+
+class EmbeddingModel(keras.Model):
+    """Encoder, pooling, dense layers and normalization, built on construction.
+
+    Args:
+        config: Configuration of the encoder.
+        layers: A key of LAYERS.
+        pooling: A key of POOLING, or several joined by "+".
+        dense_units: Outputs of each dense layer.
+        dense_activations: A key of ACTIVATIONS per dense layer.
+        normalize: Whether vectors have the norm 1.
+        dtype: Keras dtype policy of the encoder.
+        name: Name of the model.
+
+    Attributes:
+        vector_size: D.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        layers: str = "last",
+        pooling: str = "mean",
+        dense_units: Sequence[int] = (),
+        dense_activations: Sequence[str] = (),
+        normalize: bool = False,
+        dtype: str = "float32",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.layer_name, self.normalize = layers, normalize
+        self.pools = tuple(POOLING[part] for part in pooling.split("+"))
+        self.encoder = Encoder(config, dtype=dtype)
+        self.encoder.build()
+        self.encoder.pooler.trainable = False  # It is not used.
+        size = config.hidden_size * (4 if layers == "concat_last_4" else 1) * len(self.pools)
+        self.dense_layers = []
+        for number, (units, activation) in enumerate(
+            zip(dense_units, dense_activations, strict=True)
+        ):
+            layer = dense(config, units, f"dense_{number}", "float32", ACTIVATIONS[activation])
+            layer.build((None, size))
+            self.dense_layers.append(layer)
+            size = units
+        self.vector_size = size
+        self.built = True
+
+    def call(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Compute vectors.
+
+        Args:
+            inputs: Batch in either layout of the encoder.
+            training: Turns dropout on.
+            seed: Dropout seed.
+
+        Returns:
+            Dict of "embedding", float32 `(B, D)`.
+        """
+        tokens = self.token_vectors(inputs, training, seed)
+        vectors_BD = tf.concat([pool(tokens, inputs) for pool in self.pools], axis=-1)
+        for layer in self.dense_layers:
+            vectors_BD = layer(vectors_BD)
+        return {"embedding": normalized(vectors_BD) if self.normalize else vectors_BD}
+
+    def token_vectors(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Compute a vector per token, before pooling; arguments as in `call`.
+
+        Returns:
+            `(R, L, H)`, or `(T, H)` in the flat layout; four times as large for "concat_last_4".
+        """
+        if self.layer_name == "last":
+            return self.encoder(inputs, training=training, seed=seed)["sequence"]
+        outputs = self.encoder(inputs, training=training, seed=seed, output_hidden_states=True)
+        count, combine = LAYERS[self.layer_name]
+        return combine(outputs["hidden_states"][-count:])
