@@ -22,6 +22,36 @@ from bert_tf.model import fused_ops
 from bert_tf.model.layout import MASKED_SCORE
 
 
+class BatchLoss:
+    """Loss whose elements depend on all examples of the global batch, such as in-batch negatives.
+
+    `TrainStep` computes the outputs of all parts of a batch before this loss, so that it is the
+    same for any number of replicas and accumulation steps.
+
+    Args:
+        function: Maps (labels, output, weights), gathered over all replicas, to one loss per
+            element. Elements of weight 0 are padding: the losses of others may not depend on them.
+    """
+
+    def __init__(
+        self, function: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+    ) -> None:
+        self.function = function
+
+    def __call__(
+        self, labels: tf.Tensor, output: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Return the losses of this replica's elements, float32 `(B,)`."""
+        weights = tf.ones(tf.shape(labels)[:1]) if weights is None else weights
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return self.function(labels, output, weights)
+        everywhere = [replica.all_gather(values, axis=0) for values in (labels, output, weights)]
+        sizes = replica.all_gather(tf.shape(labels)[:1], axis=0)
+        first = tf.reduce_sum(sizes[: replica.replica_id_in_sync_group])
+        return self.function(*everywhere)[first : first + tf.shape(labels)[0]]
+
+
 def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
     """Return -log softmax(logits)[label].
 
@@ -296,6 +326,9 @@ def weighted_sum(
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             return tf.reduce_sum(weighted), tf.constant(1 / replicas, weighted.dtype)
         return tf.reduce_sum(weighted), tf.cast(tf.size(weighted), weighted.dtype)
-    values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
+    if isinstance(loss, BatchLoss):
+        values = loss(labels, output, weights)
+    else:
+        values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
     return tf.reduce_sum(weights * values), tf.reduce_sum(weights)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import count_tokens
 from bert_tf.train.compilation import compile_with_weights, is_default
-from bert_tf.train.losses import weighted_sum
+from bert_tf.train.losses import BatchLoss, weighted_sum
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -46,7 +46,9 @@ class TrainStep:
         metrics: Maps a metric name to (output name, function), averaged like the loss.
         accumulation_steps: Gradient accumulation: an element of the iterator is this number of
             batches, stacked on a new first axis by `Dataset.batch` or `ragged_batch`. They are
-            processed one after the other, and their sums make one update.
+            processed one after the other, and their sums make one update. A `BatchLoss` is that of
+            all of them: its outputs are computed first, without gradients (GradCache, Gao et al.
+            2021).
         more_losses: Further terms of the loss: maps a name to (output name, function). An example
             counts as one if it has a weight in the first of them.
         loss_weights: Factors of the terms by name; by default 1.
@@ -239,7 +241,9 @@ class TrainStep:
     def _all_gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's sums and gradients, over all stacked batches if there are any."""
         if self.accumulation_steps > 1:
-            return self._accumulated(batch, weight_sums, seed, scale)
+            is_batch_loss = any(isinstance(loss, BatchLoss) for _, loss in self._terms.values())
+            accumulate = self._cached if is_batch_loss else self._accumulated
+            return accumulate(batch, weight_sums, seed, scale)
         sums, gradients = self._gradients(batch, weight_sums, seed, scale)
         if self.is_compiled:  # A gradient may be sparse, which XLA cannot return.
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -264,15 +268,18 @@ class TrainStep:
                     tf.distribute.ReduceOp.SUM,
                     {name: weight_sum for name, (_, weight_sum) in terms.items()},
                 )
-            loss = tf.add_n(
-                [
-                    tf.math.divide_no_nan(total, weight_sums[name])
-                    * self.loss_weights.get(name, 1.0)
-                    for name, (total, _) in terms.items()
-                ]
-            )
+            loss = self._loss(terms, weight_sums)
             scaled = loss * scale
         return outputs, loss, terms, tape.gradient(scaled, trained)
+
+    def _loss(self, terms, weight_sums):
+        """Return this replica's summand of the loss."""
+        return tf.add_n(
+            [
+                tf.math.divide_no_nan(total, weight_sums[name]) * self.loss_weights.get(name, 1.0)
+                for name, (total, _) in terms.items()
+            ]
+        )
 
     def _gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's summands of loss, counts and metrics, and of the gradients.
@@ -281,6 +288,16 @@ class TrainStep:
         """
         inputs, labels, weights = batch
         outputs, loss, _, gradients = self._backward(batch, weight_sums, seed, scale)
+        self._check_reached(gradients)
+        sums = {
+            "loss": loss,
+            **self._counts(inputs, weights),
+            **self._metric_sums(labels, weights, outputs, weight_sums),
+        }
+        return sums, gradients
+
+    def _check_reached(self, gradients):
+        """Raise ValueError if a variable has no gradient."""
         without = [
             variable.path
             for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True)
@@ -291,22 +308,26 @@ class TrainStep:
                 f"no gradient reaches {', '.join(without)}; expected the loss to depend on all "
                 "trainable variables; freeze the others"
             )
+
+    def _counts(self, inputs, weights):
+        """Return the numbers of examples and tokens of a batch."""
         # An example counts if any of its elements has a weight, such as one masked position.
         of_any = weights[next(iter(self.more_losses or weights))]
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
-        sums = {
-            "loss": loss,
+        return {
             "examples": tf.reduce_sum(tf.cast(of_any, tf.int32)),
             "tokens": count_tokens(inputs),
-            **{
-                name: tf.math.divide_no_nan(
-                    weighted_sum(metric, labels[output], outputs[output], weights[output])[0],
-                    weight_sums[output],
-                )
-                for name, (output, metric) in self.metrics.items()
-            },
         }
-        return sums, gradients
+
+    def _metric_sums(self, labels, weights, outputs, weight_sums):
+        """Return this replica's summands of the metrics."""
+        return {
+            name: tf.math.divide_no_nan(
+                weighted_sum(metric, labels[output], outputs[output], weights[output])[0],
+                weight_sums[output],
+            )
+            for name, (output, metric) in self.metrics.items()
+        }
 
     def _accumulated(self, batches, weight_sums, seed, scale):
         """Return the sums and gradients over all stacked batches, one in memory at a time."""
@@ -314,20 +335,88 @@ class TrainStep:
         def add(number, sums, gradients):
             batch = tf.nest.map_structure(lambda stacked: stacked[number], batches)
             more = self._gradients(batch, weight_sums, batch_seed(seed, number), scale)
-            sums, gradients = tf.nest.map_structure(
-                lambda one, other: one + tf.convert_to_tensor(other), (sums, gradients), more
-            )
+            sums, gradients = _sum_of((sums, gradients), more)
             return number + 1, sums, gradients
 
-        counts = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
-        start = {**dict.fromkeys(("loss", *self.metrics), tf.zeros([])), **counts}
-        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        count = tf.shape(next(iter(batches[2].values())))[0]
+        start = {
+            **dict.fromkeys(("loss", *self.metrics), tf.zeros([])),
+            **dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32)),
+        }
         # Gradients are added up, not averaged: weight_sums already cover all stacked batches.
         _, sums, gradients = tf.while_loop(
-            lambda number, *_: number < tf.cast(count, tf.int32), add, (0, start, zeros)
+            lambda number, *_: number < _num_stacked(batches), add, (0, start, self._zeros())
         )
         return sums, gradients
+
+    def _joined(self, array):
+        """Return the outputs of all batches as one."""
+        if not self.is_compiled:
+            return array.concat()  # The last batch may be smaller.
+        return _unstacked_batches(array.stack())
+
+    def _zeros(self):
+        return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+
+    def _cached(self, batches, weight_sums, seed, scale):
+        """Do what `_accumulated` does, for losses of all stacked batches together.
+
+        The outputs of all batches come first. The gradient of the loss by them is then that of the
+        sum of outputs * gradient, one batch at a time, with the same dropout.
+        """
+        count = _num_stacked(batches)
+
+        def batch_of(number):
+            return tf.nest.map_structure(lambda stacked: stacked[number], batches)
+
+        def outputs_of(inputs, number):
+            return self.model(inputs, training=True, seed=batch_seed(seed, number))
+
+        def append(number, arrays, counts):
+            inputs, _, weights = batch_of(number)
+            outputs = outputs_of(inputs, number)
+            arrays = {name: array.write(number, outputs[name]) for name, array in arrays.items()}
+            return number + 1, arrays, _sum_of(counts, self._counts(inputs, weights))
+
+        arrays = {
+            output: tf.TensorArray(tf.float32, count, infer_shape=False)
+            for output, _ in self._terms.values()
+        }
+        start = (0, arrays, dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32)))
+        if self.is_compiled:  # XLA has to know the shape of the outputs before the loop.
+            start = append(*start)
+        _, arrays, counts = tf.while_loop(lambda number, *_: number < count, append, start)
+        _, labels, weights = batches
+        labels, weights = tf.nest.map_structure(_unstacked_batches, (labels, weights))
+        outputs = {name: self._joined(array) for name, array in arrays.items()}
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            loss = self._loss(self.sums_of(labels, weights, outputs), weight_sums)
+            scaled = loss * scale
+        rows = next(iter(batches[2].values()))
+        by_outputs = {
+            name: _stacked_as(rows, values)
+            for name, values in tape.gradient(scaled, outputs).items()
+        }
+
+        def add(number, gradients):
+            inputs, _, _ = batch_of(number)
+            trained = [variable.value for variable in self.model.trainable_variables]
+            with tf.GradientTape() as tape:
+                if self.is_compiled:
+                    tape.watch(trained)
+                outputs = outputs_of(inputs, number)
+                products = [
+                    tf.reduce_sum(outputs[name] * of_all[number])
+                    for name, of_all in by_outputs.items()
+                ]
+                total = tf.add_n(products)
+            more = tape.gradient(total, trained)
+            self._check_reached(more)
+            return number + 1, _sum_of(gradients, more)
+
+        _, gradients = tf.while_loop(lambda number, _: number < count, add, (0, self._zeros()))
+        metrics = self._metric_sums(labels, weights, outputs, weight_sums)
+        return {"loss": loss, **counts, **metrics}, gradients
 
 
 def dropout_seed(seed: int, step: keras.Variable, replica_id: tf.Tensor | int) -> tf.Tensor:
@@ -367,6 +456,30 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
+
+
+def _num_stacked(batches):
+    """Return the number of stacked batches."""
+    weights = next(iter(batches[2].values()))
+    return weights.shape[0] or tf.cast(tf.shape(weights)[0], tf.int32)
+
+
+def _unstacked_batches(stacked):
+    """Return stacked batches as one, of a dense or ragged tensor."""
+    if isinstance(stacked, tf.RaggedTensor):
+        return stacked.values
+    return tf.reshape(stacked, tf.concat([[-1], tf.shape(stacked)[2:]], axis=0))
+
+
+def _stacked_as(stacked, values):
+    """Do the reverse of `_unstacked_batches`, with the numbers of rows of `stacked`."""
+    if isinstance(stacked, tf.RaggedTensor):
+        return stacked.with_values(values)
+    return tf.reshape(values, tf.concat([tf.shape(stacked)[:2], tf.shape(values)[1:]], axis=0))
+
+
+def _sum_of(one, other):
+    return tf.nest.map_structure(lambda x, y: x + tf.convert_to_tensor(y), one, other)
 
 
 def _poison(gradients, loss):

@@ -1,0 +1,157 @@
+"""Losses of embeddings: of pairs with in-batch negatives, of scored pairs, and of triplets.
+
+Every loss takes the embeddings of the texts of B rows, `(B, C, D)`: of a row, its anchor, its
+positive, and its hard negatives, or the two texts of a scored pair.
+
+Shape suffixes: B rows, C texts per row, D size of an embedding, G candidates of all rows.
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Loss = Callable[..., tf.Tensor]
+
+NO_TEXT = -1  # The number of a missing text, such as of a row with fewer negatives than others.
+# Added to the score of a text that is no candidate: its probability is 0 in float32.
+_EXCLUDED = -1e9
+
+
+def cosine_similarity(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Return the cosine of vectors `(..., D)`, `(...)`; that of a vector of zeros is 0."""
+    return tf.reduce_sum(normalized(one) * normalized(other), axis=-1)
+
+
+def normalized(vectors: tf.Tensor) -> tf.Tensor:
+    """Return vectors `(..., D)` of length 1, float32; a vector of zeros stays."""
+    # The epsilon is that of torch.nn.functional.normalize, for the norm.
+    return tf.math.l2_normalize(tf.cast(vectors, tf.float32), axis=-1, epsilon=1e-24)
+
+
+def in_batch_negatives(
+    texts_BC: tf.Tensor,
+    vectors_BCD: tf.Tensor,
+    weights_B: tf.Tensor,
+    temperature: float,
+    symmetric: bool = False,
+) -> tf.Tensor:
+    """Return the softmax cross-entropy of each anchor's positive among the texts of all rows.
+
+    This is InfoNCE (van den Oord et al. 2018), with the positives and hard negatives of the other
+    rows as negatives (Henderson et al. 2017). A text that equals the positive, or the anchor, is no
+    negative.
+
+    Args:
+        texts_BC: Integer number of each text: equal numbers are equal texts, or texts that are
+            positives of each other. NO_TEXT is a missing one.
+        vectors_BCD: Their embeddings: anchor, positive, hard negatives.
+        weights_B: Weights of the rows; those of weight 0 are padding and give no candidates.
+        temperature: Divisor of the cosines.
+        symmetric: Averages the loss with that of each positive's anchor among all anchors.
+
+    Returns:
+        float32 `(B,)`.
+    """
+    vectors_BCD = normalized(vectors_BCD)
+    texts_BC = tf.where(weights_B[:, tf.newaxis] > 0, texts_BC, NO_TEXT)
+    anchors_BD, positives_BD = vectors_BCD[:, 0], vectors_BCD[:, 1]
+    num_rows, size = tf.shape(vectors_BCD)[0], vectors_BCD.shape[-1]
+    # All positives come first, so that the positive of row b is candidate b.
+    candidates_GD = tf.concat(
+        [positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0
+    )
+    texts_G = tf.concat([texts_BC[:, 1], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
+    losses_B = _cross_entropy(
+        anchors_BD, candidates_GD, texts_G, [texts_BC[:, 0], texts_BC[:, 1]], temperature
+    )
+    if not symmetric:
+        return losses_B
+    others_B = _cross_entropy(
+        positives_BD, anchors_BD, texts_BC[:, 0], [texts_BC[:, 0], texts_BC[:, 1]], temperature
+    )
+    return (losses_B + others_B) / 2.0
+
+
+def _cross_entropy(queries_BD, candidates_GD, texts_G, excluded_B, temperature):
+    """Return -log softmax of candidate b for query b; texts equal to `excluded_B` are left out."""
+    scores_BG = tf.matmul(queries_BD, candidates_GD, transpose_b=True) / temperature
+    num_rows, num_candidates = tf.unstack(tf.shape(scores_BG))
+    is_excluded_BG = (texts_G == NO_TEXT)[tf.newaxis]
+    for texts_B in excluded_B:
+        is_excluded_BG |= texts_B[:, tf.newaxis] == texts_G[tf.newaxis]
+    is_own_BG = tf.range(num_rows)[:, tf.newaxis] == tf.range(num_candidates)[tf.newaxis]
+    scores_BG = tf.where(is_excluded_BG & ~is_own_BG, _EXCLUDED, scores_BG)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(num_rows), scores_BG)
+
+
+def ranked_cosines(
+    scores_B: tf.Tensor, vectors_BCD: tf.Tensor, weights_B: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature)) over score_i < score_j.
+
+    The loss asks for the order of the cosines alone (Su 2022). It is one number for the batch.
+
+    Args:
+        scores_B: Scores of the pairs.
+        vectors_BCD: Embeddings of the two texts, C = 2.
+        weights_B: Weights of the rows; those of weight 0 are padding.
+        temperature: Divisor of the differences.
+
+    Returns:
+        float32 `(B,)`, equal for all rows.
+    """
+    cosines_B = cosine_similarity(vectors_BCD[:, 0], vectors_BCD[:, 1]) / temperature
+    scores_B, is_row_B = tf.cast(scores_B, tf.float32), weights_B > 0
+    differences_BB = cosines_B[:, tf.newaxis] - cosines_B[tf.newaxis]
+    is_wrong_BB = scores_B[:, tf.newaxis] < scores_B[tf.newaxis]
+    is_wrong_BB &= is_row_B[:, tf.newaxis] & is_row_B[tf.newaxis]
+    differences_BB = tf.where(is_wrong_BB, differences_BB, _EXCLUDED)
+    loss = tf.reduce_logsumexp(tf.pad(tf.reshape(differences_BB, [-1]), [[1, 0]]))
+    return tf.fill(tf.shape(scores_B), loss)
+
+
+def cosine_error(scores_B: tf.Tensor, vectors_BCD: tf.Tensor) -> tf.Tensor:
+    """Return (cosine - score)^2 `(B,)` of scored pairs, whose scores are cosines."""
+    cosines_B = cosine_similarity(vectors_BCD[:, 0], vectors_BCD[:, 1])
+    return tf.square(cosines_B - tf.cast(scores_B, tf.float32))
+
+
+def triplet_margin(texts_BC: tf.Tensor, vectors_BCD: tf.Tensor, margin: float) -> tf.Tensor:
+    """Return max(0, distance to the positive - distance to the negative + margin), `(B,)`.
+
+    The distance is Euclidean (Schroff et al. 2015). With several negatives the losses are averaged.
+
+    Args:
+        texts_BC: Numbers of the texts; NO_TEXT is a missing one.
+        vectors_BCD: Embeddings: anchor, positive, negatives.
+        margin: The difference of distances that is asked for.
+    """
+    vectors_BCD = tf.cast(vectors_BCD, tf.float32)
+    distances_BC = _norm(vectors_BCD[:, :1] - vectors_BCD[:, 1:])
+    losses_BC = tf.nn.relu(distances_BC[:, :1] - distances_BC[:, 1:] + margin)
+    is_there_BC = tf.cast(texts_BC[:, 2:] != NO_TEXT, tf.float32)
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(losses_BC * is_there_BC, axis=1), tf.reduce_sum(is_there_BC, axis=1)
+    )
+
+
+def _norm(vectors):
+    """Return the length of vectors; its gradient at 0 is 0, not NaN."""
+    squares = tf.reduce_sum(tf.square(vectors), axis=-1)
+    is_zero = squares == 0.0
+    return tf.where(is_zero, 0.0, tf.sqrt(tf.where(is_zero, 1.0, squares)))
+
+
+def nested(loss: Loss, sizes: Sequence[int]) -> Loss:
+    """Return a loss that is the mean over prefixes of the embeddings (Kusupati et al. 2022).
+
+    Args:
+        loss: A loss of this module, with its options bound.
+        sizes: Sizes of the prefixes, the Matryoshka dimensions.
+    """
+
+    def mean(labels: tf.Tensor, vectors: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+        losses = [loss(labels, vectors[..., :size], *weights) for size in sizes]
+        return tf.add_n(losses) / len(losses)
+
+    return mean

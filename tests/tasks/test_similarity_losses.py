@@ -1,0 +1,97 @@
+"""Losses of embeddings, compared with numbers worked out by hand and with NumPy."""
+
+import functools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.types.similarity import losses
+
+ONES = tf.ones(2)
+
+
+def pairs():
+    """Two rows of anchor, positive and negative, whose cosines are 1, 0 or 0.6."""
+    return tf.constant(
+        [
+            [[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]],
+            [[0.0, 1.0], [3.0, 4.0], [1.0, 0.0]],
+        ]
+    )
+
+
+def test_the_positives_and_negatives_of_all_rows_are_candidates():
+    texts = tf.constant([[0, 1, 2], [3, 4, 5]])
+    values = losses.in_batch_negatives(texts, pairs(), ONES, temperature=0.5).numpy()
+    # Cosines of the first anchor to positive 1, positive 2, negative 1 and negative 2: 1, 0.6, 0, 1.
+    first = math.log(sum(math.exp(cosine / 0.5) for cosine in (1.0, 0.6, 0.0, 1.0))) - 1.0 / 0.5
+    second = math.log(sum(math.exp(cosine / 0.5) for cosine in (0.0, 0.8, 1.0, 0.0))) - 0.8 / 0.5
+    np.testing.assert_allclose(values, [first, second], rtol=1e-6)
+
+
+def test_an_equal_or_missing_text_is_no_negative():
+    # The second positive is the first one's text, and the second negative is missing.
+    texts = tf.constant([[0, 1, 2], [3, 1, -1]])
+    values = losses.in_batch_negatives(texts, pairs(), ONES, temperature=0.5).numpy()
+    first = math.log(sum(math.exp(cosine / 0.5) for cosine in (1.0, 0.0))) - 1.0 / 0.5
+    second = math.log(sum(math.exp(cosine / 0.5) for cosine in (0.8, 1.0))) - 0.8 / 0.5
+    np.testing.assert_allclose(values, [first, second], rtol=1e-6)
+
+
+def test_an_anchor_is_not_its_own_negative():
+    texts = tf.constant([[0, 1, 2], [3, 0, 5]])  # The second positive is the first anchor's text.
+    value = losses.in_batch_negatives(texts, pairs(), ONES, temperature=0.5)[0].numpy()
+    expected = math.log(sum(math.exp(cosine / 0.5) for cosine in (1.0, 0.0, 1.0))) - 1.0 / 0.5
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_padding_gives_no_candidates():
+    texts = tf.constant([[0, 1, 2], [3, 4, 5]])
+    padded = losses.in_batch_negatives(texts, pairs(), tf.constant([1.0, 0.0]), 0.5)[0]
+    alone = losses.in_batch_negatives(texts[:1], pairs()[:1], ONES[:1], 0.5)[0]
+    np.testing.assert_allclose(padded, alone, rtol=1e-6)
+
+
+def test_the_symmetric_loss_adds_the_anchors_of_the_positives():
+    texts = tf.constant([[0, 1], [3, 4]])
+    vectors = pairs()[:, :2]
+    values = losses.in_batch_negatives(texts, vectors, ONES, 0.5, symmetric=True).numpy()
+    forward = losses.in_batch_negatives(texts, vectors, ONES, 0.5).numpy()
+    swapped = tf.reverse(vectors, [1]), tf.reverse(texts, [1])
+    backward = losses.in_batch_negatives(swapped[1], swapped[0], ONES, 0.5).numpy()
+    np.testing.assert_allclose(values, (forward + backward) / 2, rtol=1e-6)
+
+
+def test_cosent_compares_all_pairs_of_different_scores():
+    vectors = tf.concat([pairs()[:, :2], [[[1.0, 1.0], [1.0, -1.0]]]], axis=0)  # Cosines 1, 0.8, 0.
+    scores = tf.constant([0.2, 0.9, 0.9])
+    values = losses.ranked_cosines(scores, vectors, tf.ones(3), temperature=0.5).numpy()
+    expected = math.log(1 + math.exp((1.0 - 0.8) / 0.5) + math.exp((1.0 - 0.0) / 0.5))
+    np.testing.assert_allclose(values, [expected] * 3, rtol=1e-5)
+    padded = losses.ranked_cosines(scores, vectors, tf.constant([1.0, 1.0, 0.0]), 0.5).numpy()
+    np.testing.assert_allclose(padded[0], math.log(1 + math.exp(0.2 / 0.5)), rtol=1e-5)
+
+
+def test_cosine_error_and_triplet_margin():
+    vectors = pairs()
+    error = losses.cosine_error(tf.constant([0.5, 0.5]), vectors[:, :2]).numpy()
+    np.testing.assert_allclose(error, [0.25, 0.09], rtol=1e-5)
+    texts = tf.constant([[0, 1, 2], [3, 4, -1]])
+    values = losses.triplet_margin(texts, vectors, margin=3.0).numpy()
+    np.testing.assert_allclose(values, [1.0 - math.sqrt(10.0) + 3.0, 0.0], rtol=1e-6)
+
+
+def test_gradients_are_finite_where_a_distance_is_zero():
+    vectors = tf.Variable(tf.ones((1, 3, 2)))
+    with tf.GradientTape() as tape:
+        loss = losses.triplet_margin(tf.constant([[0, 1, 2]]), vectors, margin=1.0)
+    assert np.isfinite(tape.gradient(loss, vectors)).all()
+
+
+def test_matryoshka_is_the_mean_over_prefixes():
+    vectors = tf.random.stateless_normal((2, 2, 4), (1, 2))
+    loss = functools.partial(losses.cosine_error)
+    both = losses.nested(loss, (2, 4))(tf.zeros(2), vectors)
+    expected = (loss(tf.zeros(2), vectors[..., :2]) + loss(tf.zeros(2), vectors)) / 2
+    np.testing.assert_allclose(both, expected, rtol=1e-6)
