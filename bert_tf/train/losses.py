@@ -12,8 +12,8 @@ Shape suffixes: B sequences, C classes, L tokens, P predictions per sequence, V 
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -22,6 +22,7 @@ from bert_tf.model import fused_ops
 from bert_tf.model.layout import MASKED_SCORE
 
 
+@keras.saving.register_keras_serializable("bert_tf")
 class BatchLoss:
     """Loss whose elements depend on all examples of the global batch, such as in-batch negatives.
 
@@ -30,13 +31,16 @@ class BatchLoss:
 
     Args:
         function: Maps (labels, output, weights), gathered over all replicas, to one loss per
-            element. Elements of weight 0 are padding: the losses of others may not depend on them.
+            element; or its name, if it is registered with Keras. Elements of weight 0 are padding:
+            the losses of others may not depend on them.
+        **options: Arguments bound to the function.
     """
 
-    def __init__(
-        self, function: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-    ) -> None:
-        self.function = function
+    def __init__(self, function: str | Callable[..., tf.Tensor], **options: Any) -> None:
+        if isinstance(function, str):
+            function = keras.saving.get_registered_object(function)
+        self.function, self.options = function, options
+        self.__name__ = function.__name__
 
     def __call__(
         self, labels: tf.Tensor, output: tf.Tensor, weights: tf.Tensor | None = None
@@ -45,11 +49,20 @@ class BatchLoss:
         weights = tf.ones(tf.shape(labels)[:1]) if weights is None else weights
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
-            return self.function(labels, output, weights)
-        everywhere = [replica.all_gather(values, axis=0) for values in (labels, output, weights)]
+            return self.function(labels, output, weights, **self.options)
+        gathered = [replica.all_gather(values, axis=0) for values in (labels, output, weights)]
         sizes = replica.all_gather(tf.shape(labels)[:1], axis=0)
         first = tf.reduce_sum(sizes[: replica.replica_id_in_sync_group])
-        return self.function(*everywhere)[first : first + tf.shape(labels)[0]]
+        return self.function(*gathered, **self.options)[first : first + tf.shape(labels)[0]]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras config; it stores the function's name."""
+        return {"function": keras.saving.get_registered_name(self.function), **self.options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Create the loss from its Keras config."""
+        return cls(**config)
 
 
 def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
@@ -244,7 +257,7 @@ class WeightedMean(keras.losses.Loss):
     """Loss for Keras `compile`: sum(weight * loss) / sum(weight), as in the train step.
 
     Args:
-        loss: Function of this module, its name, or a `functools.partial` of it.
+        loss: Function of this module, its name, or a `functools.partial` of it; or a `BatchLoss`.
         name: Name of the Keras loss. Defaults to the function's name.
         **options: Arguments bound to the function, such as gamma=2.0.
     """
@@ -254,6 +267,8 @@ class WeightedMean(keras.losses.Loss):
     ) -> None:
         if isinstance(loss, functools.partial):
             options, loss = {**loss.keywords, **options}, loss.func
+        if isinstance(loss, Mapping):  # A `BatchLoss` in a saved Keras config.
+            loss = keras.saving.deserialize_keras_object(loss)
         # A saved Keras config refers to the function by name.
         self.function, self.options = loss if callable(loss) else globals()[loss], options
         super().__init__(name=name or self.function.__name__, reduction="mean_with_sample_weight")
@@ -278,7 +293,10 @@ class WeightedMean(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config; it stores the function's name."""
-        return {"loss": self.function.__name__, "name": self.name, **self.options}
+        loss = self.function.__name__
+        if isinstance(self.function, BatchLoss):
+            loss = keras.saving.serialize_keras_object(self.function)
+        return {"loss": loss, "name": self.name, **self.options}
 
 
 class FunctionLoss(keras.losses.Loss):
@@ -326,8 +344,9 @@ def weighted_sum(
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             return tf.reduce_sum(weighted), tf.constant(1 / replicas, weighted.dtype)
         return tf.reduce_sum(weighted), tf.cast(tf.size(weighted), weighted.dtype)
-    if isinstance(loss, BatchLoss):
-        values = loss(labels, output, weights)
+    function = loss.function if isinstance(loss, WeightedMean) else loss
+    if isinstance(function, BatchLoss):
+        values = function(labels, output, weights)
     else:
         values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)

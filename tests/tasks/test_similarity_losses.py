@@ -1,6 +1,5 @@
 """Losses of embeddings, compared with numbers worked out by hand and with NumPy."""
 
-import functools
 import math
 
 import numpy as np
@@ -91,7 +90,15 @@ def test_gradients_are_finite_where_a_distance_is_zero():
 
 def test_matryoshka_is_the_mean_over_prefixes():
     vectors = tf.random.stateless_normal((2, 2, 4), (1, 2))
-    loss = functools.partial(losses.cosine_error)
-    both = losses.nested(loss, (2, 4))(tf.zeros(2), vectors)
-    expected = (loss(tf.zeros(2), vectors[..., :2]) + loss(tf.zeros(2), vectors)) / 2
-    np.testing.assert_allclose(both, expected, rtol=1e-6)
+
+    def loss(sizes):
+        return losses.embedding_loss(tf.zeros(2), vectors, ONES, "cosine", 1.0, False, 1.0, sizes)
+
+    expected = (losses.cosine_error(tf.zeros(2), vectors[..., :2]) + loss(())) / 2
+    np.testing.assert_allclose(loss((2, 4)), expected, rtol=1e-6)
+
+
+def test_a_text_alone_is_its_own_positive():
+    vectors = pairs()[:, :1]  # Orthogonal.
+    values = losses.in_batch_negatives(tf.constant([[0], [1]]), vectors, ONES, 0.5).numpy()
+    np.testing.assert_allclose(values, [math.log(1 + math.exp(-1 / 0.5))] * 2, rtol=1e-5)

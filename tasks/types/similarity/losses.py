@@ -6,15 +6,54 @@ positive, and its hard negatives, or the two texts of a scored pair.
 Shape suffixes: B rows, C texts per row, D size of an embedding, G candidates of all rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
-Loss = Callable[..., tf.Tensor]
-
+LOSSES = ("contrastive", "cosent", "cosine", "triplet")
+SCORED = ("cosent", "cosine")  # Those of pairs with a score.
 NO_TEXT = -1  # The number of a missing text, such as of a row with fewer negatives than others.
 # Added to the score of a text that is no candidate: its probability is 0 in float32.
 _EXCLUDED = -1e9
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+def embedding_loss(
+    labels: tf.Tensor,
+    vectors_BCD: tf.Tensor,
+    weights_B: tf.Tensor,
+    loss: str,
+    temperature: float,
+    symmetric: bool,
+    margin: float,
+    sizes: Sequence[int] = (),
+) -> tf.Tensor:
+    """Return the loss of each row, float32 `(B,)`.
+
+    Args:
+        labels: Scores `(B,)`, or numbers of texts `(B, C)`, see `in_batch_negatives`.
+        vectors_BCD: Embeddings.
+        weights_B: Weights of the rows; those of weight 0 are padding.
+        loss: One of LOSSES.
+        temperature: Of "contrastive" and "cosent".
+        symmetric: Of "contrastive".
+        margin: Of "triplet".
+        sizes: Sizes of the prefixes over which the loss is averaged, the Matryoshka dimensions
+            (Kusupati et al. 2022); by default the whole vector.
+    """
+    losses = []
+    for size in sizes or (vectors_BCD.shape[-1],):
+        part_BCd = vectors_BCD[..., :size]
+        if loss == "contrastive":
+            losses.append(in_batch_negatives(labels, part_BCd, weights_B, temperature, symmetric))
+        elif loss == "cosent":
+            losses.append(ranked_cosines(labels, part_BCd, weights_B, temperature))
+        elif loss == "cosine":
+            losses.append(cosine_error(labels, part_BCd))
+        else:
+            losses.append(triplet_margin(labels, part_BCd, margin))
+    return tf.add_n(losses) / len(losses)
 
 
 def cosine_similarity(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
@@ -54,21 +93,18 @@ def in_batch_negatives(
     """
     vectors_BCD = normalized(vectors_BCD)
     texts_BC = tf.where(weights_B[:, tf.newaxis] > 0, texts_BC, NO_TEXT)
-    anchors_BD, positives_BD = vectors_BCD[:, 0], vectors_BCD[:, 1]
-    num_rows, size = tf.shape(vectors_BCD)[0], vectors_BCD.shape[-1]
+    positive = min(1, vectors_BCD.shape[1] - 1)  # A text of a class alone is its own.
+    anchors_BD, positives_BD, size = vectors_BCD[:, 0], vectors_BCD[:, positive], vectors_BCD.shape[2]
     # All positives come first, so that the positive of row b is candidate b.
     candidates_GD = tf.concat(
         [positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0
     )
-    texts_G = tf.concat([texts_BC[:, 1], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
-    losses_B = _cross_entropy(
-        anchors_BD, candidates_GD, texts_G, [texts_BC[:, 0], texts_BC[:, 1]], temperature
-    )
+    texts_G = tf.concat([texts_BC[:, positive], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
+    own = [texts_BC[:, 0], texts_BC[:, positive]]
+    losses_B = _cross_entropy(anchors_BD, candidates_GD, texts_G, own, temperature)
     if not symmetric:
         return losses_B
-    others_B = _cross_entropy(
-        positives_BD, anchors_BD, texts_BC[:, 0], [texts_BC[:, 0], texts_BC[:, 1]], temperature
-    )
+    others_B = _cross_entropy(positives_BD, anchors_BD, texts_BC[:, 0], own, temperature)
     return (losses_B + others_B) / 2.0
 
 
@@ -142,16 +178,3 @@ def _norm(vectors):
     return tf.where(is_zero, 0.0, tf.sqrt(tf.where(is_zero, 1.0, squares)))
 
 
-def nested(loss: Loss, sizes: Sequence[int]) -> Loss:
-    """Return a loss that is the mean over prefixes of the embeddings (Kusupati et al. 2022).
-
-    Args:
-        loss: A loss of this module, with its options bound.
-        sizes: Sizes of the prefixes, the Matryoshka dimensions.
-    """
-
-    def mean(labels: tf.Tensor, vectors: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
-        losses = [loss(labels, vectors[..., :size], *weights) for size in sizes]
-        return tf.add_n(losses) / len(losses)
-
-    return mean

@@ -1,0 +1,110 @@
+"""Reader of texts whose embeddings are compared: pairs, scored pairs, and texts of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bert_tf.errors import UserError
+from tasks.data.readers.rows import BadRow, DataFile, Example, RowError, Source, data_file, quoted
+from tasks.data.readers.tables import SUFFIXES, named_rows, read_rows, read_texts
+
+_NEGATIVES = ("negatives", "negative")
+_SCORES = ("score", "label")
+
+
+class PairColumns(NamedTuple):
+    """The columns of a file of labelled rows.
+
+    Attributes:
+        texts: Of the anchor and the positive, of the two texts of a scored pair, or of a text.
+        negatives: Of the hard negatives, one text or a list, if there is one.
+        label: Of the score of a pair, or of the class of a text; `None` for an anchor and its
+            positive.
+    """
+
+    texts: tuple[str, ...]
+    negatives: str | None = None
+    label: str | None = None
+
+
+def task_rows(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`.
+
+    The text of a labelled row is a list of texts: the anchor, its positive and its negatives.
+    """
+    if labelled:
+        return read_pairs(task, source)
+    # A run that was trained on pairs embeds single texts, of the first column if it was given.
+    columns = task.get("text_columns", ("text",))
+    return read_texts({**task, "text_columns": tuple(columns)[:1]}, source, None)
+
+
+def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | BadRow]:
+    """Yield the labelled rows of a file.
+
+    Args:
+        task: Values of a task.json: "text_columns" other than ("text",), "negatives_column" and
+            "label_column" name columns; otherwise they are found by their names.
+        source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
+            negative or negatives; text_a, text_b and score; or text and label.
+
+    Yields:
+        An `Example` with "text", a list of strings, and the label as it is written; or a `BadRow`.
+
+    Raises:
+        UserError: If the file cannot be read or has none of these columns.
+    """
+    file = data_file(source, SUFFIXES)
+    columns = pair_columns(task, file)
+    names = [*columns.texts, *([columns.label] if columns.label else [])]
+
+    def example(values, location):
+        texts = [values[column] for column in columns.texts]
+        for column, text in zip(columns.texts, texts, strict=True):
+            if not text.strip():
+                raise RowError(f"column {column!r}: expected a text, received an empty string")
+        negatives = values.get(columns.negatives, [])
+        negatives = [negatives] if isinstance(negatives, str) else negatives
+        texts += [text for text in negatives if text.strip()]
+        return Example({"text": texts}, values.get(columns.label), location)
+
+    return read_rows(
+        file,
+        names,
+        task.get("unescape_html", False),
+        lists=(columns.negatives,),
+        optional=(columns.negatives,) if columns.negatives else (),
+        make=example,
+    )
+
+
+def pair_columns(task: Mapping[str, Any], file: DataFile) -> PairColumns:
+    """Return the columns of a file; arguments as of `read_pairs`.
+
+    Raises:
+        UserError: If the file has no columns of labelled rows.
+    """
+    given = tuple(task.get("text_columns", ("text",)))
+    label, negatives = task.get("label_column"), task.get("negatives_column")
+    _, first = next(named_rows(file, ()), (0, {}))
+    there = () if isinstance(first, RowError) else tuple(first)
+    negatives = negatives or next((name for name in _NEGATIVES if name in there), None)
+    if len(given) == 2:
+        return PairColumns(given, None if label else negatives, label)
+    if given != ("text",):
+        return PairColumns(given, label=label or "label")
+    if "anchor" in there and "positive" in there and label is None:
+        return PairColumns(("anchor", "positive"), negatives)
+    score = label or next((name for name in _SCORES if name in there), None)
+    if "text_a" in there and "text_b" in there and score:
+        return PairColumns(("text_a", "text_b"), label=score)
+    if "text" in there and (label or "label" in there):
+        return PairColumns(given, label=label or "label")
+    raise UserError(
+        f"{file}: expected the columns anchor and positive, or text_a, text_b and score, or text "
+        f"and label; received {quoted(there)}. Name others with --text_column, --text_b_column and "
+        "--label_column"
+    )
