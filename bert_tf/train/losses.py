@@ -39,8 +39,9 @@ class BatchLoss:
     def __init__(self, function: str | Callable[..., tf.Tensor], **options: Any) -> None:
         if isinstance(function, str):
             function = keras.saving.get_registered_object(function)
-        self.function, self.options = function, options
-        self.__name__ = function.__name__
+        assert callable(function)
+        self.function: Callable[..., tf.Tensor] = function
+        self.options, self.__name__ = options, function.__name__
 
     def __call__(
         self, labels: tf.Tensor, output: tf.Tensor, weights: tf.Tensor | None = None

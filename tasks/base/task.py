@@ -354,6 +354,10 @@ class Reader(Generic[TaskT]):
         lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
         return columns_of(x, names, lists)
 
+    def labelled_columns(self, x: Any) -> dict[str, list]:
+        """Return labelled rows as `columns` does; they may have other columns."""
+        return self.columns(x)
+
     def row_of(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return the inputs of one row, given as strings in their order, by name.
 

@@ -5,6 +5,7 @@ size.
 """
 
 import functools
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -65,13 +66,21 @@ class Pipeline(tf.Module):
         self.task, self.tokenizer, self.model = task, tokenizer, model
         self.vocabulary, self.short_tokens = tokenizer.vocabulary, short_tokens
         self.token_functions = self._make_token_functions()
-        self._encode = self._traced(
-            lambda **texts: self._windows(**_limited(texts)), task.input_names
-        )
+        self._encoders: dict[str, Callable[..., Windows]] = {}
 
     def encode(self, **texts: tf.Tensor) -> Windows:
-        """Tokenize strings `(B,)` per input name into windows, to encode a dataset."""
-        return self._encode(*(texts[name] for name in self.task.input_names))
+        """Tokenize strings per input name into windows, to encode a dataset.
+
+        They are `(B,)`, or `(B, C)` for lists of strings.
+        """
+        in_order = [texts[name] for name in self.task.input_names]
+        ranks = [text.shape.rank for text in in_order]
+        key = "".join(map(str, ranks))
+        if key not in self._encoders:  # Rows of a dataset may have lists where requests have none.
+            self._encoders[key] = self._traced(
+                lambda **texts: self._windows(**_limited(texts)), self.task.input_names, ranks
+            )
+        return self._encoders[key](*in_order)
 
     def predict(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
@@ -219,10 +228,11 @@ class Pipeline(tf.Module):
         }
         return self._traced(lambda **texts: run_texts_in_chunks(function, texts, fillers), names)
 
-    def _traced(self, function, names):
+    def _traced(self, function, names, ranks=None):
+        ranks = ranks or [self.task.INPUT_RANKS.get(name, 1) for name in names]
         specs = [
-            tf.TensorSpec([None] * self.task.INPUT_RANKS.get(name, 1), tf.string, name=name)
-            for name in names
+            tf.TensorSpec([None] * rank, tf.string, name=name)
+            for name, rank in zip(names, ranks, strict=True)
         ]
 
         def call(*texts):

@@ -148,7 +148,7 @@ def examples_of(
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
         x, y = x.x, x.y if y is None else y
-    texts = task.reader.columns(x)
+    texts = task.reader.labelled_columns(x)
     count = len(next(iter(texts.values())))
     if y is None:
         y = task.reader.default_labels(count)

@@ -83,7 +83,9 @@ def test_parts_of_a_batch_train_like_the_whole_batch(whole, is_compiled):
 def test_parts_of_different_sizes_train_like_the_whole_batch(whole):
     weights, expected = whole
     parts = [slice(0, 3), slice(3, 6), slice(6, 8)]
-    elements = [tf.nest.map_structure(lambda x, part=part: x[part], rows(weights)) for part in parts]
+    elements = [
+        tf.nest.map_structure(lambda x, part=part: x[part], rows(weights)) for part in parts
+    ]
     signature = tf.nest.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), elements[0]
     )

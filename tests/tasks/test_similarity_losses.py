@@ -23,7 +23,7 @@ def pairs():
 def test_the_positives_and_negatives_of_all_rows_are_candidates():
     texts = tf.constant([[0, 1, 2], [3, 4, 5]])
     values = losses.in_batch_negatives(texts, pairs(), ONES, temperature=0.5).numpy()
-    # Cosines of the first anchor to positive 1, positive 2, negative 1 and negative 2: 1, 0.6, 0, 1.
+    # Cosines of the first anchor to both positives, then both negatives: 1, 0.6, 0, 1.
     first = math.log(sum(math.exp(cosine / 0.5) for cosine in (1.0, 0.6, 0.0, 1.0))) - 1.0 / 0.5
     second = math.log(sum(math.exp(cosine / 0.5) for cosine in (0.0, 0.8, 1.0, 0.0))) - 0.8 / 0.5
     np.testing.assert_allclose(values, [first, second], rtol=1e-6)

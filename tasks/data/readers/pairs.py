@@ -9,7 +9,8 @@ from bert_tf.errors import UserError
 from tasks.data.readers.rows import BadRow, DataFile, Example, RowError, Source, data_file, quoted
 from tasks.data.readers.tables import SUFFIXES, named_rows, read_rows, read_texts
 
-_NEGATIVES = ("negatives", "negative")
+PAIR_COLUMNS = ("anchor", "positive")
+NEGATIVE_COLUMNS = ("negatives", "negative")
 _SCORES = ("score", "label")
 
 
@@ -60,23 +61,24 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     file = data_file(source, SUFFIXES)
     columns = pair_columns(task, file)
     names = [*columns.texts, *([columns.label] if columns.label else [])]
+    lists = [columns.negatives] if columns.negatives else []
 
     def example(values, location):
         texts = [values[column] for column in columns.texts]
         for column, text in zip(columns.texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
-        negatives = values.get(columns.negatives, [])
+        negatives = values[columns.negatives] if columns.negatives in values else []
         negatives = [negatives] if isinstance(negatives, str) else negatives
         texts += [text for text in negatives if text.strip()]
-        return Example({"text": texts}, values.get(columns.label), location)
+        return Example({"text": texts}, values[columns.label] if columns.label else None, location)
 
     return read_rows(
         file,
         names,
         task.get("unescape_html", False),
-        lists=(columns.negatives,),
-        optional=(columns.negatives,) if columns.negatives else (),
+        lists=lists,
+        optional=lists,
         make=example,
     )
 
@@ -91,13 +93,13 @@ def pair_columns(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     label, negatives = task.get("label_column"), task.get("negatives_column")
     _, first = next(named_rows(file, ()), (0, {}))
     there = () if isinstance(first, RowError) else tuple(first)
-    negatives = negatives or next((name for name in _NEGATIVES if name in there), None)
+    negatives = negatives or next((name for name in NEGATIVE_COLUMNS if name in there), None)
     if len(given) == 2:
         return PairColumns(given, None if label else negatives, label)
     if given != ("text",):
         return PairColumns(given, label=label or "label")
-    if "anchor" in there and "positive" in there and label is None:
-        return PairColumns(("anchor", "positive"), negatives)
+    if set(PAIR_COLUMNS) <= set(there) and label is None:
+        return PairColumns(PAIR_COLUMNS, negatives)
     score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
         return PairColumns(("text_a", "text_b"), label=score)

@@ -1,6 +1,6 @@
 """Network of embedders: encoder, pooling, dense layers and normalization.
 
-Shape suffixes: B sequences of a batch, D size of a vector.
+Shape suffixes: B sequences of a batch, N rows of C texts, D size of a vector.
 """
 
 import functools
@@ -29,14 +29,15 @@ def _difference_norm(order: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return -tf.norm(a - b, ord=order, axis=-1)
 
 
-def _cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Return the cosines of vectors `(..., D)`, `(...)`; 0 for a vector of zeros."""
     return tf.reduce_sum(normalized(a) * normalized(b), axis=-1)
 
 
 # By name, from two tensors `(..., D)` of vectors to scores `(...)`; a distance is negated, so that
 # more similar vectors have a larger score.
 SIMILARITIES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "cosine": _cosine,
+    "cosine": cosine,
     "dot": lambda a, b: tf.reduce_sum(a * b, axis=-1),
     "euclidean": functools.partial(_difference_norm, 2),
     "manhattan": functools.partial(_difference_norm, 1),
@@ -100,18 +101,27 @@ class EmbeddingModel(keras.Model):
         """Compute vectors.
 
         Args:
-            inputs: Batch in either layout of the encoder.
+            inputs: Batch in either layout of the encoder; in training also `windows`, int32
+                `(N, C)`, the indices of the texts of each row, -1 for a missing text.
             training: Turns dropout on.
             seed: Dropout seed.
 
         Returns:
-            Dict of "embedding", float32 `(B, D)`.
+            Dict of "embedding", float32 `(B, D)`; or `(N, C, D)`, 0 for a missing text.
         """
+        inputs = dict(inputs)
+        windows_NC = inputs.pop("windows", None)
         tokens = self.token_vectors(inputs, training, seed)
         vectors_BD = tf.concat([pool(tokens, inputs) for pool in self.pools], axis=-1)
         for layer in self.dense_layers:
             vectors_BD = layer(vectors_BD)
-        return {"embedding": normalized(vectors_BD) if self.normalize else vectors_BD}
+        if self.normalize:
+            vectors_BD = normalized(vectors_BD)
+        if windows_NC is None:
+            return {"embedding": vectors_BD}
+        # The zeros in front get index 0 after 1 is added to all indices.
+        vectors_BD = tf.pad(vectors_BD, [[1, 0], [0, 0]])
+        return {"embedding": tf.gather(vectors_BD, tf.cast(windows_NC, tf.int32) + 1)}
 
     def token_vectors(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None

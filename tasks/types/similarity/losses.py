@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tasks.types.similarity.embedding_model import cosine, normalized
+
 LOSSES = ("contrastive", "cosent", "cosine", "triplet")
 SCORED = ("cosent", "cosine")  # Those of pairs with a score.
 NO_TEXT = -1  # The number of a missing text, such as of a row with fewer negatives than others.
@@ -56,17 +58,6 @@ def embedding_loss(
     return tf.add_n(losses) / len(losses)
 
 
-def cosine_similarity(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Return the cosine of vectors `(..., D)`, `(...)`; that of a vector of zeros is 0."""
-    return tf.reduce_sum(normalized(one) * normalized(other), axis=-1)
-
-
-def normalized(vectors: tf.Tensor) -> tf.Tensor:
-    """Return vectors `(..., D)` of length 1, float32; a vector of zeros stays."""
-    # The epsilon is that of torch.nn.functional.normalize, for the norm.
-    return tf.math.l2_normalize(tf.cast(vectors, tf.float32), axis=-1, epsilon=1e-24)
-
-
 def in_batch_negatives(
     texts_BC: tf.Tensor,
     vectors_BCD: tf.Tensor,
@@ -91,14 +82,16 @@ def in_batch_negatives(
     Returns:
         float32 `(B,)`.
     """
-    vectors_BCD = normalized(vectors_BCD)
+    vectors_BCD = normalized(tf.cast(vectors_BCD, tf.float32))
     texts_BC = tf.where(weights_B[:, tf.newaxis] > 0, texts_BC, NO_TEXT)
     positive = min(1, vectors_BCD.shape[1] - 1)  # A text of a class alone is its own.
-    anchors_BD, positives_BD, size = vectors_BCD[:, 0], vectors_BCD[:, positive], vectors_BCD.shape[2]
-    # All positives come first, so that the positive of row b is candidate b.
-    candidates_GD = tf.concat(
-        [positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0
+    anchors_BD, positives_BD, size = (
+        vectors_BCD[:, 0],
+        vectors_BCD[:, positive],
+        vectors_BCD.shape[2],
     )
+    # All positives come first, so that the positive of row b is candidate b.
+    candidates_GD = tf.concat([positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0)
     texts_G = tf.concat([texts_BC[:, positive], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
     own = [texts_BC[:, 0], texts_BC[:, positive]]
     losses_B = _cross_entropy(anchors_BD, candidates_GD, texts_G, own, temperature)
@@ -136,7 +129,7 @@ def ranked_cosines(
     Returns:
         float32 `(B,)`, equal for all rows.
     """
-    cosines_B = cosine_similarity(vectors_BCD[:, 0], vectors_BCD[:, 1]) / temperature
+    cosines_B = cosine(vectors_BCD[:, 0], vectors_BCD[:, 1]) / temperature
     scores_B, is_row_B = tf.cast(scores_B, tf.float32), weights_B > 0
     differences_BB = cosines_B[:, tf.newaxis] - cosines_B[tf.newaxis]
     is_wrong_BB = scores_B[:, tf.newaxis] < scores_B[tf.newaxis]
@@ -148,7 +141,7 @@ def ranked_cosines(
 
 def cosine_error(scores_B: tf.Tensor, vectors_BCD: tf.Tensor) -> tf.Tensor:
     """Return (cosine - score)^2 `(B,)` of scored pairs, whose scores are cosines."""
-    cosines_B = cosine_similarity(vectors_BCD[:, 0], vectors_BCD[:, 1])
+    cosines_B = cosine(vectors_BCD[:, 0], vectors_BCD[:, 1])
     return tf.square(cosines_B - tf.cast(scores_B, tf.float32))
 
 
@@ -176,5 +169,3 @@ def _norm(vectors):
     squares = tf.reduce_sum(tf.square(vectors), axis=-1)
     is_zero = squares == 0.0
     return tf.where(is_zero, 0.0, tf.sqrt(tf.where(is_zero, 1.0, squares)))
-
-

@@ -4,8 +4,9 @@ Shape suffixes: N texts, M texts, D size of a vector.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, cast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self, cast
 
 import keras
 import numpy as np
@@ -16,13 +17,18 @@ from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.train.losses import BatchLoss
 from tasks.base.task import OutputSpec, Postprocessor, Reader, described
+from tasks.base.task_types import row_reader
 from tasks.base.text_task import TextTask
-from tasks.data.examples import Examples, Tensors
-from tasks.data.readers.rows import BadRow, Example, FileRows, Source
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.memory import as_list, columns_of
+from tasks.data.readers.pairs import NEGATIVE_COLUMNS, PAIR_COLUMNS
+from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
 from tasks.data.windows import Windows
 from tasks.graph.pooling import POOLING
 from tasks.graph.serving_functions import ROWS_PER_CALL
+from tasks.metrics.regression import pearson, spearman
 from tasks.model.task_model import TaskModel
 from tasks.types.similarity.embedding_model import (
     ACTIVATIONS,
@@ -30,18 +36,82 @@ from tasks.types.similarity.embedding_model import (
     SIMILARITIES,
     EmbeddingModel,
 )
+from tasks.types.similarity.losses import LOSSES, NO_TEXT, SCORED, embedding_loss
+from tasks.types.similarity.ranks import ranks_of_positives
 
 
 class SimilarityReader(Reader["SimilarityTask"]):
-    """Reader of texts without labels."""
+    """Reader of texts, and of labelled rows of several texts."""
 
-    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
-        """Return the rows of a file; there are no labelled rows."""
-        if labelled:
-            raise UserError(
-                f"{data}: an embedding has no metrics; expected a run with labels, or tasks.predict"
+    def labelled_columns(self, x: Any) -> dict[str, list]:
+        """Return the texts of each row as a list: anchor, positive, negatives; or one text.
+
+        Args:
+            x: A tuple of anchors, positives and optionally negatives, texts or lists of them; a
+                dict or DataFrame with the columns anchor, positive and negative or negatives, or
+                text_a and text_b; or texts of classes.
+
+        Raises:
+            UserError: If x has other columns, or an entry is no string.
+        """
+        names = PAIR_COLUMNS
+        if isinstance(x, tuple):
+            x = dict(zip(("anchor", "positive", "negatives"), x, strict=False))
+        there = x if isinstance(x, Mapping) else getattr(x, "columns", ())
+        if "text_a" in there:
+            names = ("text_a", "text_b")
+        if "anchor" not in there and "text_a" not in there:
+            texts = x["text"] if "text" in there else x
+            rows = [[row] if isinstance(row, str) else row for row in as_list(texts, "text")]
+            return columns_of({"text": rows}, ("text",), ("text",))
+        columns = columns_of(x, names)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        for name in NEGATIVE_COLUMNS:
+            if name in there:
+                lists = [[row] if isinstance(row, str) else row for row in as_list(x[name], name)]
+                negatives = columns_of({name: lists}, (name,), (name,))[name]
+                if len(negatives) != len(rows):
+                    raise UserError(
+                        f"x: expected {len(rows)} of {name}, one per row, received {len(negatives)}"
+                    )
+                rows = [[*row, *more] for row, more in zip(rows, negatives, strict=True)]
+        return {"text": rows}
+
+    def default_labels(self, count: int) -> list:
+        """Return no labels, for pairs of an anchor and its positive."""
+        return [None] * count
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Return a score as a float, a class as a string, or None for a pair without a score."""
+        num_texts = len(texts["text"])
+        if self.task.is_scored:
+            if num_texts != 2 or isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(
+                    f"expected two texts and a number with loss={self.task.loss!r}, received "
+                    f"{num_texts} and {value!r:.80}"
+                )
+            if not math.isfinite(value):
+                raise ValueError(f"expected a finite number, received {value}")
+            return float(value)
+        if num_texts == 1 and value is None:
+            raise ValueError("expected a class per text, or pairs of texts, received texts alone")
+        if num_texts > 1 and value is not None:
+            raise ValueError(
+                f"expected no label for a pair with loss={self.task.loss!r}, received {value!r:.80}"
             )
-        return super().iter_rows(data, labelled)
+        return value if value is None else str(value)
+
+    def label_of(self, label: Any) -> Any:
+        """Return the score or class of a row of a file, see `encode_label`."""
+        if not self.task.is_scored or label is None:
+            return label
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise ValueError(f"expected a number as the score, received {label!r:.80}")
+        return score
 
 
 class SimilarityPostprocessor(Postprocessor["SimilarityTask"]):
@@ -49,6 +119,20 @@ class SimilarityPostprocessor(Postprocessor["SimilarityTask"]):
 
     description = "Returns a vector for a text or for a pair of texts."
     outputs = {"embedding": OutputSpec("vector of the text or pair", is_vector=True)}
+
+    @property
+    def best_metric(self) -> str:
+        """Spearman's correlation of scored pairs, otherwise the mean reciprocal rank."""
+        return "spearman" if self.task.is_scored else "mrr@10"
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return correlations of scored pairs; otherwise how well texts find their positives."""
+        labels, vectors = data.labels["embedding"], outputs["embedding"]
+        if not self.task.is_scored:
+            return ranks_of_positives(labels, vectors, self.task.similarity)
+        compare = SIMILARITIES[self.task.similarity]
+        scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
+        return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
 
     def predictions(
         self, texts: Tensors, windows: Windows, outputs: Tensors
@@ -74,6 +158,12 @@ class SimilarityTask(TextTask):
         prompts: Texts that are put before a text, by name.
         default_prompt: Name of the prompt that every text gets, or `None`.
         similarity: A key of SIMILARITIES.
+        loss: One of LOSSES.
+        temperature: Divisor of cosines in the losses "contrastive" and "cosent".
+        symmetric: Whether the contrastive loss also looks for the anchor of each positive.
+        margin: Difference of distances in the loss "triplet".
+        matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
+        negatives_column: Column of hard negatives; found by its name if `None`.
     """
 
     kind = "similarity"
@@ -88,9 +178,19 @@ class SimilarityTask(TextTask):
     prompts: dict[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = described("name of the prompt before every text", None)
     similarity: str = described("function that compares two vectors", "cosine")
+    loss: str = "contrastive"
+    temperature: float = 0.05
+    symmetric: bool = False
+    margin: float = 5.0
+    matryoshka_dims: tuple[int, ...] = ()
+    negatives_column: str | None = None
 
     def __post_init__(self) -> None:
-        for name, expected in (("layers", LAYERS), ("similarity", SIMILARITIES)):
+        for name, expected in (
+            ("layers", LAYERS),
+            ("similarity", SIMILARITIES),
+            ("loss", LOSSES),
+        ):
             value = getattr(self, name)
             if not isinstance(value, str) or value not in expected:
                 raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(expected)}")
@@ -99,7 +199,13 @@ class SimilarityTask(TextTask):
                 f"pooling={self.pooling!r:.80}: expected one of {', '.join(POOLING)}, or several "
                 "joined by +"
             )
-        for name in ("dense_units", "dense_activations"):  # Lists are accepted in Python.
+        if not self.temperature > 0:
+            raise UserError(f"temperature={self.temperature}: expected a number > 0")
+        for name in (
+            "dense_units",
+            "dense_activations",
+            "matryoshka_dims",
+        ):  # Lists are accepted in Python.
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if any(type(units) is not int or units < 1 for units in self.dense_units):
             raise UserError(f"dense_units={self.dense_units}: expected integers >= 1")
@@ -117,6 +223,67 @@ class SimilarityTask(TextTask):
                     f"default_prompt={self.default_prompt!r:.80}: expected none with pairs"
                 )
 
+    @classmethod
+    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task from a training file, whose columns choose the default of `loss`."""
+        rows = row_reader(cls.kind)(options, data, True) if not isinstance(data, FileRows) else data
+        first = next(iter(raise_bad_rows(rows)), None)
+        is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
+        loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
+        if is_scored != (loss in SCORED):
+            what = "pairs with a score" if is_scored else "pairs or classes without a score"
+            expected = [name for name in LOSSES if (name in SCORED) == is_scored]
+            raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
+        return cls(max_seq_length=max_seq_length, **{"normalize": True, **options})
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the labels are scores of pairs."""
+        return self.loss in SCORED
+
+    @property
+    def losses(self) -> Mapping[str, BatchLoss]:
+        """The loss of the embeddings of a row."""
+        options = {"loss": self.loss, "temperature": self.temperature, "margin": self.margin}
+        options |= {"symmetric": self.symmetric, "sizes": self.matryoshka_dims}
+        return {"embedding": BatchLoss(embedding_loss, **options)}
+
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the examples; a text of a class is paired with another one of its class."""
+        if self.is_scored or not examples.labels or examples.labels[0] is None:
+            return examples
+        rows: dict[str, list[int]] = {}
+        for number, label in enumerate(examples.labels):
+            rows.setdefault(label, []).append(number)
+        texts, rng = list(examples.texts["text"]), np.random.default_rng(0)
+        for numbers in rows.values():
+            order = rng.permutation(numbers)
+            for number, other in zip(order, np.roll(order, 1), strict=True):
+                texts[number] = [*examples.texts["text"][number], *examples.texts["text"][other]]
+        return dataclasses.replace(examples, texts={"text": texts})
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return scores `(N,)`, or the numbers of the texts `(N, C)`, and weights of 1.
+
+        Equal numbers are equal texts, or texts of one class.
+        """
+        rows, labels = examples.texts["text"], examples.labels
+        weights = {"embedding": np.ones(len(rows), np.float32)}
+        if self.is_scored:
+            return {"embedding": np.array(labels, np.float32)}, weights
+        assert windows.choice_W is not None  # As of all labelled rows.
+        num_texts = 1 + int(np.max(windows.choice_W))
+        if self.loss == "triplet" and num_texts < 3:
+            raise UserError("loss='triplet': expected rows with negatives, received pairs")
+        numbers = np.full((len(rows), num_texts), NO_TEXT, np.int32)
+        known: dict[Any, int] = {}
+        for row, texts in enumerate(rows):
+            for place, text in enumerate(texts[:num_texts]):
+                if text:
+                    key = text if labels[row] is None else labels[row]
+                    numbers[row, place] = known.setdefault(key, len(known))
+        return {"embedding": numbers}, weights
+
     def prompt_text(self, name: str, argument: str = "prompt") -> str:
         """Return a prompt by its name; raises UserError, which names the argument."""
         if name not in self.prompts:
@@ -127,7 +294,18 @@ class SimilarityTask(TextTask):
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
     ) -> Windows:
-        """Tokenize and truncate texts to one window each, with the default prompt before them."""
+        """Tokenize and truncate texts to one window each, with the default prompt before them.
+
+        Texts `(N, C)` are those of labelled rows, padded with "".
+        """
+        if texts[self.input_names[0]].shape.rank == 2:
+            texts_NC = texts["text"]
+            indices_W2 = tf.cast(tf.where(texts_NC != ""), tf.int32)
+            windows = self.encode(
+                {"text": tf.gather_nd(texts_NC, indices_W2)}, tokenize, vocabulary
+            )
+            row_W, place_W = tf.unstack(indices_W2, axis=1)
+            return windows._replace(example_W=row_W, choice_W=place_W)
         if self.default_prompt is None:
             return super().encode(texts, tokenize, vocabulary)
         prompt = tf.constant(self.prompts[self.default_prompt])
@@ -189,7 +367,10 @@ class SimilarityTask(TextTask):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class TextEmbedder(TaskModel):
-    """Embedder: one vector per text or pair. It is not trained.
+    """Embedder: one vector per text or pair.
+
+    It is trained on pairs of an anchor and its positive, (anchors, positives) or (anchors,
+    positives, negatives); on pairs with a score as y; or on texts with a class as y.
 
     Options of `from_pretrained`:
         layers: Encoder layers that the vectors are taken from: "last", "second_to_last",
@@ -202,6 +383,13 @@ class TextEmbedder(TaskModel):
         prompts: Texts that are put before a text, by name.
         default_prompt: Name of the prompt that every text gets.
         similarity: "cosine", "dot", "euclidean" or "manhattan".
+        loss: "contrastive" finds the positive among the texts of the batch, for pairs and classes;
+            "triplet" asks for a margin between positive and negative; "cosent" and "cosine" learn
+            the order or the values of scores.
+        temperature: Divisor of cosines in "contrastive" and "cosent".
+        symmetric: Whether "contrastive" also finds the anchor of each positive.
+        margin: Difference of distances in "triplet".
+        matryoshka_dims: Sizes of prefixes of the vectors that are trained to be vectors themselves.
         pairs: Whether a row is a pair of texts.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
@@ -211,6 +399,7 @@ class TextEmbedder(TaskModel):
     options = (
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
+        *("loss", "temperature", "symmetric", "margin", "matryoshka_dims"),
     )
 
     @property
@@ -279,12 +468,3 @@ class TextEmbedder(TaskModel):
     @tf.function(reduce_retracing=True, autograph=False)
     def _token_vectors(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
         return self.network.token_vectors(inputs)
-
-    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise UserError, since there are no labels to train or evaluate with."""
-        raise UserError(
-            "TextEmbedder: has no labels, so it is neither trained nor evaluated; fit "
-            "TextClassifier or TextRegressor instead, or another model on the vectors of predict"
-        )
-
-    fit = train = evaluate = report = tune = compile
